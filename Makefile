@@ -1,0 +1,52 @@
+# Every target makes its own .venv from python3 alone, and is quick when nothing changed.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+# Two OpenMP threads collapse when anything else uses a core; tests run one process per core instead.
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: help setup demo test check bench docs clean
+help:
+	@echo "make demo    set up, train a broken and a healthy CartPole, print what the gradients say"
+	@echo "make test    set up, run every test"
+	@echo "make check   ruff, ruff format, mypy --strict, fast tests"
+	@echo "make bench   measure speed side by side with the alternatives"
+	@echo "make docs    write the generated reference pages"
+	@echo "make clean   remove .venv and caches"
+
+$(VENV)/.torch: constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch==2.13.0 uv
+	@touch $@
+
+$(STAMP): $(VENV)/.torch pyproject.toml
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+$(VENV)/.bench: $(STAMP)
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode --constraint constraints.txt --editable '.[bench]'
+	@touch $@
+
+setup: $(STAMP)
+
+demo: $(STAMP)
+	$(BIN)/gradiometer demo
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" --durations=5
+
+bench: $(VENV)/.bench
+	$(BIN)/python -m benchmarks
+
+docs: $(STAMP)
+	$(BIN)/python docs/generate.py
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache
