@@ -1,0 +1,109 @@
+"""What can go wrong, as a tree.
+
+    GradiometerError
+    ├── UsageError (also a ValueError)   the caller's mistake; the command line exits with 2
+    │   ├── RunNotFound                  nothing at that path
+    │   ├── NotARun                      something is there, but not a run
+    │   ├── RunDamaged                   a run that SQLite cannot read any more
+    │   ├── SchemaTooNew                 written by a later version of Gradiometer
+    │   ├── RunExists                    the run already holds steps, and nobody said what to do with them
+    │   ├── RunLocked                    another process is writing to the run
+    │   ├── UnknownName                  a metric, series, lab, fault, override or block nobody knows; says what is close
+    │   ├── NothingToWatch               no parameter that could ever get a gradient
+    │   └── MissingExtra (also an ImportError)   an optional package is not installed; says the pip line
+    └── NonFiniteGradient                raised only when asked for, with on_nonfinite="raise"
+
+    GradiometerWarning (a UserWarning)   the instrument is in trouble; the training goes on
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = [
+    "GradiometerError",
+    "GradiometerWarning",
+    "MissingExtra",
+    "NonFiniteGradient",
+    "NotARun",
+    "NothingToWatch",
+    "RunDamaged",
+    "RunExists",
+    "RunLocked",
+    "RunNotFound",
+    "SchemaTooNew",
+    "UnknownName",
+    "UsageError",
+]
+
+
+class GradiometerError(Exception):
+    """The root: everything Gradiometer raises on purpose."""
+
+
+class UsageError(GradiometerError, ValueError):
+    """The caller's mistake: the message says what was found and what to do."""
+
+
+class RunNotFound(UsageError):
+    """Nothing is at that path."""
+
+
+class NotARun(UsageError):
+    """The file or folder is there, but it is not a run."""
+
+
+class RunDamaged(UsageError):
+    """It was a run, but SQLite cannot read it any more."""
+
+
+class SchemaTooNew(UsageError):
+    """A later version of Gradiometer wrote the run."""
+
+
+class RunExists(UsageError):
+    """The run already holds steps; resume it, replace it or choose another name."""
+
+
+class RunLocked(UsageError):
+    """Another process is writing to the run."""
+
+
+class UnknownName(UsageError):
+    """A name nobody knows, with the known ones closest to it."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str], *, hint: str = "") -> None:
+        self.kind, self.name = kind, name
+        self.close = close_names(name, known)
+        message = f"unknown {kind} {name!r}"
+        if self.close:
+            message += f"; did you mean {' or '.join(repr(other) for other in self.close)}?"
+        super().__init__(f"{message} {hint}".rstrip())
+
+
+class NothingToWatch(UsageError):
+    """No parameter that could ever get a gradient."""
+
+
+class MissingExtra(UsageError, ImportError):
+    """An optional package is not installed."""
+
+    def __init__(self, package: str, extra: str, purpose: str) -> None:
+        super().__init__(f'{purpose} needs {package}, which is not installed: pip install "gradiometer[{extra}]"')
+
+
+class NonFiniteGradient(GradiometerError):
+    """A NaN or an Inf in a gradient, raised because the user asked for it."""
+
+
+class GradiometerWarning(UserWarning):
+    """The instrument is in trouble; the training goes on."""
+
+
+def close_names(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
+    """The known names closest to `name`, best first, ignoring case; those that contain it come next."""
+    by_lower = {other.lower(): other for other in known}
+    close = difflib.get_close_matches(name.lower(), by_lower, n=limit, cutoff=0.6)
+    close += [other for other in by_lower if name.lower() in other and other not in close]
+    return [by_lower[other] for other in close[:limit]]

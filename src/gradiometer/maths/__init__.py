@@ -1,0 +1,1 @@
+"""Equations: no state, no files. Tensors in, small tensors or numbers out."""

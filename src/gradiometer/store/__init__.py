@@ -1,0 +1,1 @@
+"""Keeping: one SQLite file a run, written by one thread, read without torch."""
