@@ -1,0 +1,66 @@
+"""Gradiometer: an instrument for the gradients of reinforcement-learning training in PyTorch.
+
+    import gradiometer as gm
+
+    with gm.watch(model, optimizer, run="runs/ppo-7") as meter:
+        ...
+    run = gm.load("runs/ppo-7")
+
+The names load on first use, so reading a run never imports torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from gradiometer.version import __version__
+
+if TYPE_CHECKING:
+    from gradiometer.capture.meter import Meter
+    from gradiometer.capture.watch import watch
+    from gradiometer.errors import GradiometerError, GradiometerWarning, NonFiniteGradient, UsageError
+    from gradiometer.store.reader import Run, load
+
+__all__ = [
+    "GradiometerError",
+    "GradiometerWarning",
+    "Meter",
+    "NonFiniteGradient",
+    "Run",
+    "UsageError",
+    "__version__",
+    "load",
+    "watch",
+]
+
+_HOME = {
+    "GradiometerError": "errors",
+    "GradiometerWarning": "errors",
+    "Meter": "capture.meter",
+    "NonFiniteGradient": "errors",
+    "Run": "store.reader",
+    "UsageError": "errors",
+    "load": "store.reader",
+    "watch": "capture.watch",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'gradiometer' has no attribute {name!r}")
+    try:
+        module = import_module(f"gradiometer.{_HOME[name]}")
+    except ModuleNotFoundError as problem:
+        if problem.name != "torch":
+            raise
+        from gradiometer.errors import MissingExtra
+
+        raise MissingExtra("torch", "torch", f"gradiometer.{name}") from problem
+    value = getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,19 +1,19 @@
 """What can go wrong, as a tree.
 
-    GradiometerError
-    ├── UsageError (also a ValueError)   the caller's mistake; the command line exits with 2
-    │   ├── RunNotFound                  nothing at that path
-    │   ├── NotARun                      something is there, but not a run
-    │   ├── RunDamaged                   a run that SQLite cannot read any more
-    │   ├── SchemaTooNew                 written by a later version of Gradiometer
-    │   ├── RunExists                    the run already holds steps, and nobody said what to do with them
-    │   ├── RunLocked                    another process is writing to the run
-    │   ├── UnknownName                  a metric, series, lab, fault, override or block nobody knows; says what is close
-    │   ├── NothingToWatch               no parameter that could ever get a gradient
-    │   └── MissingExtra (also an ImportError)   an optional package is not installed; says the pip line
-    └── NonFiniteGradient                raised only when asked for, with on_nonfinite="raise"
+GradiometerError
+├── UsageError (also a ValueError)   the caller's mistake; the command line exits with 2
+│   ├── RunNotFound                  nothing at that path
+│   ├── NotARun                      something is there, but not a run
+│   ├── RunDamaged                   a run that SQLite cannot read any more
+│   ├── SchemaTooNew                 written by a later version of Gradiometer
+│   ├── RunExists                    the run already holds steps, and nobody said what to do with them
+│   ├── RunLocked                    another process is writing to the run
+│   ├── UnknownName                  a metric, series, lab, fault, override or block nobody knows; says what is close
+│   ├── NothingToWatch               no parameter that could ever get a gradient
+│   └── MissingExtra (also an ImportError)   an optional package is not installed; says the pip line
+└── NonFiniteGradient                raised only when asked for, with on_nonfinite="raise"
 
-    GradiometerWarning (a UserWarning)   the instrument is in trouble; the training goes on
+GradiometerWarning (a UserWarning)   the instrument is in trouble; the training goes on
 """
 
 from __future__ import annotations

@@ -1,0 +1,178 @@
+"""The only file that installs hooks: around `optimizer.step` and inside torch's gradient clipping.
+
+Trainers import `clip_grad_norm_` by name, so replacing that name would miss them. torch wraps its clip functions in
+`no_grad` by a closure; putting an observed function into that closure is seen by every caller, however they imported it.
+Where a version of torch has no such closure, the public names are replaced instead (`replace_names`).
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.utils import clip_grad
+from torch.optim import Optimizer
+
+__all__ = ["ClipCall", "ClipListener", "StepListener", "observe_clips", "observe_optimizer", "unwrap"]
+
+Remove = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClipCall:
+    """One call of a clip function: which parameters, by what rule, and the norm it found (by norm only)."""
+
+    parameters: tuple[Tensor, ...]
+    kind: Literal["norm", "value"]
+    threshold: float
+    total_norm: Tensor | None = None
+
+
+class ClipListener(Protocol):
+    """Told of every clip in the process, before and after the gradients change. Must not raise."""
+
+    def before_clip(self, call: ClipCall) -> None: ...
+    def after_clip(self, call: ClipCall) -> None: ...
+
+
+class StepListener(Protocol):
+    """Told of an optimizer's step. `closure` is there when gradients are made inside the step."""
+
+    def before_step(self, optimizer: Optimizer, closure: Any) -> None: ...
+    def after_step(self, optimizer: Optimizer, closure: Any) -> None: ...
+
+
+def unwrap(optimizer: Any) -> Optimizer:
+    """The torch optimizer inside the wrappers of accelerate and Lightning."""
+    while not isinstance(optimizer, Optimizer) or isinstance(getattr(optimizer, "optimizer", None), Optimizer):
+        inner = getattr(optimizer, "optimizer", None)
+        if inner is None:
+            raise TypeError(f"not a torch optimizer: {type(optimizer).__name__}")
+        optimizer = inner
+    return optimizer
+
+
+def observe_optimizer(optimizer: Optimizer, listener: StepListener) -> Remove:
+    """Tell `listener` of each step, until the returned function is called."""
+
+    def before(opt: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        listener.before_step(opt, _closure(args, kwargs))
+
+    def after(opt: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        listener.after_step(opt, _closure(args, kwargs))
+
+    handles = optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)
+
+    def remove() -> None:
+        for handle in handles:
+            handle.remove()
+
+    return remove
+
+
+def _closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    # torch hands the hooks (self, *args) of the step call.
+    return kwargs.get("closure", args[1] if len(args) > 1 else None)
+
+
+_listeners: list[ClipListener] = []
+_restore: list[Remove] = []
+
+
+def observe_clips(listener: ClipListener) -> Remove:
+    """Tell `listener` of each clip in this process, until the returned function is called. One patch serves all."""
+    if not _listeners:
+        _restore.extend(_install())
+    _listeners.append(listener)
+
+    def remove() -> None:
+        if listener not in _listeners:
+            return
+        _listeners.remove(listener)
+        if not _listeners:
+            while _restore:
+                _restore.pop()()
+
+    return remove
+
+
+def _install() -> list[Remove]:
+    observers = {"_clip_grads_with_norm_": _observe_norm, "clip_grad_value_": _observe_value}
+    return [
+        fill_closure(name, observer) or replace_names(name, observer)
+        for name, observer in observers.items()
+        if hasattr(clip_grad, name)
+    ]
+
+
+def fill_closure(name: str, observer: Callable[..., Callable[..., Any]]) -> Remove | None:
+    """Put the observed function inside torch's own no_grad wrapper; None when it is not the closure we know."""
+    wrapper = getattr(clip_grad, name)
+    cells = getattr(wrapper, "__closure__", None) or ()
+    inner = getattr(wrapper, "__wrapped__", None)
+    cell = next((cell for cell in cells if isinstance(inner, types.FunctionType) and cell.cell_contents is inner), None)
+    if cell is None:
+        return None
+    cell.cell_contents = observer(inner)
+
+    def restore() -> None:
+        cell.cell_contents = inner
+
+    return restore
+
+
+def replace_names(name: str, observer: Callable[..., Callable[..., Any]]) -> Remove:
+    """Replace the function under its names in torch; missed by callers who imported the public name before."""
+    original = getattr(clip_grad, name)
+    public = name.removeprefix("_") if hasattr(torch.nn.utils, name.removeprefix("_")) else name
+    places = [(clip_grad, name), (torch.nn.utils, public)]
+    observed = observer(original)
+    for module, attribute in places:
+        setattr(module, attribute, observed)
+
+    def restore() -> None:
+        for module, attribute in places:
+            setattr(module, attribute, original)
+
+    return restore
+
+
+def _observe_norm(inner: Callable[..., Any]) -> Callable[..., Any]:
+    def observed(
+        parameters: Tensor | Iterable[Tensor], max_norm: float, total_norm: Tensor, foreach: bool | None = None
+    ) -> Any:
+        listed = _listed(parameters)
+        call = ClipCall(parameters=listed, kind="norm", threshold=float(max_norm), total_norm=total_norm)
+        return _told(call, lambda: inner(listed, max_norm, total_norm, foreach))
+
+    return observed
+
+
+def _observe_value(inner: Callable[..., Any]) -> Callable[..., Any]:
+    def observed(parameters: Tensor | Iterable[Tensor], clip_value: float, foreach: bool | None = None) -> Any:
+        listed = _listed(parameters)
+        call = ClipCall(parameters=listed, kind="value", threshold=float(clip_value))
+        return _told(call, lambda: inner(listed, clip_value, foreach))
+
+    return observed
+
+
+def _listed(parameters: Tensor | Iterable[Tensor]) -> tuple[Tensor, ...]:
+    # A generator can be walked once only, and both torch and the listeners need it.
+    return (parameters,) if isinstance(parameters, Tensor) else tuple(parameters)
+
+
+def _told(call: ClipCall, clip: Callable[[], Any]) -> Any:
+    if torch.compiler.is_compiling():
+        return clip()
+    listeners = tuple(_listeners)
+    for listener in listeners:
+        listener.before_clip(call)
+    result = clip()
+    for listener in listeners:
+        listener.after_clip(call)
+    return result

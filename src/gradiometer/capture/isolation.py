@@ -1,0 +1,44 @@
+"""Where the instrument meets the user's training: trouble of ours is told once and never stops the training."""
+
+from __future__ import annotations
+
+import functools
+import traceback
+import warnings
+from collections.abc import Callable
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
+
+from gradiometer.errors import GradiometerWarning, NonFiniteGradient
+
+__all__ = ["Guarded", "guarded"]
+
+P = ParamSpec("P")
+S = TypeVar("S", bound="Guarded")
+
+
+class Guarded(Protocol):
+    """Something whose hooks can fail and which then stops measuring."""
+
+    def give_up(self, problem: str) -> None: ...
+
+
+def guarded(method: Callable[Concatenate[S, P], None]) -> Callable[Concatenate[S, P], None]:
+    """Let no exception of a hook reach the training, but for the one the user asked for."""
+
+    @functools.wraps(method)
+    def wrapper(self: S, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            method(self, *args, **kwargs)
+        except NonFiniteGradient:
+            raise
+        except Exception:
+            problem = traceback.format_exc()
+            self.give_up(problem)
+            warnings.warn(
+                "Gradiometer had a fault and stopped measuring; your training goes on untouched. Please report this "
+                f"with the versions that `gradiometer env` prints:\n{problem}",
+                GradiometerWarning,
+                stacklevel=3,
+            )
+
+    return wrapper

@@ -1,0 +1,92 @@
+"""The step axis. A round is one step of every optimizer; it opens with the first clip, term or step that touches it.
+
+With one optimizer a round is a step. With several, a round ends when each has stepped, or when one of them steps again
+(a critic trained twice as often as its actor has rounds in which only the critic moves).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradiometer.capture.hooks import ClipCall
+from gradiometer.capture.reading import Fetched, Reading
+
+__all__ = ["Round", "SeenClip"]
+
+CLIP_EPSILON = 1e-6  # torch divides by total_norm + 1e-6; the factor is the one it used
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenClip:
+    """A clip call on watched parameters; its norm waits in the reading under `name`."""
+
+    name: str
+    call: ClipCall
+    indices: tuple[int, ...]
+
+    def factor(self, fetched: Fetched) -> float:
+        """What the call multiplied its gradients by: min(1, t/(r + 1e-6)); NaN when the norm was."""
+        norm = fetched.scalars[self.name]
+        return float("nan") if np.isnan(norm) else min(1.0, self.call.threshold / (norm + CLIP_EPSILON))
+
+
+@dataclass(slots=True, kw_only=True)
+class Round:
+    """What is known of the step in progress."""
+
+    step: int
+    reading: Reading | None
+    """None on a step that is not measured."""
+    captured: set[int] = field(default_factory=set)
+    """Parameters whose raw gradient has been read."""
+    clips: list[SeenClip] = field(default_factory=list)
+    versions: dict[int, int] = field(default_factory=dict)
+    """The change counter of each gradient right after it was clipped by norm."""
+    clipped: set[int] = field(default_factory=set)
+    stepped: set[int] = field(default_factory=set)
+    """Optimizers that have stepped."""
+    in_step: bool = False
+    """Inside `optimizer.step(closure)`, where gradients may be made several times."""
+    mark: tuple[int, int, int] | None = None
+    """Parameter, address and change counter of one clipped gradient: when they differ, backward ran again."""
+
+    def forget(self, reading: Reading | None) -> None:
+        """Gradients were made anew within the step (a closure evaluated again): what was read is of the past."""
+        self.reading = reading
+        self.captured.clear()
+        self.clips.clear()
+        self.versions.clear()
+        self.clipped.clear()
+
+    def clip_factors(self, fetched: Fetched, num_parameters: int) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        """The product of the clip factors of each parameter, and which parameters were clipped at all."""
+        factors, clipped = np.ones(num_parameters), np.zeros(num_parameters, dtype=np.bool_)
+        for clip in self.clips:
+            at = list(clip.indices)
+            clipped[at] = True
+            if clip.call.kind == "norm":
+                factors[at] *= clip.factor(fetched)
+        return factors, clipped
+
+    def clip_values(self, fetched: Fetched, values: dict[str, float], blocks: dict[str, frozenset[int]]) -> None:
+        """Threshold, active and ratio of each clip call, under the blocks it covered whole."""
+        for number, clip in enumerate(self.clips):
+            covered = [name for name, members in blocks.items() if members and members <= set(clip.indices)]
+            for block in covered or [f"clip.{number}"]:
+                self._clip_value(clip, block, fetched, values)
+
+    def _clip_value(self, clip: SeenClip, block: str, fetched: Fetched, values: dict[str, float]) -> None:
+        threshold = clip.call.threshold
+        if clip.call.kind == "norm":
+            size = fetched.scalars[clip.name]
+            ratio = min(1.0, threshold / size) if size > 0 else 1.0 if size == 0 else float("nan")
+        else:
+            size = values.get(f"grad/{block}/max_abs", float("nan"))
+            raw, seen = values.get(f"grad/{block}/norm/raw"), values.get(f"grad/{block}/norm/clipped")
+            ratio = seen / raw if raw and seen is not None else float("nan")
+        values[f"grad/{block}/clip/threshold"] = threshold
+        values[f"grad/{block}/clip/active"] = float("nan") if np.isnan(size) else float(size > threshold)
+        values[f"grad/{block}/clip/ratio"] = ratio

@@ -1,0 +1,60 @@
+"""The user's own scalars: numbers pass at once, tensors wait for the next sync."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from itertools import groupby
+from typing import Any
+
+from torch import Tensor
+
+from gradiometer.capture.reading import Fetched, Reading
+from gradiometer.errors import GradiometerWarning
+
+__all__ = ["Scalars"]
+
+Waiting = list[tuple[int, str, str]]
+
+
+class Scalars:
+    """Device scalars that were logged and not yet read."""
+
+    def __init__(self) -> None:
+        self._tensors: list[tuple[int, str, Tensor]] = []
+        self._refused: set[str] = set()
+
+    def take(self, step: int, values: Mapping[str, Any]) -> dict[str, float]:
+        """The plain numbers among `values`; tensors are kept as a copy of what they hold now."""
+        ready: dict[str, float] = {}
+        for name, value in values.items():
+            if isinstance(value, Tensor) and value.numel() == 1:
+                self._tensors.append((step, name, value.detach().clone()))
+                continue
+            try:
+                ready[name] = float(value)
+            except (TypeError, ValueError, RuntimeError):
+                self._refuse(name, value)
+        return ready
+
+    def hand_over(self, reading: Reading) -> Waiting:
+        """Put the waiting tensors into a reading; the list says where they will be found."""
+        waiting: Waiting = []
+        for number, (step, name, tensor) in enumerate(self._tensors):
+            key = f"log/{number}"
+            reading.add_scalar(key, tensor)
+            waiting.append((step, name, key))
+        self._tensors.clear()
+        return waiting
+
+    def collect(self, waiting: Waiting, fetched: Fetched) -> Iterator[tuple[int, dict[str, float]]]:
+        """What was handed over, step by step."""
+        for step, rows in groupby(waiting, key=lambda row: row[0]):
+            yield step, {name: fetched.scalars[key] for _, name, key in rows}
+
+    def _refuse(self, name: str, value: Any) -> None:
+        if name not in self._refused:
+            self._refused.add(name)
+            found = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"{value!r}"
+            message = f"meter.log takes numbers and one-element tensors; {name!r} is {found[:80]} and is not kept"
+            warnings.warn(message, GradiometerWarning, stacklevel=5)

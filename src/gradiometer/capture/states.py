@@ -1,0 +1,48 @@
+"""Missing is not zero is not NaN: the state of every parameter's gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+__all__ = ["Change", "States"]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What is different from the last measured step."""
+
+    changed: bool
+    newly_missing: tuple[str, ...]
+    newly_nonfinite: tuple[str, ...]
+
+
+class States:
+    """`finite`, `nonfinite`, `missing` (could have a gradient, has none) or `frozen`, by parameter."""
+
+    def __init__(self) -> None:
+        self.current: dict[str, str] = {}
+
+    def update(
+        self,
+        names: Sequence[str],
+        parameters: Sequence[Tensor],
+        *,
+        captured: Collection[int],
+        nonfinite: Collection[int],
+    ) -> Change:
+        """Take in a measured step."""
+        bad = set(nonfinite)
+        new = {
+            name: "nonfinite" if i in bad else "finite" if i in captured else "missing" if p.requires_grad else "frozen"
+            for i, (name, p) in enumerate(zip(names, parameters, strict=True))
+        }
+        before, self.current = self.current, new
+        turned = {name: state for name, state in new.items() if before.get(name) != state}
+        return Change(
+            changed=new != before,
+            newly_missing=tuple(name for name, state in turned.items() if state == "missing"),
+            newly_nonfinite=tuple(name for name, state in turned.items() if state == "nonfinite"),
+        )

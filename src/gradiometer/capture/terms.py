@@ -1,0 +1,83 @@
+"""What each loss term contributes: its gradient by itself, from the same forward, before the ordinary backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from gradiometer.capture.reading import Reading
+from gradiometer.errors import UsageError
+from gradiometer.maths import stats
+
+__all__ = ["Reach", "check_terms", "has_user_hooks", "measure_terms", "total"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reach:
+    """Whether autograd finds a path from a term to the parameters: structure, not size."""
+
+    term: str
+    reached: frozenset[int]
+    """Parameters with a path; empty is a dead term."""
+
+
+def check_terms(terms: Mapping[str, Tensor]) -> None:
+    """Refuse what cannot be a loss term. A tensor without a gradient path is not refused: it is what we look for."""
+    if not terms:
+        raise UsageError("meter.terms() needs at least one term, e.g. meter.terms(policy=pg_loss, value=0.5 * v_loss)")
+    seen: dict[int, str] = {}
+    for name, term in terms.items():
+        if not isinstance(term, Tensor):
+            raise UsageError(
+                f"term {name!r} is a {type(term).__name__}, not a tensor; drop .item() or wrap it in a tensor"
+            )
+        if term.numel() != 1:
+            raise UsageError(
+                f"term {name!r} has shape {tuple(term.shape)}; reduce it to a scalar with .mean() or .sum()"
+            )
+        if "/" in name or "~" in name:
+            raise UsageError(f"term name {name!r} holds a slash or a tilde; choose a plain word such as 'policy'")
+        if id(term) in seen:
+            raise UsageError(f"terms {seen[id(term)]!r} and {name!r} are the same tensor, which would count it twice")
+        seen[id(term)] = name
+
+
+def total(terms: Iterable[Tensor]) -> Tensor:
+    """The sum in the order given, the same with and without the meter."""
+    first, *others = terms
+    loss = first
+    for term in others:
+        loss = loss + term
+    return loss
+
+
+def measure_terms(terms: Mapping[str, Tensor], parameters: Sequence[Tensor], reading: Reading) -> list[Reach]:
+    """Each term's gradient norms into `reading`, and what each term reaches. The graph is kept for the real backward."""
+    trained = [(index, p) for index, p in enumerate(parameters) if p.requires_grad]
+    reaches: list[Reach] = []
+    for name, term in terms.items():
+        reading.add_scalar(f"term/{name}/loss", term)
+        grads: Sequence[Tensor | None] = ()
+        if term.requires_grad:
+            inputs = [p for _, p in trained]
+            grads = torch.autograd.grad(
+                term, inputs, grad_outputs=torch.ones_like(term), retain_graph=True, allow_unused=True
+            )
+        found = [(index, grad) for (index, _), grad in zip(trained, grads, strict=False) if grad is not None]
+        with torch.no_grad():
+            reading.add(f"term/{name}", [i for i, _ in found], stats.norms([stats.dense(grad) for _, grad in found]))
+        reaches.append(Reach(term=name, reached=frozenset(index for index, _ in found)))
+    return reaches
+
+
+def has_user_hooks(model: Iterable[nn.Module], parameters: Iterable[Tensor]) -> bool:
+    """Whether the user listens to backward himself: a second backward would call him twice."""
+    on_parameters = any(getattr(p, "_backward_hooks", None) for p in parameters)
+    return on_parameters or any(
+        getattr(part, "_backward_hooks", None) or getattr(part, "_backward_pre_hooks", None)
+        for root in model
+        for part in root.modules()
+    )

@@ -1,0 +1,101 @@
+"""`gradiometer demo`: the same training twice, once with a dead entropy bonus, and what the gradients say."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from gradiometer import labs
+from gradiometer.cli.printing import console, number, table
+from gradiometer.cli.train import progress_bar
+from gradiometer.errors import UsageError
+from gradiometer.store.reader import Run, load
+
+__all__ = ["demo"]
+
+FAULT = "entropy_no_grad"
+TERMS = ("policy", "value", "entropy")
+
+
+def demo(out: str, *, total_steps: int, serve: bool) -> None:
+    """Train both, then read the two runs back and compare them."""
+    from gradiometer.labs.config import configure
+
+    lab = labs.find("cartpole")
+    folders = {"healthy": Path(out) / "healthy", "broken": Path(out) / "broken"}
+    for folder in folders.values():
+        _clear(folder)
+    faults = {"healthy": "none", "broken": FAULT}
+    for name, folder in folders.items():
+        config = configure(lab.config(), [f"run={folder}", f"total_steps={total_steps}", f"fault={faults[name]}"])
+        with progress_bar(f"cartpole, {name}") as progress:
+            lab.train(config, progress)
+    _report({name: _read(folder) for name, folder in folders.items()}, folders)
+
+
+def _clear(folder: Path) -> None:
+    """Only a run of an earlier demo is replaced; anything else there is the user's."""
+    if not folder.exists():
+        return
+    if any(entry.name not in ("run.db", "run.db-wal", "run.db-shm", "run.lock") for entry in folder.iterdir()):
+        raise UsageError(f"{folder} holds more than a run of an earlier demo; choose another place with --out")
+    shutil.rmtree(folder)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What the table needs of a run."""
+
+    reward: float
+    entropy: tuple[float, float]
+    losses: dict[str, float]
+    norms: dict[str, float | None]
+    """Mean gradient norm of each term on the actor; None when the run never saw one."""
+    dead: list[str]
+
+
+def _read(folder: Path) -> Reading:
+    with load(folder) as run:
+        _, reward = run.series("reward")
+        _, entropy = run.series("entropy")
+        return Reading(
+            reward=float(np.mean(reward[-10:])),
+            entropy=(float(entropy[0]), float(entropy[-1])),
+            losses={term: _mean(run, f"grad/all/term/{term}/loss") or 0.0 for term in TERMS},
+            norms={term: _mean(run, f"grad/actor/term/{term}/norm") for term in TERMS if term != "value"},
+            dead=[f"step {event.step}: {event.message}" for event in run.events("dead-term")],
+        )
+
+
+def _mean(run: Run, name: str) -> float | None:
+    return float(np.mean(run.series(name)[1])) if name in run.names() else None
+
+
+def _report(runs: dict[str, Reading], folders: dict[str, Path]) -> None:
+    healthy, broken = runs["healthy"], runs["broken"]
+    rows = [("mean return at the end", number(healthy.reward), number(broken.reward))]
+    rows.append(("entropy at the end (nats)", number(healthy.entropy[1]), number(broken.entropy[1])))
+    rows.append(("entropy term in the loss", number(healthy.losses["entropy"]), number(broken.losses["entropy"])))
+    rows += [
+        (f"gradient of the {term} term on the actor", _norm(healthy.norms[term]), _norm(broken.norms[term]))
+        for term in healthy.norms
+    ]
+    out = console()
+    out.print()
+    out.print(table("seed 1, one changed line", "healthy", "broken", rows=rows, right=("healthy", "broken")))
+    out.print("\nWhat the gradients say")
+    for name, reading in runs.items():
+        out.print(f"  {name}: {reading.dead[0] if reading.dead else 'every term reaches the actor'}")
+    if broken.dead:
+        out.print(
+            "\nReturn and loss alone do not show it: both runs learn, and both losses carry the bonus. Only its gradient\n"
+            "is missing. Compute the entropy outside torch.no_grad(), without .detach() or .item(), and run again."
+        )
+    out.print(f"\nLook closer: gradiometer show {folders['broken']}")
+
+
+def _norm(value: float | None) -> str:
+    return "no path" if value is None else number(value)

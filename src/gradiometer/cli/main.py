@@ -1,0 +1,144 @@
+"""The command `gradiometer`: the verbs, and what becomes of errors.
+
+Exit codes: 0 fine, 1 findings at or above --fail-on, 2 wrong usage or bad input, 3 a fault of ours, 130 interrupted.
+Each verb's file is imported when the verb runs, so `--help` stays quick and reading never imports torch.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from typing import Annotated, NoReturn
+
+import typer
+
+from gradiometer.errors import UsageError
+from gradiometer.version import __version__
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="An instrument for the gradients of reinforcement-learning training in PyTorch.",
+)
+
+LOOK, LABS = "Look", "Labs"
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+RunPath = Annotated[str, typer.Argument(metavar="RUN", help="A run folder, or the run.db in it.")]
+
+
+def main() -> NoReturn:
+    """Run the command line and leave with the right exit code."""
+    sys.exit(run())
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """The exit code of the command line; a user's mistake is one line on stderr, never a traceback."""
+    try:
+        app(args=arguments, prog_name="gradiometer")
+    except SystemExit as leaving:  # typer's own way out: help, usage errors, 130 when interrupted
+        return leaving.code if isinstance(leaving.code, int) else 0
+    except UsageError as problem:
+        return _say(f"error: {problem}", 2)
+    except Exception:
+        traceback.print_exc()
+        return _say("This is a fault of Gradiometer. Please report it with what `gradiometer env` prints.", 3)
+    return 0
+
+
+def _say(message: str, code: int) -> int:
+    print(message, file=sys.stderr)
+    return code
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"gradiometer {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    """The options of the command itself."""
+
+
+@app.command(rich_help_panel=LOOK)
+def show(
+    run: RunPath,
+    layers: Annotated[bool, typer.Option("--layers", help="Also every layer, not only the named blocks.")] = False,
+    match: Annotated[str, typer.Option(help="Only series whose name matches this regular expression.")] = "",
+    json: Json = False,
+) -> None:
+    """What a run measured: last, mean, min and max of every series, block by block."""
+    from gradiometer.cli import show as verb
+
+    verb.show(run, layers=layers, match=match, as_json=json)
+
+
+@app.command(rich_help_panel=LOOK)
+def metrics(
+    name: Annotated[str, typer.Argument(metavar="[NAME]", help="A metric, a series of a run, or another library's name.")] = "",
+    json: Json = False,
+) -> None:
+    """The catalogue: what each metric means, when it is healthy, and what to do when it is not."""
+    from gradiometer.cli import metrics as verb
+
+    verb.metrics(name, as_json=json)
+
+
+@app.command(rich_help_panel=LOOK)
+def prune(
+    run: RunPath,
+    keep: Annotated[int, typer.Option(min=0, help="How many steps of each sketch and histogram stay.")] = 100,
+    json: Json = False,
+) -> None:
+    """Remove old sketches and histograms from a run; curves and findings stay."""
+    from gradiometer.cli import prune as verb
+
+    verb.prune(run, keep=keep, as_json=json)
+
+
+@app.command(rich_help_panel=LOOK)
+def env(json: Json = False) -> None:
+    """Versions, which extras are here, and the pip line for those that are not."""
+    from gradiometer.cli import env as verb
+
+    verb.env(as_json=json)
+
+
+@app.command(rich_help_panel=LABS)
+def labs(json: Json = False) -> None:
+    """The small real trainings, and the faults they can be given."""
+    from gradiometer.cli import labs as verb
+
+    verb.labs(as_json=json)
+
+
+@app.command(rich_help_panel=LABS)
+def train(
+    lab: Annotated[str, typer.Argument(metavar="LAB", help="Which lab; `gradiometer labs` lists them.")],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="What to change.")] = None,
+) -> None:
+    """Train a lab, watched by the meter, e.g. `gradiometer train cartpole seed=2 run=runs/seed-2`."""
+    from gradiometer.cli import train as verb
+
+    verb.train(lab, overrides or [])
+
+
+@app.command(rich_help_panel=LABS)
+def demo(
+    serve: Annotated[bool, typer.Option("--serve/--no-serve", help="Show the runs in a browser at the end.")] = True,
+    total_steps: Annotated[int, typer.Option(min=1024, help="Environment steps of each training.")] = 60_000,
+    out: Annotated[str, typer.Option(help="Where the two runs go.")] = "runs/demo",
+) -> None:
+    """Train CartPole with a dead entropy bonus beside a healthy one, and print what the gradients say."""
+    from gradiometer.cli import demo as verb
+
+    verb.demo(out, total_steps=total_steps, serve=serve)

@@ -1,0 +1,53 @@
+"""`gradiometer metrics`: the catalogue on the terminal."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from gradiometer.cli.printing import console, print_json, table
+from gradiometer.metrics import CATALOGUE, Alias, Metric, find
+
+__all__ = ["metrics"]
+
+
+def metrics(name: str, *, as_json: bool) -> None:
+    """One metric in full, or a line for each."""
+    if name:
+        metric, alias = find(name)
+        if as_json:
+            print_json(_plain(metric))
+        else:
+            _print_one(metric, alias, name)
+    elif as_json:
+        print_json({"metrics": [_plain(metric) for metric in CATALOGUE.values()]})
+    else:
+        rows = [(metric.name, metric.unit, metric.origin, metric.meaning) for metric in CATALOGUE.values()]
+        console().print(table("name", "unit", "from", "meaning", rows=rows))
+
+
+def _plain(metric: Metric) -> dict[str, Any]:
+    return dataclasses.asdict(metric)
+
+
+def _print_one(metric: Metric, alias: Alias | None, asked: str) -> None:
+    out = console()
+    out.print(metric.name, style="bold")
+    if alias is not None:
+        sign = "with the opposite sign" if alias.sign < 0 else ""
+        estimator = f"estimator {alias.estimator}" if alias.estimator else ""
+        how = ", ".join(part for part in (sign, estimator) if part)
+        out.print(f"{asked} is {alias.library}'s name for it{', ' + how if how else ''}")
+    origin = "given to meter.log" if metric.origin == "logged" else f"measured in tier {metric.origin}"
+    out.print(f"{metric.meaning}\n")
+    for label, text in (
+        ("unit", metric.unit),
+        ("from", origin),
+        ("scale", metric.scale),
+        ("healthy", metric.healthy),
+        ("because", metric.source),
+        ("to do", metric.remedy),
+        ("also", ", ".join(f"{alias.name} ({alias.library})" for alias in metric.aliases)),
+    ):
+        if text:
+            out.print(f"{label:>8}  {text}")

@@ -1,0 +1,50 @@
+"""One voice on the terminal: one way to write a number, a table, a JSON object."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from gradiometer.store.strictjson import to_json
+
+__all__ = ["console", "number", "print_json", "table"]
+
+
+def console() -> Console:
+    """Plain where nobody looks, coloured on a terminal; numbers and paths are left as they are."""
+    return Console(highlight=False, markup=False, soft_wrap=False)
+
+
+def number(value: float | None) -> str:
+    """Four significant digits; NaN, Inf and missing stay what they are."""
+    if value is None:
+        return "-"
+    if math.isnan(value) or math.isinf(value):
+        return "NaN" if math.isnan(value) else "Inf" if value > 0 else "-Inf"
+    if value == int(value) and abs(value) < 1e6:
+        return f"{int(value)}"
+    return f"{value:.4g}"
+
+
+def table(*columns: str, rows: Iterable[tuple[str, ...]], right: Iterable[str] = ()) -> Table:
+    """A plain table; columns named in `right` are numbers."""
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    numeric = set(right)
+    for column in columns:
+        # A long text wraps in its last column; names and numbers never do.
+        made.add_column(
+            column, justify="right" if column in numeric else "left", no_wrap=column != columns[-1], overflow="fold"
+        )
+    for row in rows:
+        made.add_row(*row)
+    return made
+
+
+def print_json(content: Any) -> None:
+    """One object on stdout and nothing else."""
+    print(to_json(content))

@@ -1,0 +1,19 @@
+"""`gradiometer prune`: bound what sketches and histograms take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gradiometer.cli.printing import console, print_json
+from gradiometer.store.upkeep import prune as prune_run
+
+__all__ = ["prune"]
+
+
+def prune(run: str, *, keep: int, as_json: bool) -> None:
+    """Remove all but the last `keep` vectors of each name."""
+    removed = prune_run(Path(run), keep=keep)
+    if as_json:
+        print_json({"run": run, "keep": keep, "removed": removed})
+    else:
+        console().print(f"{run}: removed {removed} sketches and histograms, kept the last {keep} of each")

@@ -1,0 +1,71 @@
+"""Small real trainings, to learn from and to test the doctor on: one folder of the same shape each.
+
+A lab is a folder with a `config.py` (`Config`, torch-free) and a `train.py` that reads from top to bottom
+(`train(config, progress)`).
+This registry is torch-free, so that listing the labs costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from gradiometer.errors import MissingExtra, UnknownName
+
+if TYPE_CHECKING:
+    from gradiometer.labs.config import LabConfig
+
+__all__ = ["LABS", "Lab", "find"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lab:
+    """A training as data: what it is, and where to find it."""
+
+    name: str
+    summary: str
+    length_key: str
+    """The override that sets how long it trains."""
+    module: str
+    """The folder's dotted path; `.config` and `.train` are below it."""
+
+    def config(self) -> type[LabConfig]:
+        """The lab's config dataclass; every field has a default."""
+        config_class: type[LabConfig] = self._import("config").Config
+        return config_class
+
+    def train(self, config: LabConfig, progress: Callable[[Any], None] | None = None) -> Any:
+        """Train, call `progress` now and then with the lab's `Progress`, return the lab's `Result`."""
+        return self._import("train").train(config, progress)
+
+    def _import(self, part: str) -> ModuleType:
+        try:
+            return import_module(f"{self.module}.{part}")
+        except ModuleNotFoundError as error:
+            package = (error.name or "").partition(".")[0]
+            if package in {"", "gradiometer"}:
+                raise
+            raise MissingExtra(package, "labs", f"the {self.name} lab") from error
+
+
+LABS: dict[str, Lab] = {
+    lab.name: lab
+    for lab in (
+        Lab(
+            name="cartpole",
+            summary="PPO balances a pole: an actor and a critic of two layers each, on Gymnasium's CartPole-v1",
+            length_key="total_steps",
+            module="gradiometer.labs.cartpole",
+        ),
+    )
+}
+
+
+def find(name: str) -> Lab:
+    """The lab of that name."""
+    if name not in LABS:
+        raise UnknownName("lab", name, LABS, hint=f"The labs are: {', '.join(LABS)}.")
+    return LABS[name]

@@ -1,0 +1,220 @@
+"""The file of a run: its tables, how it is opened, and how an old one is brought up to date."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+from gradiometer.errors import NotARun, RunDamaged, RunLocked, SchemaTooNew
+
+__all__ = [
+    "DATABASE_NAME",
+    "MIGRATIONS",
+    "SCHEMA_VERSION",
+    "finish",
+    "open_for_reading",
+    "open_for_writing",
+    "remove",
+    "translated",
+]
+
+DATABASE_NAME = "run.db"
+APPLICATION_ID = 0x47726164  # "Grad": how `file` and we tell a run from any other SQLite database
+SCHEMA_VERSION = 1
+MIGRATIONS: dict[int, str] = {}
+"""From a schema version, the SQL that leads to the next."""
+
+SCHEMA = """
+CREATE TABLE run (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE steps (step INTEGER PRIMARY KEY, wall_time REAL, env_steps INTEGER, rollout INTEGER, epoch INTEGER);
+CREATE TABLE series (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
+CREATE TABLE points (
+    series_id INTEGER NOT NULL, step INTEGER NOT NULL, value REAL,
+    PRIMARY KEY (series_id, step)
+) WITHOUT ROWID;
+CREATE TABLE tables (step INTEGER NOT NULL, name TEXT NOT NULL, json TEXT NOT NULL, PRIMARY KEY (step, name));
+CREATE TABLE vectors (
+    step INTEGER NOT NULL, name TEXT NOT NULL, dtype TEXT NOT NULL, shape TEXT NOT NULL, blob BLOB NOT NULL,
+    PRIMARY KEY (name, step)
+);
+CREATE TABLE events (
+    id INTEGER PRIMARY KEY, step INTEGER NOT NULL, wall_time REAL, kind TEXT NOT NULL,
+    message TEXT NOT NULL, detail TEXT NOT NULL
+);
+CREATE TABLE findings (
+    id INTEGER PRIMARY KEY, finding TEXT NOT NULL, block TEXT NOT NULL, since_step INTEGER, json TEXT NOT NULL,
+    UNIQUE (finding, block)
+);
+CREATE INDEX tables_by_name ON tables (name, step);
+"""
+
+SIDE_FILES = ("-wal", "-shm", "-journal")
+SQLITE_MAGIC = b"SQLite format 3\0"
+
+
+def open_for_writing(path: Path) -> sqlite3.Connection:
+    """The run's database in WAL mode, created or brought up to date; the caller holds the writer lock."""
+    db = _connect(path, "mode=rwc")
+    try:
+        with translated(path):
+            if not path.stat().st_size:
+                _create(db)
+            migrate(db, _schema_version(db, path))
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute("PRAGMA synchronous = NORMAL")
+            db.execute("PRAGMA cache_size = -16384")
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def open_for_reading(path: Path) -> sqlite3.Connection:
+    """The run's database, never changed: an old schema, or one SQLite cannot open in place, is read from a copy."""
+    with translated(path):
+        db = _open_in_place(path)
+        try:
+            version = _schema_version(db, path)
+            if version == SCHEMA_VERSION:
+                return db
+            copy = _into_memory(db)
+            migrate(copy, version)
+        except BaseException:
+            db.close()
+            raise
+        db.close()
+        return copy
+
+
+def migrate(db: sqlite3.Connection, version: int) -> None:
+    """Bring the schema to SCHEMA_VERSION, all or nothing."""
+    if version == SCHEMA_VERSION:
+        return
+    changes = "\n".join(MIGRATIONS[older] for older in range(version, SCHEMA_VERSION))
+    db.executescript(f"BEGIN IMMEDIATE;\n{changes}\n{_stamp()}\nCOMMIT;")
+
+
+def finish(db: sqlite3.Connection) -> None:
+    """Close a run so that it is one file; beside a reader the log stays, and SQLite reads both."""
+    try:
+        db.execute("PRAGMA busy_timeout = 1000")
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        db.execute("PRAGMA journal_mode = DELETE").fetchall()
+    except sqlite3.OperationalError as error:
+        if not _is(error, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            raise
+    finally:
+        db.close()
+
+
+def remove(path: Path) -> None:
+    """Delete a run's database and what SQLite left beside it; a file that is not ours stays."""
+    if not path.exists():
+        return
+    header = _header(path)
+    if header and not header.startswith(SQLITE_MAGIC):
+        raise NotARun(f"{path} is not a run of Gradiometer, so it is not overwritten: move it or choose another folder")
+    if len(header) >= 72 and int.from_bytes(header[68:72], "big") != APPLICATION_ID:
+        raise NotARun(f"{path} is another program's database, so it is not overwritten: choose another folder")
+    for side in ("", *SIDE_FILES):
+        path.with_name(path.name + side).unlink(missing_ok=True)
+
+
+@contextmanager
+def translated(path: Path) -> Iterator[None]:
+    """SQLite's complaints in our words."""
+    try:
+        yield
+    except sqlite3.ProgrammingError:  # a closed run: the caller's mistake, not the file's
+        raise
+    except sqlite3.DatabaseError as error:
+        if _is(error, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            raise RunLocked(f"{path} is busy: another process is rewriting it; try again in a moment") from error
+        if _is(error, sqlite3.SQLITE_NOTADB) and not _header(path).startswith(SQLITE_MAGIC):
+            raise NotARun(f"{path} is not a run: it is no SQLite database") from error
+        raise _damaged(path, str(error)) from error
+
+
+def _connect(path: Path, query: str) -> sqlite3.Connection:
+    return sqlite3.connect(
+        f"{path.resolve().as_uri()}?{query}", uri=True, timeout=5.0, isolation_level=None, check_same_thread=False
+    )
+
+
+def _create(db: sqlite3.Connection) -> None:
+    # Before WAL is switched on, so that the main file alone says whose it is even if nothing is ever checkpointed.
+    db.executescript(f"BEGIN IMMEDIATE;\nPRAGMA application_id = {APPLICATION_ID};\n{SCHEMA}\n{_stamp()}\nCOMMIT;")
+
+
+def _stamp() -> str:
+    return (
+        f"PRAGMA user_version = {SCHEMA_VERSION};\n"
+        f"INSERT OR REPLACE INTO run VALUES ('schema_version', '{SCHEMA_VERSION}');"
+    )
+
+
+def _schema_version(db: sqlite3.Connection, path: Path) -> int:
+    application, version = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version"))
+    if application != APPLICATION_ID:
+        if path.name == DATABASE_NAME and not path.stat().st_size:
+            raise _damaged(path, "the file is empty")
+        raise NotARun(f"{path} is not a run: it is the SQLite database of another program")
+    if version > SCHEMA_VERSION:
+        raise SchemaTooNew(
+            f"{path} has schema {version} and this Gradiometer reads up to {SCHEMA_VERSION}: pip install -U gradiometer"
+        )
+    return int(version)
+
+
+def _open_in_place(path: Path) -> sqlite3.Connection:
+    db = _connect(path, "mode=ro")
+    try:
+        db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        return db
+    except sqlite3.OperationalError as error:
+        db.close()
+        if _is(error, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            raise
+    except BaseException:
+        db.close()
+        raise
+    # A read-only folder, where SQLite may neither replay a log nor build its index.
+    if any(path.with_name(path.name + side).exists() for side in ("-wal", "-journal")):
+        return _replayed_copy(path)
+    return _connect(path, "immutable=1")
+
+
+def _replayed_copy(path: Path) -> sqlite3.Connection:
+    with tempfile.TemporaryDirectory(prefix="gradiometer-") as folder:
+        for side in ("", "-wal", "-journal"):
+            with suppress(FileNotFoundError):
+                shutil.copyfile(path.with_name(path.name + side), Path(folder, DATABASE_NAME + side))
+        with closing(_connect(Path(folder, DATABASE_NAME), "mode=rw")) as db:
+            return _into_memory(db)
+
+
+def _into_memory(db: sqlite3.Connection) -> sqlite3.Connection:
+    memory = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+    db.backup(memory)
+    return memory
+
+
+def _header(path: Path) -> bytes:
+    # Only for files SQLite does not hold open in this process: closing this descriptor drops its locks.
+    with path.open("rb") as file:
+        return file.read(100)
+
+
+def _is(error: sqlite3.DatabaseError, *codes: int) -> bool:
+    return (getattr(error, "sqlite_errorcode", 0) & 0xFF) in codes
+
+
+def _damaged(path: Path, why: str) -> RunDamaged:
+    return RunDamaged(
+        f"{path} is a run that can no longer be read ({why}): if it was copied, copy it again with its -wal file; "
+        f"otherwise try `sqlite3 {path} .recover | sqlite3 recovered.db`"
+    )

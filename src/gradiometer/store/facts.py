@@ -1,0 +1,149 @@
+"""The facts of a run: what ran, with which versions, from which commit, on what machine; never a secret."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from gradiometer.store.strictjson import plain
+
+__all__ = ["collect", "redact", "redact_argv"]
+
+REDACTED = "[redacted]"
+GIT_SECONDS = 2.0
+PACKAGES = (
+    "gradiometer", "numpy", "torch", "gymnasium", "stable-baselines3", "trl", "transformers", "lightning", "torchrl",
+    "accelerate",
+)  # fmt: skip
+
+SECRET_KEY = re.compile(
+    r"secret|passw(or)?d|passphrase|credential|authori[sz]ation|bearer|(api|access|private|auth|account|signing)[-_. ]?key",
+    re.IGNORECASE,
+)
+TOKEN_KEY = re.compile(r"token$|^auth$", re.IGNORECASE)
+VOCABULARY = re.compile(
+    r"(bos|eos|pad|unk|sep|cls|mask|start|end|stop|image|video|audio|decoder|special|first|last|per|new)[-_. ]?token$",
+    re.IGNORECASE,
+)
+"""Words of the model, which end like a secret and are none: pad_token, reward_per_token."""
+SECRET_TEXT = re.compile(
+    r"\b(hf_[A-Za-z0-9]{8,}|sk-[A-Za-z0-9_-]{8,}|gh[pousr]_[A-Za-z0-9]{8,}|github_pat_\w{8,}|xox[a-z]-[\w-]{8,}|AKIA[A-Z0-9]{12,})"
+)
+URL_USER = re.compile(r"(\w://)[^/\s@]+@")
+
+
+def collect(config: Mapping[str, Any] | None = None, seed: int | None = None) -> dict[str, Any]:
+    """Everything worth knowing about this process, ready for JSON; what cannot be found out is absent."""
+    known = {
+        "script": sys.argv[0] if sys.argv else None,
+        "argv": redact_argv(sys.argv),
+        "cwd": str(Path.cwd()),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "versions": _versions(),
+        "git": _git(),
+        "hardware": _hardware(),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "seed": seed,
+        "config": None if config is None else redact(config),
+    }
+    return {key: value for key, value in known.items() if value is not None}
+
+
+def redact(value: Any, key: str = "") -> Any:
+    """The same value as JSON knows it, with what looks like a secret, by its name or by itself, blotted out."""
+    return _redact_plain(plain(value), key)
+
+
+def redact_argv(argv: Sequence[str]) -> list[str]:
+    """A command line with its secrets blotted out: `--token X`, `--token=X`, `api_key=X`, and what looks like one."""
+    shown, owner = [], ""
+    for word in argv:
+        name, equals, value = word.partition("=")
+        if owner and not word.startswith("-"):
+            shown.append(_redact_plain(word, owner))
+        elif equals:
+            shown.append(_redact_text(name) + equals + _redact_plain(value, _option(name)))
+        else:
+            shown.append(_redact_text(word))
+        owner = _option(word) if word.startswith("-") and not equals else ""
+    return shown
+
+
+def _redact_plain(value: Any, key: str) -> Any:
+    if value is None or isinstance(value, bool):
+        return value
+    if SECRET_KEY.search(key) or (isinstance(value, str) and TOKEN_KEY.search(key) and not VOCABULARY.search(key)):
+        return REDACTED
+    if isinstance(value, dict):
+        return {_redact_text(name): _redact_plain(item, name) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_redact_plain(item, key) for item in value]
+    return _redact_text(value) if isinstance(value, str) else value
+
+
+def _redact_text(text: str) -> str:
+    return URL_USER.sub(rf"\1{REDACTED}@", SECRET_TEXT.sub(REDACTED, text))
+
+
+def _option(word: str) -> str:
+    return word.lstrip("-+~")
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _git() -> dict[str, Any] | None:
+    command = ["git", "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
+    # Without optional locks: a `git commit` in the next terminal must not find the index locked by us.
+    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=GIT_SECONDS, env=environment, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    lines = done.stdout.splitlines()
+    headers = dict(line[2:].split(" ", 1) for line in lines if line.startswith("# branch."))
+    return {
+        "commit": headers.get("branch.oid"),
+        "branch": headers.get("branch.head"),
+        "dirty": any(not line.startswith("#") for line in lines),
+    }
+
+
+def _hardware() -> dict[str, Any]:
+    hardware: dict[str, Any] = {"cpu": _cpu_model(), "cores": os.cpu_count()}
+    if {"SC_PAGE_SIZE", "SC_PHYS_PAGES"} <= os.sysconf_names.keys():
+        hardware["memory_bytes"] = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return hardware | _gpus()
+
+
+def _cpu_model() -> str:
+    listing = Path("/proc/cpuinfo")
+    if listing.exists():
+        model = re.search(r"^model name\s*:\s*(.+)$", listing.read_text(), re.MULTILINE)
+        if model:
+            return model[1]
+    return platform.processor() or platform.machine()
+
+
+def _gpus() -> dict[str, list[str]]:
+    # Only where CUDA is up already: asking would start it, and take memory and a moment from the training.
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return {}
+    return {"gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]}

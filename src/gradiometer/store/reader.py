@@ -1,0 +1,207 @@
+"""The reader: a run as numpy arrays, while it is written or years later, from any folder."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from gradiometer.errors import NotARun, RunNotFound, UnknownName, close_names
+from gradiometer.records import Event, Evidence, Finding, Summary, Table, Vector
+from gradiometer.store import database
+from gradiometer.store.strictjson import from_json
+
+__all__ = ["Run", "load"]
+
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+SUMMARIES = """
+SELECT name, count, nans,
+    coalesce((SELECT step FROM points WHERE series_id = id AND value IS NOT NULL ORDER BY step DESC LIMIT 1), newest),
+    (SELECT value FROM points WHERE series_id = id AND value IS NOT NULL ORDER BY step DESC LIMIT 1),
+    mean, low, high
+FROM series JOIN (
+    SELECT series_id, count(*) AS count, count(*) - count(value) AS nans, max(step) AS newest,
+        avg(value) AS mean, min(value) AS low, max(value) AS high
+    FROM points GROUP BY series_id
+) ON series_id = id
+ORDER BY name
+"""
+
+
+def load(path: str | os.PathLike[str]) -> Run:
+    """Open a run for reading: its folder, or the `run.db` in it."""
+    return Run(_locate(Path(path)))
+
+
+class Run:
+    """A run, read-only. Each call sees what was on disk when it was made."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._db = database.open_for_reading(path)
+        self._finalizer = weakref.finalize(self, self._db.close)
+
+    @property
+    def name(self) -> str:
+        """What people call the run: its folder's name, or the file's when it was renamed."""
+        return self.path.resolve().parent.name if self.path.name == database.DATABASE_NAME else self.path.stem
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Config, versions, git, seed, hardware, schema_version."""
+        return {key: from_json(value) for key, value in self._rows("SELECT key, value FROM run ORDER BY key")}
+
+    @property
+    def newest_step(self) -> int | None:
+        """The last step on disk; None before the first."""
+        step: int | None = self._rows("SELECT max(step) FROM steps")[0][0]
+        return step
+
+    def names(self) -> list[str]:
+        """Every series of the run, in order."""
+        return [name for (name,) in self._rows("SELECT name FROM series ORDER BY name")]
+
+    def series(self, name: str) -> tuple[Ints, Floats]:
+        """The steps and values of a series; NaN where a NaN was recorded, nothing where nothing was."""
+        known = self._rows("SELECT id FROM series WHERE name = ?", name)
+        if not known:
+            raise UnknownName("series", name, self.names())
+        rows = self._rows("SELECT step, value FROM points WHERE series_id = ? ORDER BY step", known[0][0])
+        return np.array([step for step, _ in rows], dtype=np.int64), _floats([value for _, value in rows])
+
+    def steps(self) -> dict[str, Any]:
+        """Where each step lies, as columns: step, wall_time, env_steps, rollout, epoch; NaN where nobody said."""
+        rows = self._rows("SELECT step, wall_time, env_steps, rollout, epoch FROM steps ORDER BY step")
+        columns = {"step": np.array([row[0] for row in rows], dtype=np.int64)}
+        others = ("wall_time", "env_steps", "rollout", "epoch")
+        return columns | {name: _floats([row[place] for row in rows]) for place, name in enumerate(others, 1)}
+
+    def summaries(self) -> list[Summary]:
+        """Each series in a line, in order of name."""
+        return [
+            Summary(
+                name=name, count=count, nan_count=nans, last_step=step,
+                last=_float(last), mean=_float(mean), min=_float(low), max=_float(high),
+            )
+            for name, count, nans, step, last, mean, low, high in self._rows(SUMMARIES)
+        ]  # fmt: skip
+
+    def events(self, kind: str | None = None) -> list[Event]:
+        """What happened, in the order it was recorded."""
+        rows = self._rows(
+            "SELECT step, kind, message, detail FROM events WHERE kind = coalesce(?, kind) ORDER BY id", kind
+        )
+        return [Event(step=step, kind=of, message=text, detail=from_json(more)) for step, of, text, more in rows]
+
+    def findings(self) -> list[Finding]:
+        """What the live doctor found, first found first."""
+        return [_finding(from_json(text)) for (text,) in self._rows("SELECT json FROM findings ORDER BY id")]
+
+    def table_names(self) -> list[str]:
+        """Every table of the run, in order."""
+        return [name for (name,) in self._rows("SELECT DISTINCT name FROM tables ORDER BY name")]
+
+    def table(self, name: str, step: int | None = None) -> Table:
+        """A table at a step; the latest unless told."""
+        wanted = "SELECT step, json FROM tables WHERE name = ? AND step = coalesce(?, step) ORDER BY step DESC LIMIT 1"
+        rows = self._rows(wanted, name, step)
+        if not rows:
+            raise self._unknown("table", name, step, self.table_names())
+        return Table(step=rows[0][0], name=name, content=from_json(rows[0][1]))
+
+    def tables(self, name: str) -> list[Table]:
+        """A table at every step it was recorded."""
+        rows = self._rows("SELECT step, json FROM tables WHERE name = ? ORDER BY step", name)
+        if not rows:
+            raise self._unknown("table", name, None, self.table_names())
+        return [Table(step=step, name=name, content=from_json(text)) for step, text in rows]
+
+    def vector_names(self) -> list[str]:
+        """Every vector of the run, in order."""
+        return [name for (name,) in self._rows("SELECT DISTINCT name FROM vectors ORDER BY name")]
+
+    def vector_steps(self, name: str) -> Ints:
+        """The steps at which a vector is kept."""
+        rows = self._rows("SELECT step FROM vectors WHERE name = ? ORDER BY step", name)
+        if not rows:
+            raise self._unknown("vector", name, None, self.vector_names())
+        return np.array([step for (step,) in rows], dtype=np.int64)
+
+    def vector(self, name: str, step: int) -> Vector:
+        """A vector at a step."""
+        rows = self._rows("SELECT dtype, shape, blob FROM vectors WHERE name = ? AND step = ?", name, step)
+        if not rows:
+            raise self._unknown("vector", name, step, self.vector_names())
+        dtype, shape, blob = rows[0]
+        return Vector(step=step, name=name, values=np.frombuffer(blob, dtype=dtype).reshape(from_json(shape)).copy())
+
+    def close(self) -> None:
+        """Let the file go; twice is fine."""
+        self._finalizer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
+
+    def _rows(self, statement: str, *parameters: Any) -> list[Any]:
+        with database.translated(self.path):
+            return self._db.execute(statement, parameters).fetchall()
+
+    def _unknown(self, kind: str, name: str, step: int | None, known: list[str]) -> UnknownName:
+        if step is None or name not in known:
+            return UnknownName(kind, name, known)
+        steps = self._rows(f"SELECT step FROM {kind}s WHERE name = ? ORDER BY step", name)
+        near = sorted((number for (number,) in steps), key=lambda number: abs(number - step))[:3]
+        return UnknownName(f"step of {kind} {name!r}", str(step), (), hint=f"(nearest: {', '.join(map(str, near))})")
+
+
+def _locate(path: Path) -> Path:
+    if path.is_dir():
+        file = path / database.DATABASE_NAME
+        if file.exists():
+            return file
+        inside = _runs_in(path)
+        if inside:
+            shown = ", ".join(inside[:10]) + (f" and {len(inside) - 10} more" if len(inside) > 10 else "")
+            raise NotARun(f"{path} is not a run but a folder of runs: open one of {shown}")
+        raise NotARun(f"{path} is not a run: no {database.DATABASE_NAME} in it")
+    if not path.exists():
+        raise RunNotFound(_nothing_there(path))
+    return path
+
+
+def _nothing_there(path: Path) -> str:
+    close = close_names(path.name, _runs_in(path.parent)) if path.parent.is_dir() else []
+    found = " or ".join(repr(str(path.parent / name)) for name in close)
+    return f"no run at {path}" + (f"; did you mean {found}?" if close else "")
+
+
+def _runs_in(folder: Path) -> list[str]:
+    return sorted(file.parent.name for file in folder.glob(f"*/{database.DATABASE_NAME}"))
+
+
+def _finding(content: dict[str, Any]) -> Finding:
+    lists = {name: tuple(content[name]) for name in ("fix", "suppressed", "references")}
+    evidence = tuple(Evidence(**item) for item in content["evidence"])
+    return Finding(**{**content, **lists, "evidence": evidence})
+
+
+def _floats(values: list[float | None]) -> Floats:
+    return np.array(values, dtype=np.float64)  # numpy reads None as NaN
+
+
+def _float(value: float | None) -> float:
+    return float("nan") if value is None else value
