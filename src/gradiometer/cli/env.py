@@ -24,7 +24,11 @@ def env(*, as_json: bool) -> None:
     out = console()
     out.print(f"gradiometer {found['gradiometer']} on Python {found['python']}, {found['platform']}\n")
     rows = [
-        ("ready" if extra not in found["install"] else MISSING, extra, ", ".join(f"{n} {v}" for n, v in packages.items()))
+        (
+            "ready" if extra not in found["install"] else MISSING,
+            extra,
+            ", ".join(f"{n} {v}" for n, v in packages.items()),
+        )
         for extra, packages in found["extras"].items()
     ]
     out.print(table("", "extra", "packages", rows=rows))

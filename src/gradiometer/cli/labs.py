@@ -17,7 +17,9 @@ def labs(*, as_json: bool) -> None:
         print_json({"labs": [_plain(lab) for lab in LABS.values()]})
         return
     out = console()
-    out.print(table("lab", "length", "what it trains", rows=[(x.name, f"{x.length_key}=", x.summary) for x in LABS.values()]))
+    out.print(
+        table("lab", "length", "what it trains", rows=[(x.name, f"{x.length_key}=", x.summary) for x in LABS.values()])
+    )
     out.print()
     faults = [(each.name, ", ".join(each.labs), each.summary) for each in FAULTS.values()]
     out.print(table("fault=", "lab", "what it breaks", rows=faults))

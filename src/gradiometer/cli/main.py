@@ -64,7 +64,9 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def options(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     """The options of the command itself."""
 
@@ -84,7 +86,9 @@ def show(
 
 @app.command(rich_help_panel=LOOK)
 def metrics(
-    name: Annotated[str, typer.Argument(metavar="[NAME]", help="A metric, a series of a run, or another library's name.")] = "",
+    name: Annotated[
+        str, typer.Argument(metavar="[NAME]", help="A metric, a series of a run, or another library's name.")
+    ] = "",
     json: Json = False,
 ) -> None:
     """The catalogue: what each metric means, when it is healthy, and what to do when it is not."""

@@ -22,10 +22,14 @@ def show(path: str, *, layers: bool, match: str, as_json: bool) -> None:
     wanted = _pattern(match)
     with load(path) as run:
         summaries = [
-            s for s in run.summaries() if wanted.search(s.name) and (layers or as_json or not _block(s.name).startswith("layer."))
+            s
+            for s in run.summaries()
+            if wanted.search(s.name) and (layers or as_json or not _block(s.name).startswith("layer."))
         ]
         if match and not summaries:
-            raise UsageError(f"no series of {path} matches {match!r}; `gradiometer show {path} --layers` lists them all")
+            raise UsageError(
+                f"no series of {path} matches {match!r}; `gradiometer show {path} --layers` lists them all"
+            )
         if as_json:
             print_json(_plain(run, summaries))
         else:

@@ -42,7 +42,12 @@ def progress_bar(label: str) -> Iterator[Callable[[Any], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"), TimeRemainingColumn()
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total}"),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, TextColumn("return {task.fields[value]}"), console=Console(stderr=True)) as bar:
         task = bar.add_task(label, total=None, value="-")
         yield lambda now: bar.update(task, completed=now.env_steps, total=now.total_steps, value=_return(now))
@@ -56,7 +61,9 @@ def _plain_lines(label: str) -> Callable[[Any], None]:
         part = now.env_steps * PLAIN_LINES // now.total_steps
         if part > said:
             said = part
-            print(f"{label}: {now.env_steps}/{now.total_steps} steps, return {_return(now)}", file=sys.stderr, flush=True)
+            print(
+                f"{label}: {now.env_steps}/{now.total_steps} steps, return {_return(now)}", file=sys.stderr, flush=True
+            )
 
     return say
 

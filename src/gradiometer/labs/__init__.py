@@ -56,7 +56,7 @@ LABS: dict[str, Lab] = {
     for lab in (
         Lab(
             name="cartpole",
-            summary="PPO balances a pole: an actor and a critic of two layers each, on Gymnasium's CartPole-v1",
+            summary="PPO balances a pole: an actor and a critic of two hidden layers each, on Gymnasium's CartPole-v1",
             length_key="total_steps",
             module="gradiometer.labs.cartpole",
         ),

@@ -160,8 +160,9 @@ def _stamp() -> str:
 def _schema_version(db: sqlite3.Connection, path: Path) -> int:
     application, version = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version"))
     if application != APPLICATION_ID:
-        if path.name == DATABASE_NAME and not path.stat().st_size:
-            raise _damaged(path, "the file is empty")
+        size = path.stat().st_size
+        if path.name == DATABASE_NAME and size < 100:  # less than the header that would say whose it is
+            raise _damaged(path, f"only {size} bytes of it are left")
         raise NotARun(f"{path} is not a run: it is the SQLite database of another program")
     if version > SCHEMA_VERSION:
         raise SchemaTooNew(
@@ -173,7 +174,7 @@ def _schema_version(db: sqlite3.Connection, path: Path) -> int:
 def _open_in_place(path: Path) -> sqlite3.Connection:
     db = _connect(path, "mode=ro")
     try:
-        db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        _check_whole(db, path)
         return db
     except sqlite3.OperationalError as error:
         db.close()
@@ -182,10 +183,24 @@ def _open_in_place(path: Path) -> sqlite3.Connection:
     except BaseException:
         db.close()
         raise
+    with path.open("rb"):  # a file that may not be read at all says so here
+        pass
     # A read-only folder, where SQLite may neither replay a log nor build its index.
     if any(path.with_name(path.name + side).exists() for side in ("-wal", "-journal")):
         return _replayed_copy(path)
     return _connect(path, "immutable=1")
+
+
+def _check_whole(db: sqlite3.Connection, path: Path) -> None:
+    db.execute("BEGIN")
+    (pages,), (page_size,), (journal,) = (
+        db.execute(f"PRAGMA {name}").fetchone() for name in ("page_count", "page_size", "journal_mode")
+    )
+    size = path.stat().st_size
+    db.execute("COMMIT")
+    # SQLite notices a missing page, but fills up half a one with zeros; in WAL mode pages may still be in the log.
+    if journal == "delete" and pages * page_size > size:
+        raise _damaged(path, f"it is cut off at {size} of {pages * page_size} bytes")
 
 
 def _replayed_copy(path: Path) -> sqlite3.Connection:

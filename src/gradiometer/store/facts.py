@@ -68,12 +68,10 @@ def redact_argv(argv: Sequence[str]) -> list[str]:
     shown, owner = [], ""
     for word in argv:
         name, equals, value = word.partition("=")
-        if owner and not word.startswith("-"):
-            shown.append(_redact_plain(word, owner))
-        elif equals:
+        if equals and not _names_secret(owner):
             shown.append(_redact_text(name) + equals + _redact_plain(value, _option(name)))
         else:
-            shown.append(_redact_text(word))
+            shown.append(_redact_plain(word, "" if word.startswith("-") else owner))
         owner = _option(word) if word.startswith("-") and not equals else ""
     return shown
 
@@ -81,13 +79,17 @@ def redact_argv(argv: Sequence[str]) -> list[str]:
 def _redact_plain(value: Any, key: str) -> Any:
     if value is None or isinstance(value, bool):
         return value
-    if SECRET_KEY.search(key) or (isinstance(value, str) and TOKEN_KEY.search(key) and not VOCABULARY.search(key)):
+    if SECRET_KEY.search(key) or (isinstance(value, str) and _names_secret(key)):
         return REDACTED
     if isinstance(value, dict):
         return {_redact_text(name): _redact_plain(item, name) for name, item in value.items()}
     if isinstance(value, list):
         return [_redact_plain(item, key) for item in value]
     return _redact_text(value) if isinstance(value, str) else value
+
+
+def _names_secret(key: str) -> bool:
+    return bool(SECRET_KEY.search(key) or (TOKEN_KEY.search(key) and not VOCABULARY.search(key)))
 
 
 def _redact_text(text: str) -> str:

@@ -43,7 +43,7 @@ class Config(LabConfig):
     every: int = 10
     """The meter measures one optimizer step in this many."""
     tier: str = "standard"
-    """How much the meter measures: light, standard or deep."""
+    """How much the meter measures: light or standard."""
 
     def __post_init__(self) -> None:
         LabConfig.__post_init__(self)

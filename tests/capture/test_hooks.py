@@ -1,0 +1,89 @@
+"""Clips are seen by closure, and by name where the closure is not the one we know."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import clip_grad
+
+from gradiometer.capture import hooks
+
+
+class Listener:
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, hooks.ClipCall]] = []
+
+    def before_clip(self, call: hooks.ClipCall) -> None:
+        self.calls.append(("before", call))
+
+    def after_clip(self, call: hooks.ClipCall) -> None:
+        self.calls.append(("after", call))
+
+
+@pytest.fixture
+def layer() -> nn.Linear:
+    made = nn.Linear(3, 1)
+    made(torch.ones(1, 3)).sum().backward()
+    return made
+
+
+@pytest.mark.parametrize("closure_known", [True, False])
+def test_both_ways_of_observing_see_norm_and_value_clips(
+    closure_known: bool, layer: nn.Linear, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not closure_known:
+        monkeypatch.setattr(hooks, "fill_closure", lambda *_: None)
+    originals = clip_grad._clip_grads_with_norm_, torch.nn.utils.clip_grads_with_norm_, torch.nn.utils.clip_grad_value_
+    listener = Listener()
+    remove = hooks.observe_clips(listener)
+    torch.nn.utils.clip_grad_norm_(layer.parameters(), 0.5)
+    torch.nn.utils.clip_grads_with_norm_(layer.weight, 0.5, torch.tensor(2.0))
+    torch.nn.utils.clip_grad_value_(layer.parameters(), 0.1)
+    remove()
+    torch.nn.utils.clip_grad_norm_(layer.parameters(), 0.5)
+    assert [when for when, _ in listener.calls] == ["before", "after"] * 3
+    assert [(call.kind, call.threshold, len(call.parameters)) for when, call in listener.calls if when == "after"] == [
+        ("norm", 0.5, 2),
+        ("norm", 0.5, 1),
+        ("value", 0.1, 2),
+    ]
+    now = clip_grad._clip_grads_with_norm_, torch.nn.utils.clip_grads_with_norm_, torch.nn.utils.clip_grad_value_
+    assert now == originals
+
+
+def test_the_clip_itself_gives_what_it_gave_before(layer: nn.Linear) -> None:
+    reference = [p.grad.clone() for p in layer.parameters() if p.grad is not None]
+    expected = torch.nn.utils.get_total_norm(reference)
+    remove = hooks.observe_clips(Listener())
+    total = torch.nn.utils.clip_grad_norm_(layer.parameters(), 0.5)
+    remove()
+    assert torch.equal(total, expected)
+    for p, before in zip(layer.parameters(), reference, strict=True):
+        assert p.grad is not None
+        assert torch.equal(p.grad, before * (0.5 / (expected + 1e-6)))
+
+
+def test_one_patch_serves_all_listeners_until_the_last_one_leaves(layer: nn.Linear) -> None:
+    first, second = Listener(), Listener()
+    remove_first, remove_second = hooks.observe_clips(first), hooks.observe_clips(second)
+    remove_first()
+    remove_first()
+    torch.nn.utils.clip_grad_norm_(layer.parameters(), 0.5)
+    remove_second()
+    torch.nn.utils.clip_grad_norm_(layer.parameters(), 0.5)
+    assert len(first.calls) == 0
+    assert len(second.calls) == 2
+
+
+def test_the_optimizer_inside_a_wrapper_is_found() -> None:
+    inner = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
+
+    class Wrapper:
+        optimizer: Any = inner
+
+    assert hooks.unwrap(Wrapper()) is inner
+    with pytest.raises(TypeError, match="int"):
+        hooks.unwrap(3)

@@ -1,0 +1,186 @@
+"""The observer does not disturb: weights after 50 steps are the same bits with and without the meter."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gradiometer as gm
+from gradiometer.capture.gauge import Gauge
+
+STEPS = 50
+
+
+class Policy(nn.Module):
+    """An actor-critic with what makes disturbance visible: dropout draws from the RNG, batch norm has buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Dropout(0.1))
+        self.actor = nn.Linear(16, 3)
+        self.critic = nn.Linear(16, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.trunk(x)
+        return self.actor(h), self.critic(h)
+
+
+def terms_of(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    logits, value = model(x)
+    log_probs = logits.log_softmax(-1)
+    entropy = -(log_probs.exp() * log_probs).sum(-1).mean()
+    return {"policy": log_probs[:, 0].mean(), "value": 0.5 * value.square().mean(), "entropy": -0.01 * entropy}
+
+
+Watch = Callable[..., Any]
+
+
+def plain(model: Policy, watch: Watch) -> None:
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    with watch(model, optimizer):
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            sum(terms_of(model, torch.randn(8, 6)).values()).backward()  # type: ignore[union-attr]
+            optimizer.step()
+
+
+def clipping(model: Policy, watch: Watch) -> None:
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    with watch(model, optimizer):
+        for _ in range(STEPS):
+            optimizer.zero_grad(set_to_none=False)
+            sum(terms_of(model, torch.randn(8, 6)).values()).backward()  # type: ignore[union-attr]
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+            torch.nn.utils.clip_grad_value_(model.actor.parameters(), 0.01)
+            optimizer.step()
+
+
+def two_optimizers(model: Policy, watch: Watch) -> None:
+    actor = torch.optim.Adam([*model.trunk.parameters(), *model.actor.parameters()], lr=1e-2)
+    critic = torch.optim.SGD(model.critic.parameters(), lr=1e-2, momentum=0.9)
+    with watch(model, [actor, critic]):
+        for number in range(STEPS):
+            model.zero_grad()
+            sum(terms_of(model, torch.randn(8, 6)).values()).backward()  # type: ignore[union-attr]
+            critic.step()
+            if number % 2:
+                actor.step()
+
+
+def accumulation(model: Policy, watch: Watch) -> None:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    with watch(model, optimizer):
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            for _ in range(4):
+                (sum(terms_of(model, torch.randn(8, 6)).values()) / 4).backward()  # type: ignore[union-attr]
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+
+
+def split_into_terms(model: Policy, watch: Watch) -> None:
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    with watch(model, optimizer) as meter:
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            terms = terms_of(model, torch.randn(8, 6))
+            split = nullcontext(sum(list(terms.values())[1:], terms["policy"])) if meter is None else meter.terms(**terms)
+            with split as loss:
+                loss.backward()
+            optimizer.step()
+            if meter is not None:
+                meter.log(loss=loss)
+
+
+def compiled(model: Policy, watch: Watch) -> None:
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    fast = torch.compile(model, backend="aot_eager")
+    with watch(fast, optimizer):
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            sum(terms_of(fast, torch.randn(8, 6)).values()).backward()  # type: ignore[union-attr,arg-type]
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+
+
+def closure(model: Policy, watch: Watch) -> None:
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.05, max_iter=2)
+    with watch(model, optimizer):
+        for _ in range(STEPS):
+            x = torch.randn(8, 6)
+
+            def evaluate(x: Tensor = x) -> Tensor:
+                optimizer.zero_grad()
+                loss: Tensor = sum(terms_of(model, x).values())  # type: ignore[assignment]
+                loss.backward()
+                return loss
+
+            optimizer.step(evaluate)
+
+
+LOOPS = [plain, clipping, two_optimizers, accumulation, split_into_terms, compiled, closure]
+
+
+def state_after(loop: Callable[[Policy, Watch], None], watch: Watch) -> dict[str, Any]:
+    torch.manual_seed(0)
+    np.random.seed(0)
+    random.seed(0)
+    model = Policy()
+    loop(model, watch)
+    grads = {f"{name}.grad": p.grad for name, p in model.named_parameters()}
+    streams = {"torch": torch.get_rng_state(), "numpy": np.random.random(), "python": random.random()}
+    return {**model.state_dict(), **grads, **streams}
+
+
+def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    return all(torch.equal(x, b[key]) if isinstance(x, Tensor) else x == b[key] for key, x in a.items())
+
+
+@pytest.mark.parametrize("tier", ["light", "standard"])
+@pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.__name__)
+def test_the_training_is_the_same_bits_with_and_without_the_meter(
+    loop: Callable[[Policy, Watch], None], tier: str, tmp_path: Path
+) -> None:
+    bare = state_after(loop, lambda *_: nullcontext())
+    watched = state_after(loop, lambda model, optimizer: gm.watch(model, optimizer, run=tmp_path / "run", tier=tier))
+    assert same(bare, watched)
+    assert gm.load(tmp_path / "run").newest_step == STEPS - 1
+
+
+@pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.__name__)
+def test_the_guard_fails_when_a_hook_changes_one_bit(
+    loop: Callable[[Policy, Watch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = Gauge.read_raw
+
+    def disturbing(self: Gauge, reading: Any, indices: Any) -> None:
+        honest(self, reading, indices)
+        for i in indices:
+            weight = self.parameters[i].detach().view(-1)
+            weight[0] = torch.nextafter(weight[0], torch.tensor(10.0))
+
+    bare = state_after(loop, lambda *_: nullcontext())
+    monkeypatch.setattr(Gauge, "read_raw", disturbing)
+    disturbed = state_after(loop, lambda model, optimizer: gm.watch(model, optimizer, run=None, every=STEPS - 1))
+    assert not same(bare, disturbed)
+
+
+def test_the_guard_fails_when_a_hook_draws_a_random_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = Gauge.keep_weights
+
+    def drawing(self: Gauge, indices: Any) -> None:
+        honest(self, indices)
+        torch.rand(1)
+
+    bare = state_after(plain, lambda *_: nullcontext())
+    monkeypatch.setattr(Gauge, "keep_weights", drawing)
+    disturbed = state_after(plain, lambda model, optimizer: gm.watch(model, optimizer, run=None, every=STEPS - 1))
+    assert not same(bare, disturbed)

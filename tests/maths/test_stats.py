@@ -1,0 +1,88 @@
+"""Fused statistics against loops of public calls."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from gradiometer.maths import stats
+
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+
+
+def some_tensors(dtype: torch.dtype) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(3, 5), (7,), (), (2, 3, 4), (1000,)]
+    return [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("fused", [True, False])
+def test_norms_equal_those_in_float64(dtype: torch.dtype, fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not fused:
+        monkeypatch.delattr(torch, "_foreach_norm")
+    tensors = some_tensors(dtype)
+    expected = [float(x.double().square().sum().sqrt()) for x in tensors]
+    assert [float(n) for n in stats.norms(tensors)] == pytest.approx(expected, rel=1e-6)
+
+
+def test_norms_of_mixed_types_are_taken_one_by_one() -> None:
+    tensors = [torch.ones(4, dtype=dtype) for dtype in DTYPES]
+    assert [float(n) for n in stats.norms(tensors)] == [2.0] * 4
+
+
+def test_half_precision_does_not_overflow() -> None:
+    (norm,) = stats.norms([torch.full((1000,), 300.0, dtype=torch.float16)])
+    assert float(norm) == pytest.approx(300.0 * math.sqrt(1000), rel=1e-6)
+
+
+def test_extremes_keep_nan_and_inf() -> None:
+    low, high = stats.extremes(
+        [torch.tensor([1.0, -3.0]), torch.tensor([1.0, math.nan]), torch.tensor([math.inf, 0.0])]
+    )
+    assert (float(low[0]), float(high[0])) == (-3.0, 1.0)
+    assert math.isnan(float(low[1]))
+    assert math.isnan(float(high[1]))
+    assert float(high[2]) == math.inf
+
+
+def test_nothing_has_no_extremes_but_zero() -> None:
+    low, high = stats.extremes([torch.empty(0)])
+    assert (float(low[0]), float(high[0])) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_store_and_subtract_give_the_difference(fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not fused:
+        monkeypatch.delattr(torch, "_foreach_copy_")
+        monkeypatch.delattr(torch, "_foreach_sub_")
+    before, after = some_tensors(torch.float32), [x * 3 for x in some_tensors(torch.float32)]
+    scratch = [torch.empty_like(x) for x in before]
+    stats.store(scratch, before)
+    stats.subtract_(scratch, after)
+    for kept, old, new in zip(scratch, before, after, strict=True):
+        assert torch.equal(kept, old - new)
+
+
+def test_a_sparse_gradient_gives_its_coalesced_values() -> None:
+    grad = torch.sparse_coo_tensor([[0, 2, 2]], torch.tensor([[1.0], [2.0], [3.0]]), (4, 1), check_invariants=False)
+    assert stats.dense(grad).flatten().tolist() == [1.0, 5.0]
+
+
+def test_a_complex_gradient_gives_both_parts() -> None:
+    (norm,) = stats.norms([stats.dense(torch.tensor([3 + 4j]))])
+    assert float(norm) == pytest.approx(5.0)
+
+
+@given(st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=50), st.floats(0.01, 100.0))
+def test_norms_scale_and_extremes_bound(numbers: list[float], factor: float) -> None:
+    x = torch.tensor(numbers, dtype=torch.float64)
+    (norm,), (scaled,) = stats.norms([x]), stats.norms([x * factor])
+    assert float(scaled) == pytest.approx(float(norm) * factor, rel=1e-9, abs=1e-12)
+    (low,), (high,) = stats.extremes([x])
+    assert max(abs(float(low)), abs(float(high))) <= float(norm) * (1 + 1e-12)
