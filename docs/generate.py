@@ -1,0 +1,117 @@
+"""Write docs/reference from the code: the metrics, the commands, the errors and the public names.
+
+`python docs/generate.py` writes the pages; tests/guards/test_docs.py fails when they are not what the code says.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import gradiometer
+from gradiometer import errors
+from gradiometer.cli.main import app
+from gradiometer.metrics import CATALOGUE, Metric
+
+REFERENCE = Path(__file__).parent / "reference"
+MADE = "<!-- Made by docs/generate.py; edit the code, not this page. -->\n\n"
+
+
+def metrics_page() -> str:
+    """Every metric of the catalogue."""
+    intro = (
+        "# Metrics\n\nA name is a slash path. `<block>` is `all`, a named block such as `actor`, or `layer.<module path>`.\n"
+        "*From* is the lowest tier that measures it, or *logged* when you give it to `meter.log`.\n"
+    )
+    return MADE + intro + "".join(_metric(metric) for metric in CATALOGUE.values())
+
+
+def _metric(metric: Metric) -> str:
+    lines = [f"\n## `{metric.name}`\n", f"{metric.meaning}\n", "| | |", "|---|---|"]
+    lines += [f"| unit | {metric.unit} |", f"| from | {metric.origin} |", f"| scale | {metric.scale} |"]
+    if metric.healthy:
+        lines.append(f"| healthy | {metric.healthy}{f' ({metric.source})' if metric.source else ''} |")
+    if metric.remedy:
+        lines.append(f"| what to do | {metric.remedy} |")
+    for alias in metric.aliases:
+        how = "".join(
+            [", opposite sign" if alias.sign < 0 else "", f", estimator {alias.estimator}" if alias.estimator else ""]
+        )
+        lines.append(f"| also | `{alias.name}` ({alias.library}{how}) |")
+    return "\n".join(lines) + "\n"
+
+
+def command_names() -> list[str]:
+    """The verbs of the command line."""
+    return [str(command.name or command.callback.__name__) for command in app.registered_commands if command.callback]
+
+
+def commands_page() -> str:
+    """The help of every command, as the terminal shows it."""
+    parts = [MADE, "# Commands\n", _help()]
+    parts += [f"\n## `gradiometer {name}`\n{_help(name)}" for name in command_names()]
+    return "\n".join(parts)
+
+
+def _help(*command: str) -> str:
+    call = [sys.executable, "-m", "gradiometer", *command, "--help"]
+    plain = {**os.environ, "NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "100", "TERMINAL_WIDTH": "100"}
+    shown = subprocess.run(call, capture_output=True, text=True, check=True, env=plain).stdout
+    return "```text\n" + "\n".join(line.rstrip() for line in shown.strip("\n").splitlines()) + "\n```"
+
+
+def errors_page() -> str:
+    """The tree of errors."""
+    tree = inspect.cleandoc(errors.__doc__ or "")
+    title, _, rest = tree.partition("\n\n")
+    return f"{MADE}# Errors\n\n{title}\n\n```text\n{inspect.cleandoc(rest)}\n```\n"
+
+
+def api_page() -> str:
+    """The public names."""
+    parts = [MADE, "# Python\n\n`import gradiometer as gm`. Everything public is here; the rest may change.\n"]
+    for name in sorted(gradiometer.__all__):
+        thing = getattr(gradiometer, name)
+        if callable(thing):
+            parts.append(f"\n## `gm.{name}`\n\n{_signature(name, thing)}{inspect.getdoc(thing) or ''}\n")
+            parts += _methods(thing) if inspect.isclass(thing) else []
+    return "".join(parts)
+
+
+def _signature(name: str, thing: object) -> str:
+    if inspect.isclass(thing):
+        return ""
+    signature = inspect.signature(thing)  # type: ignore[arg-type]
+    lines, starred = [], False
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY and not starred:
+            lines.append("    *,\n")
+            starred = True
+        default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}"
+        lines.append(f"    {parameter.name}: {parameter.annotation}{default},\n")
+    return f"```python\n{name}(\n{''.join(lines)}) -> {signature.return_annotation}\n```\n\n"
+
+
+def _methods(thing: type) -> list[str]:
+    if issubclass(thing, Exception):
+        return []
+    return [
+        f"- `{name}`: {(inspect.getdoc(member) or '').splitlines()[0]}\n"
+        for name, member in vars(thing).items()
+        if not name.startswith("_")
+        and (callable(member) or isinstance(member, property))
+        and inspect.getdoc(member)
+        and name not in ("before_clip", "after_clip", "before_step", "after_step", "give_up")
+    ]
+
+
+PAGES = {"metrics.md": metrics_page, "commands.md": commands_page, "errors.md": errors_page, "api.md": api_page}
+
+if __name__ == "__main__":
+    REFERENCE.mkdir(exist_ok=True)
+    for name, page in PAGES.items():
+        (REFERENCE / name).write_text(page(), encoding="utf-8")
+        print(f"wrote {REFERENCE / name}")
