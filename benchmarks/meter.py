@@ -53,11 +53,15 @@ def measure(name: str, make: Callable[[], nn.Module]) -> None:
         }
     )
     base = taken["clip"]
-    print(f"\n{name}: {num_parameters(models[0]):,} parameters in {len(clip_only)} tensors, {torch.get_num_threads()} threads")
+    print(
+        f"\n{name}: {num_parameters(models[0]):,} parameters in {len(clip_only)} tensors, {torch.get_num_threads()} threads"
+    )
     print(row("clip_grad_norm_", base, base))
     print(row("light adds, on a measured step", taken["light"] - taken["bare"], base, "target ≤ 1.5 ×"))
     print(row("standard adds, on a measured step", taken["standard"] - taken["bare"], base, "target ≤ 6 ×"))
-    print(row("standard adds, on another step", taken["unmeasured"] - taken["bare"], base, "target: nothing measurable"))
+    print(
+        row("standard adds, on another step", taken["unmeasured"] - taken["bare"], base, "target: nothing measurable")
+    )
 
 
 def main() -> None:

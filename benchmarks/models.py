@@ -15,7 +15,9 @@ def transformer(width: int, depth: int, vocabulary: int = 2000) -> nn.Module:
         def __init__(self) -> None:
             super().__init__()
             self.embed = nn.Embedding(vocabulary, width)
-            layer = nn.TransformerEncoderLayer(width, width // 64, 4 * width, batch_first=True, dropout=0.0, norm_first=True)
+            layer = nn.TransformerEncoderLayer(
+                width, width // 64, 4 * width, batch_first=True, dropout=0.0, norm_first=True
+            )
             self.blocks = nn.TransformerEncoder(layer, depth, enable_nested_tensor=False)
             self.head = nn.Linear(width, vocabulary)
 

@@ -271,9 +271,9 @@ _LOGGED = (
         scale="log",
         origin="logged",
         meaning="The optimizer's learning rate.",
-        aliases=_alias("SB3", "train/learning_rate")
+        aliases=_alias("SB3, TRL", "train/learning_rate")
         + _alias("CleanRL", "charts/learning_rate")
-        + _alias("TRL", "train/learning_rate", "lr")
+        + _alias("TRL", "lr")
         + _alias("verl", "actor/lr"),
     ),
     Metric(

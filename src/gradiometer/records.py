@@ -58,7 +58,7 @@ class Vector:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """One series of a run in a line. `count` includes the NaNs; the others leave them out."""
+    """One series of a run in a line. `count` and `last` include NaNs; mean, min and max leave them out."""
 
     name: str
     count: int

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_, clip_grads_with_norm_, get_total_norm
 
 import gradiometer as gm
+from gradiometer.capture.watch import NullMeter
 from gradiometer.errors import GradiometerWarning, NonFiniteGradient, NothingToWatch, UnknownName, UsageError
 
 
@@ -549,3 +550,9 @@ def test_an_optimizer_of_another_model_is_refused(model: ActorCritic) -> None:
         gm.watch(model, torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1), run=None)
     with pytest.raises(UsageError, match="torch optimizers"):
         gm.watch(model, "adam", run=None)  # type: ignore[arg-type]
+
+
+def test_the_meter_that_does_nothing_has_every_name_of_the_one_that_does() -> None:
+    hooks = {"before_clip", "after_clip", "before_step", "after_step", "give_up"}
+    public = {name for name in vars(gm.Meter) if not name.startswith("_")} - hooks
+    assert public <= set(vars(NullMeter))

@@ -92,7 +92,9 @@ def split_into_terms(model: Policy, watch: Watch) -> None:
         for _ in range(STEPS):
             optimizer.zero_grad()
             terms = terms_of(model, torch.randn(8, 6))
-            split = nullcontext(sum(list(terms.values())[1:], terms["policy"])) if meter is None else meter.terms(**terms)
+            split = (
+                nullcontext(sum(list(terms.values())[1:], terms["policy"])) if meter is None else meter.terms(**terms)
+            )
             with split as loss:
                 loss.backward()
             optimizer.step()

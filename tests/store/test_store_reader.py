@@ -65,7 +65,8 @@ def test_summaries_agree_with_the_series(folder: Path) -> None:
     for summary, column in ((a, values[:, 0]), (b, values[:, 1])):
         known = np.flatnonzero(~np.isnan(column))
         assert (summary.count, summary.nan_count) == (200, 200 - len(known))
-        assert (summary.last_step, summary.last) == (known[-1], column[known[-1]])
+        assert summary.last_step == 199
+        assert np.array_equal(summary.last, column[-1], equal_nan=True)  # a NaN at the end is not hidden
         assert (summary.min, summary.max) == (np.nanmin(column), np.nanmax(column))
         assert summary.mean == pytest.approx(np.nanmean(column))
     assert (c.count, c.nan_count, c.last_step) == (200, 200, 199)
@@ -160,7 +161,7 @@ def crashed(folder: Path, execute) -> Path:
 AS_NOBODY = """
 pid = os.fork()
 if pid == 0:
-    os.seteuid(65534)
+    if os.geteuid() == 0: os.seteuid(65534)
     try:
         (folder / "probe").touch()
     except PermissionError:
@@ -197,7 +198,7 @@ def test_a_finished_run_in_a_read_only_folder_of_another_user_opens(written: Pat
 def test_a_run_one_may_not_read_is_not_called_damaged(written: Path, execute) -> None:
     with world_readable(written) as public:
         (public / "run.db").chmod(0o000)
-        done = execute("os.seteuid(65534); load(folder)", public)
+        done = execute("if os.geteuid() == 0: os.seteuid(65534)\nload(folder)", public)
     assert "PermissionError" in done.stderr.splitlines()[-1]
 
 

@@ -345,10 +345,14 @@ def test_a_batch_is_kept_whole_or_not_at_all(folder: Path, monkeypatch: pytest.M
         with pytest.warns(GradiometerWarning, match="disk is full"):
             writer.flush()
         monkeypatch.undo()
-        writer.put(row(2, kept=1.0))
         writer.flush()
         with load(folder) as run:
-            assert run.names() == ["kept"]
+            assert run.names() == []
+        writer.put(row(2, lost=2.0, kept=1.0))
+        writer.flush()
+        with load(folder) as run:
+            assert run.names() == ["kept", "lost"]
+            assert run.series("lost")[1].tolist() == [2.0]
             assert run.events("dropped")[0].detail == {"records": 1}
 
 

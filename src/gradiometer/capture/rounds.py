@@ -72,10 +72,10 @@ class Round:
         return factors, clipped
 
     def clip_values(self, fetched: Fetched, values: dict[str, float], blocks: dict[str, frozenset[int]]) -> None:
-        """Threshold, active and ratio of each clip call, under the blocks it covered whole."""
+        """Threshold, active and ratio of each clip call: under `all`, or else under the blocks it covered whole."""
         for number, clip in enumerate(self.clips):
             covered = [name for name, members in blocks.items() if members and members <= set(clip.indices)]
-            for block in covered or [f"clip.{number}"]:
+            for block in ["all"] if "all" in covered else covered or [f"clip.{number}"]:
                 self._clip_value(clip, block, fetched, values)
 
     def _clip_value(self, clip: SeenClip, block: str, fetched: Fetched, values: dict[str, float]) -> None:

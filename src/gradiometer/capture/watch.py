@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gradiometer.capture import hooks, terms
-from gradiometer.capture.blocks import Model, Selector, find_blocks, named_parameters
+from gradiometer.capture.blocks import Blocks, Model, Selector, find_blocks, named_parameters
 from gradiometer.capture.meter import Meter, OnNonfinite, Tier
 from gradiometer.errors import UsageError
 from gradiometer.store import facts
@@ -40,7 +40,7 @@ def watch(
     keep: int | None = None,
     on_nonfinite: OnNonfinite = "record",
     terms_every: int = 10,
-) -> Meter | NullMeter:
+) -> Meter:
     """Measure the gradients of `model` at every step of `optimizer`, and keep them in the folder `run`.
 
     `run="auto"` makes `runs/<script>-<time>`; `run=None` keeps nothing on disk. `resume=s` goes on after the checkpoint
@@ -74,11 +74,21 @@ def watch(
     )
 
 
-class NullMeter:
+class NullMeter(Meter):
     """The meter that does nothing: what `watch` returns when GRADIOMETER_DISABLED is set."""
 
-    run: Path | None = None
-    states: Mapping[str, str] = {}
+    def __init__(self) -> None:
+        self.run = None
+
+    @property
+    def blocks(self) -> Blocks:
+        """There are none."""
+        return Blocks(names=(), members=(), num_named=0)
+
+    @property
+    def states(self) -> dict[str, str]:
+        """Nothing is known."""
+        return {}
 
     def log(self, values: Mapping[str, Any] | None = None, /, **scalars: Any) -> None:
         """Nothing is kept."""

@@ -91,7 +91,7 @@ def _report(runs: dict[str, Reading], folders: dict[str, Path]) -> None:
         out.print(f"  {name}: {reading.dead[0] if reading.dead else 'every term reaches the actor'}")
     if broken.dead:
         out.print(
-            "\nReturn and loss alone do not show it: both runs learn, and both losses carry the bonus. Only its gradient\n"
+            "\nReturn and loss alone do not show it: both runs learn, and both losses carry the bonus. Only its gradient "
             "is missing. Compute the entropy outside torch.no_grad(), without .detach() or .item(), and run again."
         )
     out.print(f"\nLook closer: gradiometer show {folders['broken']}")

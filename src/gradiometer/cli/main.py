@@ -45,6 +45,8 @@ def run(arguments: list[str] | None = None) -> int:
         return leaving.code if isinstance(leaving.code, int) else 0
     except UsageError as problem:
         return _say(f"error: {problem}", 2)
+    except OSError as problem:  # no permission, no space: the machine's trouble, not ours
+        return _say(f"error: {problem}", 2)
     except Exception:
         traceback.print_exc()
         return _say("This is a fault of Gradiometer. Please report it with what `gradiometer env` prints.", 3)

@@ -172,23 +172,27 @@ def _schema_version(db: sqlite3.Connection, path: Path) -> int:
 
 
 def _open_in_place(path: Path) -> sqlite3.Connection:
-    db = _connect(path, "mode=ro")
     try:
-        _check_whole(db, path)
-        return db
+        return _open_read_only(path)
     except sqlite3.OperationalError as error:
-        db.close()
         if _is(error, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             raise
-    except BaseException:
-        db.close()
-        raise
     with path.open("rb"):  # a file that may not be read at all says so here
         pass
     # A read-only folder, where SQLite may neither replay a log nor build its index.
     if any(path.with_name(path.name + side).exists() for side in ("-wal", "-journal")):
         return _replayed_copy(path)
     return _connect(path, "immutable=1")
+
+
+def _open_read_only(path: Path) -> sqlite3.Connection:
+    db = _connect(path, "mode=ro")
+    try:
+        _check_whole(db, path)
+    except BaseException:
+        db.close()
+        raise
+    return db
 
 
 def _check_whole(db: sqlite3.Connection, path: Path) -> None:

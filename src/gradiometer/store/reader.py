@@ -22,8 +22,7 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 SUMMARIES = """
 SELECT name, count, nans,
-    coalesce((SELECT step FROM points WHERE series_id = id AND value IS NOT NULL ORDER BY step DESC LIMIT 1), newest),
-    (SELECT value FROM points WHERE series_id = id AND value IS NOT NULL ORDER BY step DESC LIMIT 1),
+    newest, (SELECT value FROM points WHERE series_id = id AND step = newest),
     mean, low, high
 FROM series JOIN (
     SELECT series_id, count(*) AS count, count(*) - count(value) AS nans, max(step) AS newest,

@@ -11,6 +11,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -266,22 +267,25 @@ def _open(folder: Path, *, resume: int | None, overwrite: bool) -> sqlite3.Conne
     path = folder / database.DATABASE_NAME
     if overwrite:
         database.remove(path)
+    elif resume is None and path.exists() and path.stat().st_size:
+        _refuse_existing(path)
     db = database.open_for_writing(path)
     try:
         if resume is not None:
             _resume(db, resume)
-        _refuse_existing(db, folder, resume)
     except BaseException:
         db.close()
         raise
     return db
 
 
-def _refuse_existing(db: sqlite3.Connection, folder: Path, resume: int | None) -> None:
-    count, newest = db.execute("SELECT count(*), max(step) FROM steps").fetchone()
-    if count and resume is None:
+def _refuse_existing(path: Path) -> None:
+    """Looked at read-only: a run that is refused stays the file it was, byte for byte."""
+    with closing(database.open_for_reading(path)) as db:
+        count, newest = db.execute("SELECT count(*), max(step) FROM steps").fetchone()
+    if count:
         raise RunExists(
-            f"{folder} already holds {count} steps, up to step {newest}: "
+            f"{path.parent} already holds {count} steps, up to step {newest}: "
             f"resume={newest} goes on from there, overwrite=True starts afresh, or choose another folder"
         )
 

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 import gradiometer as gm
 from gradiometer.capture.meter import Tier
-from gradiometer.capture.watch import NullMeter
 from gradiometer.labs import faults
 from gradiometer.labs.cartpole.config import Config, Progress
 from gradiometer.labs.config import torch_device
@@ -162,7 +161,12 @@ def collect(
 
 
 def update(
-    model: ActorCritic, optimizer: torch.optim.Optimizer, rollout: Rollout, index: Tensor, pieces: Pieces
+    model: ActorCritic,
+    optimizer: torch.optim.Optimizer,
+    meter: gm.Meter,
+    rollout: Rollout,
+    index: Tensor,
+    pieces: Pieces,
 ) -> dict[str, Tensor]:
     """One optimizer step on the minibatch `index`, [M]; returns what to log."""
     config = pieces.config
@@ -174,10 +178,11 @@ def update(
     policy_loss = pieces.policy_loss_of(log_ratio, pieces.normalised(rollout.advantages[index]), config.clip_coef)
     value_loss = pieces.value_loss_of(values, rollout.returns[index])
     entropy = pieces.entropy_of(logits).mean()
-    loss = policy_loss - config.ent_coef * entropy + config.vf_coef * value_loss
+    terms = {"policy": policy_loss, "entropy": -config.ent_coef * entropy, "value": config.vf_coef * value_loss}
 
     optimizer.zero_grad()
-    loss.backward()  # type: ignore[no-untyped-call]
+    with meter.terms(**terms) as loss:  # their sum
+        loss.backward()  # type: ignore[no-untyped-call]
     nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
     optimizer.step()
 
@@ -213,7 +218,7 @@ def train(config: Config, progress: Callable[[Progress], None] | None = None) ->
             for epoch in range(config.update_epochs):
                 meter.at(env_steps=env_steps, rollout=number, epoch=epoch)
                 minibatches = torch.randperm(config.batch_size, device=device).tensor_split(config.num_minibatches)
-                updates += [update(model, optimizer, rollout, index, pieces) for index in minibatches]
+                updates += [update(model, optimizer, meter, rollout, index, pieces) for index in minibatches]
             means = {name: float(torch.stack([each[name] for each in updates]).mean()) for name in updates[0]}
             unexplained = float((rollout.returns - rollout.values).var() / rollout.returns.var())
             meter.log(**means, **episodes.news(), explained_variance=1 - unexplained, learning_rate=learning_rate)
@@ -235,7 +240,7 @@ def make_env() -> gymnasium.Env[Any, Any]:
     return gymnasium.make("CartPole-v1")
 
 
-def watched(model: ActorCritic, optimizer: torch.optim.Optimizer, config: Config) -> gm.Meter | NullMeter:
+def watched(model: ActorCritic, optimizer: torch.optim.Optimizer, config: Config) -> gm.Meter:
     """The instrument around this training."""
     return gm.watch(
         model,

@@ -1,0 +1,50 @@
+"""Draw the pictures of the docs from real runs: `gradiometer demo --no-serve`, then `python docs/pictures.py`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+import gradiometer as gm
+
+PICTURES = Path(__file__).parent / "pictures"
+DEMO = Path("runs/demo")
+COLOURS = {"policy": "#3b6fb6", "entropy": "#d1603d"}
+
+
+def dead_term() -> None:
+    """The gradient of each loss term on the actor, healthy and broken, under the returns that do not differ."""
+    figure, axes = plt.subplots(2, 2, figsize=(9, 4.6), sharex=True, sharey="row", height_ratios=(1, 1.6))
+    for column, name in enumerate(("healthy", "broken")):
+        run = gm.load(DEMO / name)
+        steps, reward = run.series("reward")
+        axes[0, column].plot(steps, reward, color="0.35", linewidth=1.2)
+        axes[0, column].set_title({"healthy": "healthy", "broken": "entropy under no_grad"}[name], fontsize=11)
+        for term, colour in COLOURS.items():
+            series = f"grad/actor/term/{term}/norm"
+            if series in run.names():
+                at, norms = run.series(series)
+                axes[1, column].semilogy(
+                    at, np.maximum(norms, 1e-6), ".-", color=colour, label=f"{term} term", markersize=3
+                )
+        dead = run.events("dead-term")
+        if dead:
+            axes[1, column].text(
+                0.5, 0.25, f"entropy: no gradient path, since step {dead[0].step}",
+                transform=axes[1, column].transAxes, ha="center", color=COLOURS["entropy"], fontsize=10,
+            )  # fmt: skip
+        axes[1, column].set_xlabel("optimizer step")
+        axes[1, column].legend(frameon=False, fontsize=9, loc="lower right")
+    axes[0, 0].set_ylabel("return")
+    axes[1, 0].set_ylabel("gradient norm on the actor")
+    for axis in axes.flat:
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig(PICTURES / "dead_term.png", dpi=130)
+
+
+if __name__ == "__main__":
+    PICTURES.mkdir(exist_ok=True)
+    dead_term()

@@ -1,0 +1,87 @@
+"""The docs say what the code does: generated pages are equal, links lead somewhere, the README runs."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import gradiometer
+from gradiometer import errors
+from gradiometer.metrics import CATALOGUE, resolve
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+GENERATE = generator()
+
+
+@pytest.mark.parametrize("name", GENERATE.PAGES)
+def test_a_generated_page_is_what_the_code_says(name: str) -> None:
+    written = (ROOT / "docs" / "reference" / name).read_text(encoding="utf-8")
+    assert written == GENERATE.PAGES[name](), "run `make docs`"
+
+
+def test_every_metric_command_error_and_name_is_documented() -> None:
+    reference = {name: (ROOT / "docs" / "reference" / name).read_text(encoding="utf-8") for name in GENERATE.PAGES}
+    for name in CATALOGUE:
+        assert f"`{name}`" in reference["metrics.md"]
+    for command in GENERATE.command_names():
+        assert f"## `gradiometer {command}`" in reference["commands.md"]
+    for name in errors.__all__:
+        assert name in reference["errors.md"]
+    for name in gradiometer.__all__:
+        assert name == "__version__" or f"`gm.{name}`" in reference["api.md"]
+
+
+def test_every_metric_explains_itself() -> None:
+    for metric in CATALOGUE.values():
+        assert metric.unit
+        assert metric.meaning.endswith(".")
+        assert not (metric.healthy and metric.origin != "logged") or metric.remedy or metric.source, metric.name
+
+
+def test_no_alias_means_two_things() -> None:
+    names = [alias.name for metric in CATALOGUE.values() for alias in metric.aliases]
+    assert len(names) == len(set(names))
+    assert not set(names) & set(CATALOGUE)
+    metric, alias = resolve("train/entropy_loss") or (None, None)
+    assert metric is not None
+    assert alias is not None
+    assert (metric.name, alias.sign) == ("entropy", -1)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    prose = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)#]+)", prose):
+        assert target.startswith("https://") or (page.parent / target).exists(), target
+
+
+def test_the_readme_is_one_page_and_its_python_runs(tmp_path: Path) -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert readme.count("\n") < 100
+    (code,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert gradiometer.load(tmp_path / "runs" / "ppo-7").newest_step == 9
+
+
+def test_nothing_names_a_path_of_this_machine() -> None:
+    for page in PAGES:
+        assert not re.search(r"/work/|/root/|/home/", page.read_text(encoding="utf-8")), page
