@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from pathlib import Path
 
 import pytest
+
+# A CI that starts us in the background has SIGINT ignored, and every child inherits that: tests that interrupt a real
+# process would wait for ever.
+if threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

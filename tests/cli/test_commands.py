@@ -175,13 +175,16 @@ def test_train_again_in_the_same_folder_is_refused_and_nothing_is_lost(tmp_path:
 
 def test_an_interrupted_training_leaves_a_run_that_opens(tmp_path: Path) -> None:
     call = [sys.executable, "-m", "gradiometer", "train", "cartpole", "run=cut", "total_steps=10000000"]
-    process = subprocess.Popen(call, env=PLAIN, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "cut" / "run.db").exists() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    time.sleep(2.0)
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    with subprocess.Popen(call, env=PLAIN, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            deadline = time.monotonic() + 60
+            while not (tmp_path / "cut" / "run.db").exists() and time.monotonic() < deadline:
+                time.sleep(0.1)
+            time.sleep(2.0)
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert process.returncode == 130
     assert "Traceback" not in said
     assert [event.kind for event in load(tmp_path / "cut").events()] == ["exception"]
