@@ -1,0 +1,55 @@
+"""What `watch` was told, checked once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+from gradiometer.capture.blocks import Selector
+from gradiometer.errors import UsageError
+
+__all__ = ["Direction", "OnNonfinite", "Pairs", "Settings", "Tier"]
+
+Tier = Literal["light", "standard", "deep"]
+OnNonfinite = Literal["record", "warn", "raise"]
+Direction = Literal["exact", "sketch"]
+Pairs: TypeAlias = Mapping[str, tuple[Selector, Selector]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How much is measured, how often, and what happens at a NaN."""
+
+    tier: Tier
+    every: int
+    budget: float | None
+    blocks: Mapping[str, Selector] | None
+    pairs: Pairs
+    direction: Direction
+    sketch_size: int
+    on_nonfinite: OnNonfinite
+    terms_every: int
+    micro_batch_size: int | None
+
+    def __post_init__(self) -> None:
+        for name in ("every", "terms_every", "sketch_size", "micro_batch_size"):
+            number = getattr(self, name)
+            if number is not None and (not isinstance(number, int) or number < 1):
+                raise UsageError(f"{name} is a whole number of 1 or more; found {number!r}")
+        for name, choices in (("tier", Tier), ("on_nonfinite", OnNonfinite), ("direction", Direction)):
+            if getattr(self, name) not in get_args(choices):
+                allowed = ", ".join(map(repr, get_args(choices)))
+                raise UsageError(f"{name} is one of {allowed}; found {getattr(self, name)!r}")
+        if self.budget is not None and not 0 < self.budget <= 1:
+            raise UsageError(f"budget is the share of wall time to spend, above 0 and at most 1; found {self.budget!r}")
+        for name, pair in self.pairs.items():
+            if "/" in name or len(pair) != 2:
+                raise UsageError(
+                    f"pair {name!r} needs a name without slashes and two parts, (seed, host); found {pair!r}"
+                )
+
+    @property
+    def standard(self) -> bool:
+        """Whether what the weights did, direction, sparsity and history are measured."""
+        return self.tier != "light"
