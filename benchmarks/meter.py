@@ -30,7 +30,7 @@ def step_with(model: nn.Module, tier: str | None, every: int = 1) -> Callable[[]
     optimizer = StillSGD(model.parameters())
     parameters = list(model.parameters())
     if tier is not None:
-        gm.watch(model, optimizer, run=None, tier=tier, every=every)  # type: ignore[arg-type]
+        gm.watch(model, optimizer, run=None, tier=tier, every=every, budget=None)  # type: ignore[arg-type]
 
     def step() -> None:
         torch.nn.utils.clip_grad_norm_(parameters, 1e9)

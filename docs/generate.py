@@ -104,7 +104,7 @@ def _methods(thing: type) -> list[str]:
         if not name.startswith("_")
         and (callable(member) or isinstance(member, property))
         and inspect.getdoc(member)
-        and name not in ("before_clip", "after_clip", "before_step", "after_step", "give_up")
+        and name not in ("round_ended", "rescanned", "event", "warn", "give_up")
     ]
 
 

@@ -8,10 +8,24 @@ from typing import Any, Literal
 
 import numpy as np
 
-__all__ = ["Event", "Evidence", "Finding", "Row", "Summary", "Table", "Vector"]
+__all__ = [
+    "Cosine",
+    "Event",
+    "Evidence",
+    "Finding",
+    "Flow",
+    "FlowLayer",
+    "GradientHealth",
+    "Row",
+    "State",
+    "Summary",
+    "Table",
+    "Vector",
+]
 
 Severity = Literal["info", "warn", "critical"]
 Basis = Literal["proved", "statistical", "heuristic"]
+State = Literal["finite", "nonfinite", "missing", "frozen"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,3 +110,62 @@ class Finding:
     confirm: str = ""
     suppressed: tuple[str, ...] = ()
     references: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cosine:
+    """A cosine read off two sketches, with its standard error."""
+
+    value: float
+    error: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientHealth:
+    """One block at its last measured step, under the names of earlier collectors. Healthy ranges in brackets."""
+
+    block: str
+    step: int | None
+    """None before the first measured step."""
+    state: State
+    """[finite] missing: could have a gradient and has none; frozen: nothing in it is trained."""
+    gradient_norm: float | None
+    """Raw L2 norm. [within a decade of its own history]"""
+    gradient_health: float | None
+    """0 to 1; None, never 1, when there is no gradient. [above 0.8]"""
+    has_vanishing: bool | None
+    """Any tensor with a norm below 1e-7. [False, but a converged policy may be there: see vanishing_severity]"""
+    has_exploding: bool | None
+    """Any tensor with a norm above 100. [False, but large rewards may be there: see exploding_severity]"""
+    vanishing_severity: float | None
+    """Mean over tensors of how far each is below its own band, 0 to 1 over six decades. [0]"""
+    exploding_severity: float | None
+    """Mean over tensors of how far each is above its own band, 0 to 1 over six decades. [0]"""
+    zero_grad_fraction: float | None
+    """Share of elements that are exactly zero, from a sample. [below 0.7 with ReLU, near 0 without; tier standard]"""
+    min_layer_norm: float | None
+    max_layer_norm: float | None
+    norm_ratio: float | None
+    """max_layer_norm / max(min_layer_norm, 1e-10). [below 1e3]"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowLayer:
+    """One layer on the way of the gradient."""
+
+    name: str
+    state: State
+    rms: float | None
+    """Norm per element: ‖g‖/√n."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flow:
+    """The gradient from the last layer back to the first, and where it is lost."""
+
+    step: int | None
+    layers: tuple[FlowLayer, ...]
+    """In the order of the model."""
+    lost_at: str | None
+    """The layer nearest to the loss from which on, towards the input, nothing worth the name arrives."""
+    reason: str

@@ -37,7 +37,7 @@ def attributes(model: nn.Module) -> nn.Module:
 
 def train_a_step(model: nn.Module, run: Path, **options: bool) -> gm.Run:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with gm.watch(model, optimizer, run=run) as meter:
+    with gm.watch(model, optimizer, budget=None, run=run) as meter:
         with meter.terms(**parts(attributes(model), **options)) as loss:
             loss.backward()
         optimizer.step()
@@ -73,7 +73,7 @@ def test_a_term_without_a_gradient_path_is_named_at_the_first_step(model: nn.Mod
 def test_terms_off_the_cadence_cost_no_backward(model: nn.Module, tmp_path: Path) -> None:
     attributes(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with gm.watch(model, optimizer, run=tmp_path / "run", terms_every=10) as meter:
+    with gm.watch(model, optimizer, budget=None, run=tmp_path / "run", terms_every=10) as meter:
         for _ in range(21):
             optimizer.zero_grad()
             with meter.terms(**parts(model)) as loss:
@@ -88,7 +88,7 @@ def test_the_users_own_backward_hooks_switch_terms_off_with_one_warning(model: n
     calls: list[Tensor] = []
     model.actor.weight.register_hook(calls.append)  # type: ignore[union-attr]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with gm.watch(model, optimizer, run=None) as meter:
+    with gm.watch(model, optimizer, budget=None, run=None) as meter:
         with pytest.warns(GradiometerWarning, match="hooks of your own"), meter.terms(**parts(model)) as loss:
             loss.backward()
         with warnings.catch_warnings(), meter.terms(**parts(model)) as loss:
@@ -109,6 +109,6 @@ def test_the_users_own_backward_hooks_switch_terms_off_with_one_warning(model: n
 def test_what_cannot_be_a_term_is_refused(given: object, says: str, model: nn.Module) -> None:
     tensor = torch.ones((), requires_grad=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with gm.watch(model, optimizer, run=None) as meter, pytest.raises(UsageError, match=says):  # noqa: SIM117
+    with gm.watch(model, optimizer, budget=None, run=None) as meter, pytest.raises(UsageError, match=says):  # noqa: SIM117
         with meter.terms(**given(tensor)):  # type: ignore[operator]
             pass

@@ -146,22 +146,32 @@ def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
     return all(torch.equal(x, b[key]) if isinstance(x, Tensor) else x == b[key] for key, x in a.items())
 
 
-@pytest.mark.parametrize("tier", ["light", "standard"])
+OPTIONS: dict[str, dict[str, Any]] = {
+    "light": {"tier": "light"},
+    "standard": {},
+    "sketch": {"direction": "sketch", "every": 3},
+    "deep": {"tier": "deep", "on_nonfinite": "raise"},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.__name__)
 def test_the_training_is_the_same_bits_with_and_without_the_meter(
-    loop: Callable[[Policy, Watch], None], tier: str, tmp_path: Path
+    loop: Callable[[Policy, Watch], None], options: str, tmp_path: Path
 ) -> None:
+    chosen = {"budget": None, "run": tmp_path / "run", **OPTIONS[options]}
     bare = state_after(loop, lambda *_: nullcontext())
-    watched = state_after(loop, lambda model, optimizer: gm.watch(model, optimizer, run=tmp_path / "run", tier=tier))
+    watched = state_after(loop, lambda model, optimizer: gm.watch(model, optimizer, **chosen))
     assert same(bare, watched)
-    assert gm.load(tmp_path / "run").newest_step == STEPS - 1
+    assert not gm.load(tmp_path / "run").events("fault")
+    assert gm.load(tmp_path / "run").newest_step >= STEPS - 3
 
 
 @pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.__name__)
 def test_the_guard_fails_when_a_hook_changes_one_bit(
     loop: Callable[[Policy, Watch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = Gauge.read_raw
+    honest = Gauge.read_full
 
     def disturbing(self: Gauge, reading: Any, indices: Any) -> None:
         honest(self, reading, indices)
@@ -170,8 +180,10 @@ def test_the_guard_fails_when_a_hook_changes_one_bit(
             weight[0] = torch.nextafter(weight[0], torch.tensor(10.0))
 
     bare = state_after(loop, lambda *_: nullcontext())
-    monkeypatch.setattr(Gauge, "read_raw", disturbing)
-    disturbed = state_after(loop, lambda model, optimizer: gm.watch(model, optimizer, run=None, every=STEPS - 1))
+    monkeypatch.setattr(Gauge, "read_full", disturbing)
+    disturbed = state_after(
+        loop, lambda model, optimizer: gm.watch(model, optimizer, run=None, every=STEPS - 1, budget=None)
+    )
     assert not same(bare, disturbed)
 
 
@@ -184,5 +196,7 @@ def test_the_guard_fails_when_a_hook_draws_a_random_number(monkeypatch: pytest.M
 
     bare = state_after(plain, lambda *_: nullcontext())
     monkeypatch.setattr(Gauge, "keep_weights", drawing)
-    disturbed = state_after(plain, lambda model, optimizer: gm.watch(model, optimizer, run=None, every=STEPS - 1))
+    disturbed = state_after(
+        plain, lambda model, optimizer: gm.watch(model, optimizer, run=None, every=STEPS - 1, budget=None)
+    )
     assert not same(bare, disturbed)

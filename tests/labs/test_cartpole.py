@@ -117,7 +117,7 @@ def gradient_of_one_update(config: Config, fault: str) -> tuple[Tensor, dict[str
         list(model.actor.parameters())[-2].mul_(100)  # away from uniform, where the entropy is flat
     pieces = faults.apply(fault, "cartpole", Pieces(config=config))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    with gm.watch(model, optimizer, run=None) as meter:
+    with gm.watch(model, optimizer, budget=None, run=None) as meter:
         logged = lab.update(model, optimizer, meter, rollout, torch.arange(128), pieces)
     return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]), logged
 

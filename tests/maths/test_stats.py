@@ -57,25 +57,41 @@ def test_nothing_has_no_extremes_but_zero() -> None:
 
 
 @pytest.mark.parametrize("fused", [True, False])
-def test_store_and_subtract_give_the_difference(fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_store_copies_every_element(fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not fused:
         monkeypatch.delattr(torch, "_foreach_copy_")
-        monkeypatch.delattr(torch, "_foreach_sub_")
-    before, after = some_tensors(torch.float32), [x * 3 for x in some_tensors(torch.float32)]
-    scratch = [torch.empty_like(x) for x in before]
-    stats.store(scratch, before)
-    stats.subtract_(scratch, after)
-    for kept, old, new in zip(scratch, before, after, strict=True):
-        assert torch.equal(kept, old - new)
+    tensors = some_tensors(torch.float32)
+    scratch = [torch.empty_like(x) for x in tensors]
+    stats.store(scratch, tensors)
+    stats.store([], [])
+    assert all(torch.equal(a, b) for a, b in zip(scratch, tensors, strict=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_dot_norm_and_total_equal_those_in_float64(dtype: torch.dtype) -> None:
+    a, b = some_tensors(dtype)[-1], some_tensors(dtype)[-1].flip(0)
+    x, y = a.double(), b.double()
+    assert float(stats.dot(a, b)) == pytest.approx(float(x @ y), rel=1e-4)
+    assert float(stats.norm(a)) == pytest.approx(float(x.norm()), rel=1e-6)
+    assert float(stats.total(a)) == pytest.approx(float(x.sum()), rel=1e-4)
+
+
+@pytest.mark.parametrize(("n", "size"), [(1, 10), (10, 10), (11, 10), (999, 10), (1025, 1024), (2048, 1024)])
+def test_a_sample_is_strided_and_never_larger_than_asked(n: int, size: int) -> None:
+    sample = stats.sample(torch.arange(n), size)
+    assert 0 < len(sample) <= size
+    assert len(set(sample.diff().tolist())) <= 1
+    assert int(sample[0]) == 0
 
 
 def test_a_sparse_gradient_gives_its_coalesced_values() -> None:
     grad = torch.sparse_coo_tensor([[0, 2, 2]], torch.tensor([[1.0], [2.0], [3.0]]), (4, 1), check_invariants=False)
-    assert stats.dense(grad).flatten().tolist() == [1.0, 5.0]
+    assert stats.values(grad).flatten().tolist() == [1.0, 5.0]
+    assert stats.flat(grad).tolist() == [1.0, 0.0, 5.0, 0.0]
 
 
 def test_a_complex_gradient_gives_both_parts() -> None:
-    (norm,) = stats.norms([stats.dense(torch.tensor([3 + 4j]))])
+    (norm,) = stats.norms([stats.values(torch.tensor([3 + 4j]))])
     assert float(norm) == pytest.approx(5.0)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 __all__ = ["Cadence"]
 
-GRACE_SECONDS = 0.05  # the first measurements are free: a run of a few steps should not be empty
+GRACE_SECONDS = 0.05  # free measuring at the start: a run of a few steps should not be empty
 FORGET = 0.8  # weight of the past in the running cost of a measurement
 
 
@@ -36,7 +36,9 @@ class Cadence:
     def measured(self, step: int, seconds: float) -> None:
         """Take in what a measured step cost, and choose the next one."""
         if self._first_step is None:
-            self._first_step = step
+            # The first measurement makes tables and warms up; it says nothing about what the next will cost.
+            self._first_step, self._started = step, time.perf_counter()
+            seconds = 0.0
         self.spent += seconds
         self._cost = seconds if self._cost == 0.0 else FORGET * self._cost + (1 - FORGET) * seconds
         self.interval = self._interval(step)

@@ -1,4 +1,4 @@
-"""The only file that installs hooks: around `optimizer.step` and inside torch's gradient clipping.
+"""The only file that installs hooks: around `optimizer.step`, at the end of backward, inside torch's gradient clipping.
 
 Trainers import `clip_grad_norm_` by name, so replacing that name would miss them. torch wraps its clip functions in
 `no_grad` by a closure; putting an observed function into that closure is seen by every caller, however they imported it.
@@ -8,7 +8,7 @@ Where a version of torch has no such closure, the public names are replaced inst
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -17,7 +17,17 @@ from torch import Tensor
 from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
 
-__all__ = ["ClipCall", "ClipListener", "StepListener", "observe_clips", "observe_optimizer", "unwrap"]
+__all__ = [
+    "BackwardListener",
+    "ClipCall",
+    "ClipListener",
+    "StepListener",
+    "observe_backward",
+    "observe_clips",
+    "observe_gradients",
+    "observe_optimizer",
+    "unwrap",
+]
 
 Remove = Callable[[], None]
 
@@ -44,6 +54,12 @@ class StepListener(Protocol):
 
     def before_step(self, optimizer: Optimizer, closure: Any) -> None: ...
     def after_step(self, optimizer: Optimizer, closure: Any) -> None: ...
+
+
+class BackwardListener(Protocol):
+    """Told when a backward has ended, with the parameters among the sentinels that it reached. Must not raise."""
+
+    def after_backward(self, reached: frozenset[int]) -> None: ...
 
 
 def unwrap(optimizer: Any) -> Optimizer:
@@ -77,6 +93,55 @@ def observe_optimizer(optimizer: Optimizer, listener: StepListener) -> Remove:
 def _closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     # torch hands the hooks (self, *args) of the step call.
     return kwargs.get("closure", args[1] if len(args) > 1 else None)
+
+
+def observe_backward(sentinels: Sequence[Tensor], listener: BackwardListener) -> Remove:
+    """Tell `listener` at the end of each backward that reaches a sentinel.
+
+    A post-accumulate hook on a few parameters costs a call each; the end of the backward is the engine's own callback
+    (private; DDP and FSDP stand on it). A torch without it gets no report, and nothing that needs one is measured.
+    """
+    engine: Any = getattr(torch.autograd.Variable, "_execution_engine", None)
+    task_id = getattr(torch._C, "_current_graph_task_id", None)
+    if task_id is None or not hasattr(engine, "queue_callback"):
+        return lambda: None
+    reached: set[int] = set()
+    task = -1
+
+    def ended() -> None:
+        seen = frozenset(reached)
+        reached.clear()
+        listener.after_backward(seen)
+
+    def hook_for(number: int) -> Callable[[Tensor], None]:
+        def accumulated(_: Tensor) -> None:
+            nonlocal task
+            current = task_id()
+            if current != task:  # also after a backward that raised and never ended
+                task = current
+                reached.clear()
+                engine.queue_callback(ended)
+            reached.add(number)
+
+        return accumulated
+
+    return _on_gradients({i: p for i, p in enumerate(sentinels) if p.is_leaf}, hook_for)
+
+
+def observe_gradients(parameters: Sequence[Tensor], accumulated: Callable[[int], None]) -> Remove:
+    """Call `accumulated` with a parameter's number as soon as its gradient is there, inside backward."""
+    trained = {i: p for i, p in enumerate(parameters) if p.requires_grad and p.is_leaf}
+    return _on_gradients(trained, lambda number: lambda _: accumulated(number))
+
+
+def _on_gradients(parameters: Mapping[int, Any], hook_for: Callable[[int], Callable[[Tensor], None]]) -> Remove:
+    handles = [p.register_post_accumulate_grad_hook(hook_for(i)) for i, p in parameters.items()]
+
+    def remove() -> None:
+        for handle in handles:
+            handle.remove()
+
+    return remove
 
 
 _listeners: list[ClipListener] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 import traceback
 import warnings
 from collections.abc import Callable
@@ -17,16 +18,19 @@ S = TypeVar("S", bound="Guarded")
 
 
 class Guarded(Protocol):
-    """Something whose hooks can fail and which then stops measuring."""
+    """Something whose hooks can fail, after which it stops measuring, and whose time is counted."""
+
+    seconds: float
 
     def give_up(self, problem: str) -> None: ...
 
 
 def guarded(method: Callable[Concatenate[S, P], None]) -> Callable[Concatenate[S, P], None]:
-    """Let no exception of a hook reach the training, but for the one the user asked for."""
+    """Let no exception of a hook reach the training, but for the one the user asked for; count the time it takes."""
 
     @functools.wraps(method)
     def wrapper(self: S, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        started = time.perf_counter()
         try:
             method(self, *args, **kwargs)
         except NonFiniteGradient:
@@ -40,5 +44,7 @@ def guarded(method: Callable[Concatenate[S, P], None]) -> Callable[Concatenate[S
                 GradiometerWarning,
                 stacklevel=3,
             )
+        finally:
+            self.seconds += time.perf_counter() - started
 
     return wrapper

@@ -7,30 +7,32 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.optim import Optimizer
 
-from gradiometer.capture import hooks, terms
-from gradiometer.capture.blocks import Blocks, Model, Selector, find_blocks, modules_of, named_parameters
-from gradiometer.capture.gauge import Gauge
+from gradiometer.capture import readout, terms
+from gradiometer.capture.analyst import Analyst
+from gradiometer.capture.blocks import Blocks, Model, named_parameters
 from gradiometer.capture.isolation import guarded
 from gradiometer.capture.reading import Reading
-from gradiometer.capture.rounds import Round, SeenClip
+from gradiometer.capture.rig import Rig
+from gradiometer.capture.rounds import Round
 from gradiometer.capture.scalars import Scalars
-from gradiometer.capture.sheet import Sheet
+from gradiometer.capture.settings import Settings
 from gradiometer.capture.states import States
-from gradiometer.errors import GradiometerWarning, NonFiniteGradient, UsageError
-from gradiometer.records import Event, Row, Table
+from gradiometer.errors import GradiometerWarning, UnknownName, UsageError
+from gradiometer.maths.pairs import PairReading
+from gradiometer.records import Event, Flow, GradientHealth, Row, Table, Vector
 from gradiometer.store.writer import Writer
 
-__all__ = ["Meter", "OnNonfinite", "Tier"]
+__all__ = ["Meter"]
 
-Tier = Literal["light", "standard"]
-OnNonfinite = Literal["record", "warn", "raise"]
-
-FIRST_TERMS = 5  # the first measured steps always split the loss: a dead term should show at once
+RATIO_LIMIT = 10.0  # π/π_old of a sample; PPO's clip stops paying at 1.2
+PENDING_LIMIT = 10_000  # logged tensors that may wait for a sync when no step is measured for long
 
 
 class Meter:
@@ -40,39 +42,31 @@ class Meter:
         self,
         model: Model,
         optimizers: Sequence[Optimizer],
+        settings: Settings,
         *,
         writer: Writer | None,
-        every: int,
-        tier: Tier,
-        blocks: Mapping[str, Selector] | None,
-        on_nonfinite: OnNonfinite,
-        terms_every: int,
         first_step: int,
     ) -> None:
         self.run = None if writer is None else writer.folder
-        self.tier, self.every, self.terms_every = tier, every, terms_every
-        self._model, self._given, self._writer = model, blocks, writer
-        self._on_nonfinite = on_nonfinite
-        self._optimizers = list(optimizers)
-        self._next_step, self._last_step = first_step, first_step
-        self._num_measured = 0
-        self._paused, self._closed, self._terms_on = False, False, True
+        self.settings = settings
+        self.seconds = 0.0
+        self._model, self._writer = model, writer
+        self._closed = False
         self._coordinates: dict[str, int | None] = {"env_steps": None, "rollout": None, "epoch": None}
-        self._open: Round | None = None
-        self._clipping: list[int] = []
         self._scalars = Scalars()
         self._states = States()
-        self._dead_terms: set[str] = set()
-        self._scan()
-        self._remove = [hooks.observe_optimizer(optimizer, self) for optimizer in self._optimizers]
-        self._remove.append(hooks.observe_clips(self))
+        self._values: dict[str, float] = {}
+        self._norms: NDArray[np.float64] = np.empty(0)
+        self._measured_step: int | None = None
+        self._rig = Rig(model, optimizers, settings, self, first_step)
+        self._analyst = self._new_analyst()
 
     # What the user calls.
 
     @property
     def blocks(self) -> Blocks:
         """The blocks, and which parameters they hold."""
-        return self._sheet.blocks
+        return self._rig.blocks
 
     @property
     def states(self) -> dict[str, str]:
@@ -81,13 +75,18 @@ class Meter:
 
     @guarded
     def log(self, values: Mapping[str, Any] | None = None, /, **scalars: Any) -> None:
-        """Your own scalars, on the step axis of the gradients. Tensors wait for the next measured step's sync."""
+        """Your own scalars, on the step axis of the gradients. Tensors wait for the next measured step's sync.
+
+        `ratio` (π/π_old) and `advantages` may be whole tensors: their mean, spread and extremes are kept.
+        """
         if self._closed:
             return
-        step = self._last_step if self._open is None else self._open.step
+        step = self._rig.last_step if self._rig.open is None else self._rig.open.step
         ready = self._scalars.take(step, {**(values or {}), **scalars})
         if ready:
-            self._put_row(step, ready)
+            self._keep_logged(step, ready)
+        if self._scalars.num_waiting > PENDING_LIMIT:
+            self._flush_scalars()
 
     def at(self, *, env_steps: int | None = None, rollout: int | None = None, epoch: int | None = None) -> None:
         """Say where in the training the coming steps lie; what is not given stays as it was."""
@@ -98,16 +97,15 @@ class Meter:
         """Say which number the coming optimizer step has; counting goes on from there."""
         if number < 0:
             raise UsageError(f"meter.step() takes a step number of 0 or more; found {number}")
-        self._finish()
-        self._next_step = self._last_step = int(number)
+        self._rig.move_to(int(number))
 
     def pause(self) -> None:
         """Measure nothing until `resume`; steps are still counted and `log` still works."""
-        self._paused = True
+        self._rig.paused = True
 
     def resume(self) -> None:
         """Measure again."""
-        self._paused = False
+        self._rig.paused = False
 
     @contextmanager
     def terms(self, **given: Tensor) -> Iterator[Tensor]:
@@ -116,15 +114,53 @@ class Meter:
         `with meter.terms(policy=pg, value=0.5 * vf, entropy=-0.01 * ent) as loss: loss.backward()`
         """
         terms.check_terms(given)
-        self._measure_terms(given)
+        if not self._closed:
+            self._rig.measure_terms(given)
         yield terms.total(given.values())
+
+    def gradient_health(self, block: str = "all") -> GradientHealth:
+        """A block at its last measured step, under the names of earlier collectors; None where nothing was measured."""
+        states = self._states.in_order(self._rig.names)
+        return readout.gradient_health(block, self.blocks, self._values, self._measured_step, states, self._norms)
+
+    def flow(self) -> Flow:
+        """The gradient layer by layer, and the layer where it is lost."""
+        states = self._states.in_order(self._rig.names)
+        return readout.flow(self.blocks, self._values, self._measured_step, states, self._analyst.sheet.sizes)
+
+    def features(self, block: str = "all") -> NDArray[np.float32]:
+        """Ten numbers in [0, 1] for a policy that reads telemetry; `gradiometer.capture.readout.FEATURES` names them."""
+        return readout.features(block, self.blocks, self._values)
+
+    def pair(self, name: str) -> PairReading:
+        """How the two modules of a pair stand to each other, and what a low ratio means."""
+        if name not in self._analyst.pair_names:
+            raise UnknownName(
+                "pair", name, self._analyst.pair_names, hint="Pairs are given with watch(..., pairs=...)."
+            )
+        return self._analyst.pair_reading(name)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The step and the past, in plain numbers and lists: put it into your checkpoint."""
+        self._rig.finish()
+        return {
+            "next_step": self._rig.next_step,
+            "analyst": self._analyst.state_dict(),
+            "cadence": self._rig.cadence.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with the step and the past of a checkpoint."""
+        self._rig.move_to(int(state["next_step"]))
+        self._rig.cadence.load_state_dict(state["cadence"])
+        self._analyst.load_state_dict(state["analyst"])
 
     def close(self) -> None:
         """Remove every hook and finish the file. Closing twice is fine."""
         if self._closed:
             return
-        self._finish()
-        self._unhook()
+        self._rig.finish()
+        self._rig.unhook()
         self._flush_scalars()
         self._closed = True
         if self._writer is not None:
@@ -137,239 +173,92 @@ class Meter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
-            self._event("exception", f"{type(error).__name__}: {error}")
+            self.event("exception", f"{type(error).__name__}: {error}")
         self.close()
 
-    # What the hooks call.
+    # What the rig reports.
 
-    @guarded
-    def before_clip(self, call: hooks.ClipCall) -> None:
-        """Raw gradients, before they are scaled."""
-        self._clipping = self._gauge.indices(call.parameters)
-        if not self._clipping:
-            return
-        if self._open is not None and self._backward_ran_again(self._open):
-            if self._open.in_step:
-                self._open.forget(self._new_reading() if self._open.reading else None)
-            else:
-                self._skip()
-        current = self._current()
-        self._stop_if_nonfinite(self._clipping)
-        self._read_raw(current, self._clipping)
+    def round_ended(self, current: Round) -> None:
+        """A measured step is over: one sync, then arithmetic."""
+        assert current.reading is not None
+        waiting = self._scalars.hand_over(current.reading)
+        fetched = current.reading.fetch()
+        for step, logged in self._scalars.collect(waiting, fetched):
+            self._keep_logged(step, logged)
+        values, vectors = self._analyst.analyse(current, fetched, epoch=self._coordinates["epoch"])
+        values["meter/interval"] = float(self._rig.cadence.interval)
+        values["meter/share"] = self._rig.cadence.share()
+        self._values, self._measured_step = values, current.step
+        if "raw" in fetched.values:
+            self._norms = np.where(fetched.present["raw"], fetched.values["raw"], np.nan)
+        self._put_row(current.step, values)
+        for name, vector in vectors.items():
+            self._put(Vector(step=current.step, name=name, values=vector))
+        self._note_states(current, self._analyst.sheet.nonfinite(fetched), terms.guilty(fetched))
+        if fetched.scalars.get("found_inf", 0.0) > 0:
+            self.event("skipped-step", "the fused optimizer found Inf or NaN and left the weights alone", current.step)
 
-    @guarded
-    def after_clip(self, call: hooks.ClipCall) -> None:
-        """What the call did, for later."""
-        current = self._open
-        if current is None or not self._clipping:
-            return
-        current.mark = self._mark(self._clipping)
-        if current.reading is None:
-            return
-        clip = SeenClip(name=f"clip/{len(current.clips)}", call=call, indices=tuple(self._clipping))
-        if call.total_norm is not None:
-            current.reading.add_scalar(clip.name, call.total_norm)
-            current.versions.update(self._gauge.versions(self._clipping))
-        current.clipped.update(self._clipping)
-        current.clips.append(clip)
+    def rescanned(self) -> None:
+        """An optimizer got new parameters: the past of the others does not fit them any more."""
+        self._analyst = self._new_analyst()
+        self.event("rescanned", f"{len(self._rig.names)} parameters are watched now; history starts anew")
 
-    @guarded
-    def before_step(self, optimizer: Optimizer, closure: Any) -> None:
-        """Gradients as the optimizer will see them, and the weights it starts from."""
-        number = self._optimizers.index(optimizer)
-        if self._open is not None and number in self._open.stepped:
-            self._finish()
-        current = self._current()
-        current.in_step = closure is not None
-        owned = self._owned[number]
-        if closure is None:
-            self._stop_if_nonfinite([i for i in owned if i not in current.clipped])
-        if current.reading is None:
-            return
-        if closure is None:
-            self._read_raw(current, owned)
-            changed = [i for i, n in self._gauge.versions(current.clipped).items() if current.versions.get(i) != n]
-            self._gauge.read_clipped(current.reading, [i for i in changed if i in self._owned_sets[number]])
-        if self.tier != "light":
-            self._gauge.keep_weights(self._stepping[number])
+    def event(self, kind: str, message: str, step: int | None = None, **detail: Any) -> None:
+        """Something happened."""
+        at = self._rig.last_step if self._rig.open is None else self._rig.open.step
+        self._put(Event(step=at if step is None else step, kind=kind, message=message, detail=detail))
 
-    @guarded
-    def after_step(self, optimizer: Optimizer, closure: Any) -> None:
-        """What the step did; the last optimizer of the round closes it."""
-        number = self._optimizers.index(optimizer)
-        current = self._current()
-        if current.reading is not None:
-            if closure is not None:
-                self._read_raw(current, self._owned[number])
-            if self.tier != "light":
-                self._gauge.read_update(current.reading, self._stepping[number])
-        current.in_step = False
-        current.stepped.add(number)
-        if len(current.stepped) == len(self._optimizers):
-            self._finish()
+    def warn(self, message: str) -> None:
+        """Say it once, on the user's line."""
+        warnings.warn(message, GradiometerWarning, stacklevel=7)
 
     def give_up(self, problem: str) -> None:
         """A fault of ours: stop measuring, keep what was measured, let the training go on."""
-        self._event("fault", problem)
-        self._unhook()
-        self._open = None
-        self._paused = True
+        self._rig.give_up(problem)
 
-    # The round.
+    # Keeping.
 
-    def _current(self) -> Round:
-        if self._open is None:
-            due = not self._paused and self._next_step % self.every == 0
-            if due and self._num_in_optimizers() != self._num_known:
-                self._scan()
-            self._open = Round(step=self._next_step, reading=self._new_reading() if due else None)
-        return self._open
-
-    def _finish(self, *, skipped: bool = False) -> None:
-        current = self._open
-        if current is None or not (current.stepped or current.captured or skipped):
-            self._open = None
-            return
-        self._open = None
-        self._last_step, self._next_step = current.step, current.step + 1
-        if current.reading is not None:
-            self._keep(current, current.reading)
-
-    def _keep(self, current: Round, reading: Reading) -> None:
-        waiting = self._scalars.hand_over(reading)
-        fetched = reading.fetch()
-        self._num_measured += 1
-        for step, logged in self._scalars.collect(waiting, fetched):
-            self._put_row(step, logged)
-        factors, clipped = current.clip_factors(fetched, len(self._gauge.parameters))
-        values = self._sheet.light(fetched, factors, clipped)
-        self._sheet.update(values, fetched)
-        self._sheet.terms(values, fetched)
-        named = {
-            name: frozenset(members) & current.captured
-            for name, members in zip(self.blocks.names, self.blocks.members[: self.blocks.num_named], strict=False)
-        }
-        current.clip_values(fetched, values, named)
-        if values:
-            self._put_row(current.step, values)
-        self._note_states(current, self._sheet.nonfinite(fetched))
-
-    def _note_states(self, current: Round, nonfinite: list[int]) -> None:
-        change = self._states.update(
-            self._names, self._gauge.parameters, captured=current.captured, nonfinite=nonfinite
-        )
-        if change.changed and self._writer is not None:
-            self._writer.put(Table(step=current.step, name="states", content=self.states))
+    def _note_states(self, current: Round, nonfinite: list[int], guilty: list[str]) -> None:
+        parameters = self._rig.gauge.parameters
+        change = self._states.update(self._rig.names, parameters, captured=current.captured, nonfinite=nonfinite)
+        if change.changed:
+            self._put(Table(step=current.step, name="states", content=self.states))
         if change.newly_missing and current.stepped:
             first = ", ".join(change.newly_missing[:3])
-            self._event("missing", f"{len(change.newly_missing)} parameters got no gradient: {first}", current.step)
+            self.event("missing", f"{len(change.newly_missing)} parameters got no gradient: {first}", current.step)
         if change.newly_nonfinite:
             message = f"non-finite gradient, first in {change.newly_nonfinite[0]}"
-            self._event("nonfinite", message, current.step, tensors=list(change.newly_nonfinite[:20]))
-            if self._on_nonfinite == "warn":
-                warnings.warn(f"step {current.step}: {message}", GradiometerWarning, stacklevel=5)
+            message += f", from the term {guilty[0]!r}" if guilty else ""
+            detail = {"tensors": list(change.newly_nonfinite[:20]), "terms": guilty}
+            self.event("nonfinite", message, current.step, **detail)
+            if self.settings.on_nonfinite == "warn":
+                self.warn(f"step {current.step}: {message}")
 
-    def _skip(self) -> None:
-        assert self._open is not None
-        self._event(
-            "skipped-step", "gradients were clipped and then dropped without an optimizer step", self._open.step
-        )
-        self._finish(skipped=True)
-
-    def _read_raw(self, current: Round, indices: Sequence[int]) -> None:
-        if current.reading is None:
-            return
-        fresh = self._gauge.with_grad(i for i in indices if i not in current.captured)
-        self._gauge.read_raw(current.reading, fresh)
-        current.captured.update(fresh)
-
-    def _mark(self, indices: Sequence[int]) -> tuple[int, int, int] | None:
-        for i in indices:
-            if (grad := self._gauge.parameters[i].grad) is not None:
-                return i, id(grad), grad._version
-        return None
-
-    def _backward_ran_again(self, current: Round) -> bool:
-        return current.mark is not None and self._mark([current.mark[0]]) != current.mark
-
-    def _stop_if_nonfinite(self, indices: Sequence[int]) -> None:
-        if self._on_nonfinite != "raise":
-            return
-        bad = self._gauge.nonfinite(self._gauge.with_grad(indices))
-        if bad:
-            names = [self._names[i] for i in bad]
-            message = f"step {self._current().step}: NaN or Inf in the gradient of {names[0]}"
-            message += f" and {len(names) - 1} more tensors" if len(names) > 1 else ""
-            self._event("nonfinite", message, self._current().step, tensors=names[:20])
-            raise NonFiniteGradient(f"{message}. The weights are still those before the step.")
-
-    # Terms, scalars, rows.
-
-    @guarded
-    def _measure_terms(self, given: Mapping[str, Tensor]) -> None:
-        if self._closed or not self._terms_on:
-            return
-        current = self._current()
-        due = self._num_measured < FIRST_TERMS or self._num_measured % self.terms_every == 0
-        if current.reading is None or not due:
-            return
-        if terms.has_user_hooks(modules_of(self._model).values(), self._gauge.parameters):
-            self._terms_off("you have backward hooks of your own, which a second backward would call twice")
-            return
-        try:
-            reaches = terms.measure_terms(given, self._gauge.parameters, current.reading)
-        except RuntimeError as problem:
-            self._terms_off(f"the graph cannot be walked twice ({str(problem).splitlines()[0]})")
-            return
-        for reach in reaches:
-            if not reach.reached and reach.term not in self._dead_terms:
-                self._dead_terms.add(reach.term)
-                self._event("dead-term", f"the term {reach.term!r} has no gradient path to any watched parameter")
-
-    def _terms_off(self, why: str) -> None:
-        self._terms_on = False
-        self._event("terms-unmeasurable", why)
-        warnings.warn(f"Gradiometer does not measure terms: {why}.", GradiometerWarning, stacklevel=6)
+    def _keep_logged(self, step: int, values: Mapping[str, float]) -> None:
+        self._put_row(step, values)
+        if "advantages/std" in values:
+            self._analyst.note_advantages(step, values["advantages/std"])
+        largest = values.get("ratio/max", values.get("ratio", 0.0))
+        if largest > RATIO_LIMIT:
+            norms = {name: x for name, x in self._values.items() if name.endswith("norm/raw") and "/layer." not in name}
+            message = f"a policy ratio of {largest:.4g}; gradients as measured at step {self._measured_step}"
+            self.event(
+                "ratio-explosion", message, step, ratio=largest, gradient=norms, gradient_step=self._measured_step
+            )
 
     def _flush_scalars(self) -> None:
         reading = Reading(0)
         waiting = self._scalars.hand_over(reading)
         if waiting:
             for step, logged in self._scalars.collect(waiting, reading.fetch()):
-                self._put_row(step, logged)
+                self._keep_logged(step, logged)
 
     def _put_row(self, step: int, values: Mapping[str, float]) -> None:
+        self._put(Row(step=step, wall_time=time.time(), values=values, **self._coordinates))
+
+    def _put(self, record: Row | Event | Table | Vector) -> None:
         if self._writer is not None:
-            self._writer.put(Row(step=step, wall_time=time.time(), values=values, **self._coordinates))
+            self._writer.put(record)
 
-    def _event(self, kind: str, message: str, step: int | None = None, **detail: Any) -> None:
-        if self._writer is not None:
-            at = self._last_step if self._open is None else self._open.step
-            self._writer.put(Event(step=at if step is None else step, kind=kind, message=message, detail=detail))
-
-    # Set-up.
-
-    def _scan(self) -> None:
-        named = named_parameters(self._model)
-        self._names = list(named)
-        self._gauge = Gauge(list(named.values()))
-        self._sheet = Sheet(find_blocks(named, self._given))
-        self._stepping = [
-            sorted(set(self._gauge.indices(p for group in optimizer.param_groups for p in group["params"])))
-            for optimizer in self._optimizers
-        ]
-        self._num_known = self._num_in_optimizers()
-        # A parameter in no optimizer is read with the first one: its gradient exists, and nobody uses it.
-        orphans = set(range(len(self._names))) - {i for part in self._stepping for i in part}
-        self._owned = [sorted({*self._stepping[0], *orphans}), *self._stepping[1:]] if self._stepping else []
-        self._owned_sets = [frozenset(part) for part in self._owned]
-
-    def _num_in_optimizers(self) -> int:
-        return sum(len(group["params"]) for optimizer in self._optimizers for group in optimizer.param_groups)
-
-    def _new_reading(self) -> Reading:
-        return Reading(len(self._gauge.parameters))
-
-    def _unhook(self) -> None:
-        while self._remove:
-            self._remove.pop()()
+    def _new_analyst(self) -> Analyst:
+        return Analyst(self.settings, named_parameters(self._model), self._rig.blocks, self._rig.atoms)

@@ -21,57 +21,83 @@ class Fetched:
     """By quantity, one number per parameter; only meaningful where `present`."""
     present: dict[str, NDArray[np.bool_]]
     scalars: dict[str, float]
+    arrays: dict[str, NDArray[np.float64]]
 
 
 class Reading:
-    """Collects 0-dim device tensors by quantity and parameter; `fetch` is the step's one sync."""
+    """Collects device tensors by quantity and parameter; `fetch` is the step's one sync."""
 
     def __init__(self, num_parameters: int) -> None:
         self._num_parameters = num_parameters
-        self._parts: list[tuple[str, Sequence[int], list[Tensor]]] = []
-        self._names: list[str] = []
-        self._scalars: list[Tensor] = []
+        self._parts: list[tuple[str, Sequence[int], Tensor]] = []
+        self._scalars: dict[str, Tensor] = {}
+        self._arrays: dict[str, Tensor] = {}
 
     def add(self, quantity: str, indices: Sequence[int], values: list[Tensor]) -> None:
         """One number for each of the parameters `indices`."""
-        if values:
-            self._parts.append((quantity, indices, values))
+        places: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+        for place, value in enumerate(values):
+            places.setdefault((value.device, value.dtype), []).append(place)
+        for where in places.values():
+            stacked = torch.stack([values[place] for place in where])
+            self.add_column(quantity, [indices[place] for place in where], stacked)
+
+    def add_column(self, quantity: str, indices: Sequence[int], values: Tensor) -> None:
+        """The same, already stacked."""
+        self._parts.append((quantity, indices, values))
 
     def add_scalar(self, name: str, value: Tensor) -> None:
         """One number that belongs to no parameter."""
-        self._names.append(name)
-        self._scalars.append(value.detach().reshape(()))
+        self._scalars[name] = value.detach().reshape(1)
+
+    def add_array(self, name: str, value: Tensor) -> None:
+        """Numbers that belong to no parameter; several of one name are added up."""
+        held = self._arrays.get(name)
+        self._arrays[name] = value if held is None else held + value.to(held.device)
+
+    def of(self, quantity: str) -> list[tuple[Sequence[int], Tensor]]:
+        """What has been added under that name so far, still on the device."""
+        return [(indices, values) for name, indices, values in self._parts if name == quantity]
+
+    def quantities(self) -> set[str]:
+        """The names added so far."""
+        return {name for name, _, _ in self._parts}
 
     def fetch(self) -> Fetched:
         """Everything, on the host: one transfer for each device that took part."""
-        flat = [value for _, _, values in self._parts for value in values] + self._scalars
-        numbers = _transfer(flat)
+        columns = [values for _, _, values in self._parts]
+        numbers = _transfer([*columns, *self._scalars.values(), *(a.reshape(-1) for a in self._arrays.values())])
         values: dict[str, NDArray[np.float64]] = {}
         present: dict[str, NDArray[np.bool_]] = {}
-        start = 0
-        for quantity, indices, tensors in self._parts:
+        for (quantity, indices, _), column in zip(self._parts, numbers, strict=False):
             if quantity not in values:
                 values[quantity] = np.zeros(self._num_parameters)
                 present[quantity] = np.zeros(self._num_parameters, dtype=np.bool_)
             at = np.asarray(indices, dtype=np.int64)
-            values[quantity][at] = numbers[start : start + len(tensors)]
+            values[quantity][at] = column
             present[quantity][at] = True
-            start += len(tensors)
-        return Fetched(values, present, dict(zip(self._names, numbers[start:].tolist(), strict=True)))
+        single = numbers[len(columns) : len(columns) + len(self._scalars)]
+        arrays = numbers[len(columns) + len(self._scalars) :]
+        return Fetched(
+            values,
+            present,
+            {name: float(x[0]) for name, x in zip(self._scalars, single, strict=True)},
+            {name: x.reshape(a.shape) for (name, a), x in zip(self._arrays.items(), arrays, strict=True)},
+        )
 
 
-def _transfer(tensors: list[Tensor]) -> NDArray[np.float64]:
-    numbers = np.empty(len(tensors))
-    places: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+def _transfer(tensors: list[Tensor]) -> list[NDArray[np.float64]]:
+    """Each 1-dim tensor on the host, joined on its device first: one copy per device, whatever their number."""
+    by_device: dict[torch.device, list[int]] = {}
     for place, tensor in enumerate(tensors):
-        places.setdefault((tensor.device, tensor.dtype), []).append(place)
-    by_device: dict[torch.device, list[tuple[list[int], Tensor]]] = {}
-    for (device, _), where in places.items():
-        stacked = torch.stack([tensors[place] for place in where])
-        # MPS has no float64; elsewhere it keeps what a float64 model measured.
-        wide = stacked.float() if device.type == "mps" else stacked.double()
-        by_device.setdefault(device, []).append((where, wide))
-    for stacks in by_device.values():
-        joined = torch.cat([stack for _, stack in stacks]).tolist()  # the sync
-        numbers[[place for where, _ in stacks for place in where]] = joined
+        by_device.setdefault(tensor.device, []).append(place)
+    numbers: list[NDArray[np.float64]] = [np.empty(0)] * len(tensors)
+    for device, places in by_device.items():
+        # float64 keeps what a float64 model measured and counts past 2^24; MPS has none.
+        wide = torch.float32 if device.type == "mps" else torch.float64
+        joined = torch.cat([tensors[place].to(wide) for place in places])
+        host = joined.cpu().numpy().astype(np.float64, copy=False)  # the sync
+        cuts = np.cumsum([tensors[place].numel() for place in places])[:-1]
+        for place, part in zip(places, np.split(host, cuts), strict=True):
+            numbers[place] = part
     return numbers

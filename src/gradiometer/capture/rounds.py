@@ -1,4 +1,4 @@
-"""The step axis. A round is one step of every optimizer; it opens with the first clip, term or step that touches it.
+"""The step axis. A round is one step of every optimizer; it opens with the first backward, clip, term or step.
 
 With one optimizer a round is a step. With several, a round ends when each has stepped, or when one of them steps again
 (a critic trained twice as often as its actor has rounds in which only the critic moves).
@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from gradiometer.capture.hooks import ClipCall
 from gradiometer.capture.reading import Fetched, Reading
@@ -52,14 +53,30 @@ class Round:
     """Inside `optimizer.step(closure)`, where gradients may be made several times."""
     mark: tuple[int, int, int] | None = None
     """Parameter, address and change counter of one clipped gradient: when they differ, backward ran again."""
+    accumulated: list[Tensor] = field(default_factory=list)
+    """The sketches of the gradient after each backward, [atoms, k]: their differences are the micro-batches."""
+    reaches: list[frozenset[int]] = field(default_factory=list)
+    """Which sentinels each backward reached: micro-batches of one loss reach the same."""
+    sketched: dict[int, int] = field(default_factory=dict)
+    """The change counters the last of those sketches was taken at."""
+    scaled: list[tuple[tuple[int, ...], str]] = field(default_factory=list)
+    """Parameters read while a fused optimizer still held them scaled, and the name of the scale."""
+    learning_rates: dict[int, float] = field(default_factory=dict)
+    skipped: bool = False
 
     def forget(self, reading: Reading | None) -> None:
         """Gradients were made anew within the step (a closure evaluated again): what was read is of the past."""
         self.reading = reading
-        self.captured.clear()
-        self.clips.clear()
-        self.versions.clear()
-        self.clipped.clear()
+        for held in (
+            self.captured,
+            self.clips,
+            self.versions,
+            self.clipped,
+            self.accumulated,
+            self.reaches,
+            self.sketched,
+        ):
+            held.clear()
 
     def clip_factors(self, fetched: Fetched, num_parameters: int) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         """The product of the clip factors of each parameter, and which parameters were clipped at all."""
@@ -71,12 +88,15 @@ class Round:
                 factors[at] *= clip.factor(fetched)
         return factors, clipped
 
-    def clip_values(self, fetched: Fetched, values: dict[str, float], blocks: dict[str, frozenset[int]]) -> None:
-        """Threshold, active and ratio of each clip call: under `all`, or else under the blocks it covered whole."""
+    def clip_values(self, fetched: Fetched, values: dict[str, float], blocks: dict[str, frozenset[int]]) -> list[str]:
+        """Threshold, active, ratio and intensity of each clip call: under `all`, or else under the blocks it covered whole."""
+        written: list[str] = []
         for number, clip in enumerate(self.clips):
             covered = [name for name, members in blocks.items() if members and members <= set(clip.indices)]
             for block in ["all"] if "all" in covered else covered or [f"clip.{number}"]:
                 self._clip_value(clip, block, fetched, values)
+                written.append(block)
+        return written
 
     def _clip_value(self, clip: SeenClip, block: str, fetched: Fetched, values: dict[str, float]) -> None:
         threshold = clip.call.threshold
@@ -90,3 +110,4 @@ class Round:
         values[f"grad/{block}/clip/threshold"] = threshold
         values[f"grad/{block}/clip/active"] = float("nan") if np.isnan(size) else float(size > threshold)
         values[f"grad/{block}/clip/ratio"] = ratio
+        values[f"grad/{block}/clip/intensity"] = 1.0 - ratio

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import groupby
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from gradiometer.capture.reading import Fetched, Reading
@@ -15,6 +16,12 @@ from gradiometer.errors import GradiometerWarning
 __all__ = ["Scalars"]
 
 Waiting = list[tuple[int, str, str]]
+
+# Whole tensors that may be logged under these names, and what is kept of them.
+REDUCED: dict[str, dict[str, Callable[[Tensor], Tensor]]] = {
+    "ratio": {"mean": torch.mean, "min": torch.min, "max": torch.max},
+    "advantages": {"mean": torch.mean, "std": torch.std, "max_abs": lambda x: x.abs().max()},
+}
 
 
 class Scalars:
@@ -28,6 +35,11 @@ class Scalars:
         """The plain numbers among `values`; tensors are kept as a copy of what they hold now."""
         ready: dict[str, float] = {}
         for name, value in values.items():
+            if isinstance(value, Tensor) and value.numel() > 1 and name in REDUCED:
+                x = value.detach()
+                x = x if x.is_floating_point() else x.float()
+                self._tensors += [(step, f"{name}/{kind}", reduce(x)) for kind, reduce in REDUCED[name].items()]
+                continue
             if isinstance(value, Tensor) and value.numel() == 1:
                 self._tensors.append((step, name, value.detach().clone()))
                 continue
@@ -36,6 +48,11 @@ class Scalars:
             except (TypeError, ValueError, RuntimeError):
                 self._refuse(name, value)
         return ready
+
+    @property
+    def num_waiting(self) -> int:
+        """How many tensors wait."""
+        return len(self._tensors)
 
     def hand_over(self, reading: Reading) -> Waiting:
         """Put the waiting tensors into a reading; the list says where they will be found."""

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gradiometer.capture.blocks import Blocks
 from gradiometer.capture.reading import Fetched
+from gradiometer.capture.rounds import Round
 
-__all__ = ["Sheet"]
+__all__ = ["Mask", "Numbers", "Sheet"]
 
-Numbers = NDArray[np.float64]
-Mask = NDArray[np.bool_]
+Numbers: TypeAlias = NDArray[np.float64]
+Mask: TypeAlias = NDArray[np.bool_]
 
 
 class Sheet:
     """Writes the values of a step, block by block. A block without any member present gets no value at all."""
 
-    def __init__(self, blocks: Blocks) -> None:
+    def __init__(self, blocks: Blocks, sizes: NDArray[np.int64], sample_sizes: NDArray[np.int64]) -> None:
         self.blocks = blocks
+        self.sizes = sizes.astype(np.float64)
+        self._sample_sizes = sample_sizes.astype(np.float64)
         self._order = blocks.order()
         self._starts = blocks.starts()
         self._names = cache(lambda quantity: tuple(f"grad/{block}/{quantity}" for block in blocks.names))
@@ -52,24 +56,30 @@ class Sheet:
         else:
             values.update((names[i], float(numbers[i])) for i in np.flatnonzero(where))
 
-    def light(self, fetched: Fetched, clip_factor: Numbers, clipped: Mask) -> dict[str, float]:
-        """The values of tier `light`. `clip_factor` is what the clips seen multiplied each parameter's gradient by."""
-        values: dict[str, float] = {}
-        if "raw" not in fetched.values:
-            return values
+    def unscale(self, fetched: Fetched, current: Round) -> None:
+        """Take out the loss scale of what was read before a fused optimizer took it out itself."""
+        for indices, name in current.scaled:
+            at = list(indices)
+            for quantity in ("raw", "low", "high", "sum"):
+                if quantity in fetched.values:
+                    fetched.values[quantity][at] /= fetched.scalars[name]
+
+    def light(self, values: dict[str, float], fetched: Fetched, current: Round) -> Numbers:
+        """The values of tier `light`; returns the gradient norms as the optimizer saw them, by parameter."""
         raw, present = fetched.values["raw"], fetched.present["raw"]
         max_abs = np.maximum(np.abs(fetched.values["low"]), np.abs(fetched.values["high"]))
         there = self.any(present)
         self.write(values, "norm/raw", self.norms(raw, present), there)
         self.write(values, "max_abs", self.maxima(np.where(present, max_abs, 0.0)), there)
         self.write(values, "nonfinite", self.sums((present & ~np.isfinite(max_abs)).astype(np.float64)), there)
+        factors, clipped = current.clip_factors(fetched, len(raw))
+        with np.errstate(invalid="ignore"):
+            seen: Numbers = raw * factors
+        if "clipped" in fetched.values:  # measured again, because something else changed it after the clip
+            seen = np.where(fetched.present["clipped"], fetched.values["clipped"], seen)
         if clipped.any():
-            with np.errstate(invalid="ignore"):
-                seen = raw * clip_factor
-            if "clipped" in fetched.values:  # measured again, because something else changed it after the clip
-                seen = np.where(fetched.present["clipped"], fetched.values["clipped"], seen)
             self.write(values, "norm/clipped", self.norms(seen, present), self.any(clipped & present))
-        return values
+        return seen
 
     def update(self, values: dict[str, float], fetched: Fetched) -> None:
         """What the step did to the weights: `norm/update` and `update_ratio`."""
@@ -84,6 +94,29 @@ class Sheet:
         sized = there & (size > 0)
         self.write(values, "update_ratio", np.divide(moved, size, out=np.zeros_like(moved), where=sized), sized)
 
+    def spread(self, values: dict[str, float], fetched: Fetched) -> None:
+        """Mean, zeros, signs and participation; all but the mean from the strided samples, weighted by size."""
+        present = fetched.present["raw"]
+        there = self.any(present)
+        number = self.sums(np.where(present, self.sizes, 0.0))
+        self.write(values, "mean", _ratio(self.sums(np.where(present, fetched.values["sum"], 0.0)), number), there)
+        weight = np.where(present, self.sizes / self._sample_sizes, 0.0)
+        for quantity, name in (("zeros", "zero_fraction"), ("positives", "positive_fraction")):
+            self.write(values, name, _ratio(self.sums(weight * fetched.values[quantity]), number), there)
+        compared = self.sums(weight * fetched.values["compared"])
+        agreeing = _ratio(self.sums(weight * fetched.values["agreeing"]), compared)
+        self.write(values, "sign_agreement", agreeing, compared > 0)
+        with np.errstate(over="ignore", invalid="ignore"):
+            scale = np.where(present, fetched.values["sample_scale"], 0.0)
+            squares = self.sums(weight * fetched.values["squares"] * scale**2)
+            fourths = self.sums(weight * fetched.values["fourths"] * scale**4)
+            participation = _ratio(squares**2, fourths)
+        usable = (fourths > 0) & np.isfinite(participation)
+        self.write(values, "participation", participation, usable)
+        # Two independent gradients whose elements spread like this one's have a cosine of 0 ± 1/√(3·participation).
+        noise = np.divide(1.0, np.sqrt(3 * participation), out=np.zeros_like(participation), where=usable)
+        self.write(values, "cos_noise", noise, usable)
+
     def terms(self, values: dict[str, float], fetched: Fetched) -> None:
         """Norm of each loss term's gradient by block, and its value."""
         for quantity in [key for key in fetched.values if key.startswith("term/")]:
@@ -97,3 +130,7 @@ class Sheet:
             return []
         bad = ~np.isfinite(fetched.values["low"] + fetched.values["high"]) & fetched.present["raw"]
         return [int(i) for i in np.flatnonzero(bad)]
+
+
+def _ratio(a: Numbers, b: Numbers) -> Numbers:
+    return np.divide(a, b, out=np.zeros_like(a), where=b != 0)

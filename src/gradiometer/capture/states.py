@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from gradiometer.records import State
+
 __all__ = ["Change", "States"]
 
 
@@ -23,7 +25,11 @@ class States:
     """`finite`, `nonfinite`, `missing` (could have a gradient, has none) or `frozen`, by parameter."""
 
     def __init__(self) -> None:
-        self.current: dict[str, str] = {}
+        self.current: dict[str, State] = {}
+
+    def in_order(self, names: Sequence[str]) -> list[State]:
+        """The states of these parameters; missing before the first measured step."""
+        return [self.current.get(name, "missing") for name in names]
 
     def update(
         self,
@@ -35,7 +41,7 @@ class States:
     ) -> Change:
         """Take in a measured step."""
         bad = set(nonfinite)
-        new = {
+        new: dict[str, State] = {
             name: "nonfinite" if i in bad else "finite" if i in captured else "missing" if p.requires_grad else "frozen"
             for i, (name, p) in enumerate(zip(names, parameters, strict=True))
         }

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gradiometer.capture.reading import Reading
+from gradiometer.capture.reading import Fetched, Reading
 from gradiometer.errors import UsageError
 from gradiometer.maths import stats
 
-__all__ = ["Reach", "check_terms", "has_user_hooks", "measure_terms", "total"]
+__all__ = ["Reach", "check_terms", "guilty", "has_user_hooks", "measure_terms", "nonfinite_terms", "total"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,9 +69,31 @@ def measure_terms(terms: Mapping[str, Tensor], parameters: Sequence[Tensor], rea
             )
         found = [(index, grad) for (index, _), grad in zip(trained, grads, strict=False) if grad is not None]
         with torch.no_grad():
-            reading.add(f"term/{name}", [i for i, _ in found], stats.norms([stats.dense(grad) for _, grad in found]))
+            reading.add(f"term/{name}", [i for i, _ in found], stats.norms([stats.values(grad) for _, grad in found]))
         reaches.append(Reach(term=name, reached=frozenset(index for index, _ in found)))
     return reaches
+
+
+def nonfinite_terms(reading: Reading | None, indices: Iterable[int]) -> list[str]:
+    """The terms whose own gradient of one of these parameters was not finite. A sync, for the way out only."""
+    wanted = set(indices)
+    guilty: list[str] = []
+    for quantity in sorted(reading.quantities()) if reading is not None else ():
+        if quantity.startswith("term/"):
+            for owners, norms in reading.of(quantity):  # type: ignore[union-attr]
+                bad = (~torch.isfinite(norms)).tolist()
+                if any(is_bad and i in wanted for i, is_bad in zip(owners, bad, strict=True)):
+                    guilty.append(quantity.removeprefix("term/"))
+    return guilty
+
+
+def guilty(fetched: Fetched) -> list[str]:
+    """The terms that had a gradient which was not finite."""
+    return [
+        quantity.removeprefix("term/")
+        for quantity, norms in fetched.values.items()
+        if quantity.startswith("term/") and not np.isfinite(norms[fetched.present[quantity]]).all()
+    ]
 
 
 def has_user_hooks(model: Iterable[nn.Module], parameters: Iterable[Tensor]) -> bool:

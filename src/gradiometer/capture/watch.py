@@ -8,15 +8,22 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self, get_args
+from typing import Any, Self
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.optim import Optimizer
 
 from gradiometer.capture import hooks, terms
-from gradiometer.capture.blocks import Blocks, Model, Selector, find_blocks, named_parameters
-from gradiometer.capture.meter import Meter, OnNonfinite, Tier
+from gradiometer.capture.blocks import Blocks, Model, Selector, find_blocks, named_parameters, select
+from gradiometer.capture.meter import Meter
+from gradiometer.capture.microbatches import SKETCH_SEED
+from gradiometer.capture.readout import FEATURES
+from gradiometer.capture.settings import Direction, OnNonfinite, Pairs, Settings, Tier
 from gradiometer.errors import UsageError
+from gradiometer.maths.pairs import PairReading
+from gradiometer.records import Flow, GradientHealth
 from gradiometer.store import facts
 from gradiometer.store.writer import Writer
 
@@ -31,47 +38,57 @@ def watch(
     *,
     run: str | os.PathLike[str] | None = "auto",
     every: int = 1,
+    budget: float | None = 0.01,
     tier: Tier = "standard",
     blocks: Mapping[str, Selector] | None = None,
+    pairs: Pairs | None = None,
+    direction: Direction = "exact",
+    sketch_size: int = 1024,
+    on_nonfinite: OnNonfinite = "record",
+    terms_every: int = 10,
+    micro_batch_size: int | None = None,
     config: Mapping[str, Any] | None = None,
     seed: int | None = None,
     resume: int | None = None,
     overwrite: bool = False,
-    keep: int | None = None,
-    on_nonfinite: OnNonfinite = "record",
-    terms_every: int = 10,
+    keep: int | None = 1000,
 ) -> Meter:
-    """Measure the gradients of `model` at every step of `optimizer`, and keep them in the folder `run`.
+    """Measure the gradients of `model` at the steps of `optimizer`, and keep them in the folder `run`.
 
     `run="auto"` makes `runs/<script>-<time>`; `run=None` keeps nothing on disk. `resume=s` goes on after the checkpoint
-    of step s and removes what lies beyond it; `overwrite=True` starts the run afresh. `blocks` maps a name to a regular
-    expression over parameter names, a module or a list of parameters; without it actor, critic and what they share are
-    read off the names. `config` and `seed` are kept with the run. GRADIOMETER_DISABLED=1 turns all of it into nothing.
+    of step s and removes what lies beyond it; `overwrite=True` starts the run afresh. `config` and `seed` are kept with
+    the run, and of sketches and histograms the last `keep` steps. GRADIOMETER_DISABLED=1 turns it all into nothing.
+
+    Every `every`-th step is measured, stretched so that measuring takes at most the share `budget` of wall time (None: no
+    cap). `tier` is `light` (norms, extremes, non-finite, clips), `standard` or `deep` (histograms, terms at every measured
+    step). `blocks` maps a name to a regular expression over parameter names, a module or a list of parameters; without it
+    actor, critic and what they share are read off the names. `pairs` names two modules to hold side by side,
+    `{"graft": ("seed_module", "host")}`. `direction="sketch"` compares gradients by sketches of `sketch_size` numbers
+    instead of keeping a copy. `on_nonfinite` is `record`, `warn` or `raise`. With `micro_batch_size` the noise scale is in
+    samples, otherwise in micro-batches.
     """
     if os.environ.get("GRADIOMETER_DISABLED", "").lower() in ("1", "true", "yes"):
         return NullMeter()
-    _check(every=every, tier=tier, on_nonfinite=on_nonfinite, terms_every=terms_every)
+    settings = Settings(
+        tier=tier,
+        every=every,
+        budget=budget,
+        blocks=blocks,
+        pairs=pairs or {},
+        direction=direction,
+        sketch_size=sketch_size,
+        on_nonfinite=on_nonfinite,
+        terms_every=terms_every,
+        micro_batch_size=micro_batch_size,
+    )
     optimizers = _listed(optimizer)
-    parameters = named_parameters(model)
-    find_blocks(parameters, blocks)  # a wrong pattern is said before a folder is made
-    held = {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}
-    if not any(id(p) in held for p in parameters.values()):
-        raise UsageError("the optimizer holds none of the model's parameters; pass the model it was made from")
+    _check_model(model, optimizers, settings)
     writer = None
     if run is not None:
         folder = Path("runs") / _run_name() if run == "auto" else Path(run)
-        writer = Writer(folder, facts=_facts(config, seed, tier, every), resume=resume, overwrite=overwrite, keep=keep)
-    return Meter(
-        model,
-        optimizers,
-        writer=writer,
-        every=every,
-        tier=tier,
-        blocks=blocks,
-        on_nonfinite=on_nonfinite,
-        terms_every=terms_every,
-        first_step=0 if resume is None else resume + 1,
-    )
+        kept = {**facts.collect(config, seed), "meter": _plain(settings)}
+        writer = Writer(folder, facts=kept, resume=resume, overwrite=overwrite, keep=keep)
+    return Meter(model, optimizers, settings, writer=writer, first_step=0 if resume is None else resume + 1)
 
 
 class NullMeter(Meter):
@@ -111,6 +128,31 @@ class NullMeter(Meter):
         terms.check_terms(given)
         yield terms.total(given.values())
 
+    def gradient_health(self, block: str = "all") -> GradientHealth:
+        """Nothing was measured."""
+        nothing = dict.fromkeys(GradientHealth.__dataclass_fields__)
+        return GradientHealth(**{**nothing, "block": block, "state": "missing"})  # type: ignore[arg-type]
+
+    def flow(self) -> Flow:
+        """Nothing was measured."""
+        return Flow(step=None, layers=(), lost_at=None, reason="nothing measured: GRADIOMETER_DISABLED is set")
+
+    def features(self, block: str = "all") -> NDArray[np.float32]:
+        """Zeros."""
+        return np.zeros(len(FEATURES), dtype=np.float32)
+
+    def pair(self, name: str) -> PairReading:
+        """Nothing was measured."""
+        reason = "GRADIOMETER_DISABLED is set."
+        return PairReading(ratio=None, verdict="not-measured", reason=reason, seed_intensity=None, host_intensity=None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """There is no past."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """There is nothing to go on with."""
+
     def close(self) -> None:
         """Nothing is open."""
 
@@ -121,15 +163,16 @@ class NullMeter(Meter):
         """Nothing is open."""
 
 
-def _check(*, every: int, tier: str, on_nonfinite: str, terms_every: int) -> None:
-    for name, number in (("every", every), ("terms_every", terms_every)):
-        if not isinstance(number, int) or number < 1:
-            raise UsageError(
-                f"{name} is the number of steps from one measurement to the next, 1 or more; found {number!r}"
-            )
-    for name, word, allowed in (("tier", tier, get_args(Tier)), ("on_nonfinite", on_nonfinite, get_args(OnNonfinite))):
-        if word not in allowed:
-            raise UsageError(f"{name} is one of {', '.join(map(repr, allowed))}; found {word!r}")
+def _check_model(model: Model, optimizers: Sequence[Optimizer], settings: Settings) -> None:
+    """Everything that can be wrong is said before a folder is made."""
+    parameters = named_parameters(model)
+    find_blocks(parameters, settings.blocks)
+    for name, parts in settings.pairs.items():
+        for part in parts:
+            select(name, part, parameters)
+    held = {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}
+    if not any(id(p) in held for p in parameters.values()):
+        raise UsageError("the optimizer holds none of the model's parameters; pass the model it was made from")
 
 
 def _listed(optimizer: Any) -> list[Optimizer]:
@@ -149,5 +192,6 @@ def _run_name() -> str:
     return f"{script if script not in ('', '-c') else 'python'}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
-def _facts(config: Mapping[str, Any] | None, seed: int | None, tier: str, every: int) -> dict[str, Any]:
-    return {**facts.collect(config, seed), "meter": {"tier": tier, "every": every}}
+def _plain(settings: Settings) -> dict[str, Any]:
+    names = ("tier", "every", "budget", "direction", "sketch_size", "on_nonfinite", "terms_every", "micro_batch_size")
+    return {**{name: getattr(settings, name) for name in names}, "sketch_seed": SKETCH_SEED}

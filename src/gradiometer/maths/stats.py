@@ -1,7 +1,8 @@
-"""Statistics of a list of tensors, each one pass over memory and none of them a sync.
+"""Statistics of gradients, each one pass over memory and none of them a sync.
 
-Every function takes a list of dense tensors of one device and gives 0-dim tensors that stay on that device. The fused
-`torch._foreach_*` kernels are private API of torch; each has a loop of public calls behind it, which the tests compare.
+The functions give 0-dim tensors that stay on the device. Half precision is accumulated in float32, which the squares of
+fp16 would overflow. The fused `torch._foreach_*` kernels are private API of torch; each has a loop of public calls
+behind it, which the tests compare.
 """
 
 from __future__ import annotations
@@ -9,12 +10,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["dense", "extremes", "norms", "store", "subtract_"]
+__all__ = ["dot", "extreme", "extremes", "flat", "norm", "norms", "sample", "store", "total", "values"]
 
 HALF = (torch.float16, torch.bfloat16)
 
 
-def dense(grad: Tensor) -> Tensor:
+def values(grad: Tensor) -> Tensor:
     """The elements of a gradient as one dense real tensor; a sparse one gives its coalesced values, the rest being 0."""
     grad = grad.detach()
     if grad.is_sparse:
@@ -22,46 +23,73 @@ def dense(grad: Tensor) -> Tensor:
     return torch.view_as_real(grad) if grad.is_complex() else grad
 
 
+def flat(x: Tensor) -> Tensor:
+    """All elements in a row, [n]; a sparse tensor is filled up with its zeros, so that positions mean the same."""
+    x = x.detach()
+    if x.is_sparse:
+        x = x.to_dense()
+    if x.is_complex():
+        x = torch.view_as_real(x)
+    return x.reshape(-1)
+
+
 def norms(tensors: list[Tensor]) -> list[Tensor]:
-    """‖x‖₂ of each tensor. Half precision is accumulated and returned in float32, which fp16 squares would overflow."""
+    """‖x‖₂ of each tensor."""
     if not tensors:
         return []
     dtype = torch.float32 if tensors[0].dtype in HALF else None
     fused = getattr(torch, "_foreach_norm", None)
     if fused is not None and all(x.dtype == tensors[0].dtype for x in tensors):
         return list(fused(tensors, 2, dtype=dtype))
-    return [torch.linalg.vector_norm(x, dtype=torch.float32 if x.dtype in HALF else None) for x in tensors]
+    return [norm(x) for x in tensors]
+
+
+def norm(x: Tensor) -> Tensor:
+    """‖x‖₂."""
+    length: Tensor = torch.linalg.vector_norm(x, dtype=torch.float32 if x.dtype in HALF else None)
+    return length
 
 
 def extremes(tensors: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """Smallest and largest element of each tensor; a NaN anywhere makes both NaN, an Inf stays an Inf.
+    """Smallest and largest element of each tensor."""
+    pairs = [extreme(x) for x in tensors]
+    return [low for low, _ in pairs], [high for _, high in pairs]
+
+
+def extreme(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Smallest and largest element; a NaN anywhere makes both NaN, an Inf stays an Inf.
 
     `aminmax` is one pass at the price of a norm; `vector_norm(inf)` and `isfinite().all()` cost 10 to 20 times as much
     on a CPU (benchmarks/reductions.py).
     """
-    pairs = [torch.aminmax(x) if x.numel() else (x.new_zeros(()), x.new_zeros(())) for x in tensors]
-    return [low for low, _ in pairs], [high for _, high in pairs]
+    if x.numel() == 0:
+        return x.new_zeros(()), x.new_zeros(())
+    low, high = torch.aminmax(x)
+    return low, high
+
+
+def total(x: Tensor) -> Tensor:
+    """Σx."""
+    return x.sum(dtype=torch.float32 if x.dtype in HALF else None)
+
+
+def dot(x: Tensor, y: Tensor) -> Tensor:
+    """<x, y> of two flat tensors."""
+    if x.dtype in HALF or x.dtype != y.dtype:
+        x, y = x.float(), y.float()
+    return torch.dot(x, y)
 
 
 def store(scratch: list[Tensor], tensors: list[Tensor]) -> None:
     """scratch ← tensors, element by element."""
-    if not tensors:
-        return
     fused = getattr(torch, "_foreach_copy_", None)
-    if fused is not None:
+    if fused is not None and tensors:
         fused(scratch, tensors)
         return
     for kept, x in zip(scratch, tensors, strict=True):
         kept.copy_(x)
 
 
-def subtract_(scratch: list[Tensor], tensors: list[Tensor]) -> None:
-    """scratch ← scratch − tensors."""
-    if not tensors:
-        return
-    fused = getattr(torch, "_foreach_sub_", None)
-    if fused is not None:
-        fused(scratch, tensors)
-        return
-    for kept, x in zip(scratch, tensors, strict=True):
-        kept.sub_(x)
+def sample(x: Tensor, size: int) -> Tensor:
+    """At most `size` elements of a flat tensor at a fixed stride: counts over all of them would cost more than the norms."""
+    return x[:: -(-x.numel() // size)] if x.numel() > size else x

@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 
 from gradiometer.errors import NotARun, RunNotFound, UnknownName, close_names
-from gradiometer.records import Event, Evidence, Finding, Summary, Table, Vector
+from gradiometer.records import Cosine, Event, Evidence, Finding, Summary, Table, Vector
 from gradiometer.store import database
 from gradiometer.store.strictjson import from_json
 
@@ -139,6 +139,13 @@ class Run:
             raise self._unknown("vector", name, step, self.vector_names())
         dtype, shape, blob = rows[0]
         return Vector(step=step, name=name, values=np.frombuffer(blob, dtype=dtype).reshape(from_json(shape)).copy())
+
+    def cosine(self, step_a: int, step_b: int, block: str = "all") -> Cosine:
+        """Between the gradients of any two steps whose sketches are kept, with the sketch's own error 1/√k."""
+        a, b = (self.vector(f"sketch/{block}", step).values.astype(np.float64) for step in (step_a, step_b))
+        size = float(np.linalg.norm(a) * np.linalg.norm(b))
+        value = float(a @ b) / size if size > 0 else float("nan")
+        return Cosine(value=value, error=float(1 / np.sqrt(len(a))))
 
     def close(self) -> None:
         """Let the file go; twice is fine."""

@@ -19,7 +19,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from torch import Tensor, nn
 
 import gradiometer as gm
-from gradiometer.capture.meter import Tier
+from gradiometer.capture.settings import Tier
 from gradiometer.labs import faults
 from gradiometer.labs.cartpole.config import Config, Progress
 from gradiometer.labs.config import torch_device
@@ -247,6 +247,7 @@ def watched(model: ActorCritic, optimizer: torch.optim.Optimizer, config: Config
         optimizer,
         run=config.run,
         every=config.every,
+        budget=None,  # the same steps on every machine
         tier=cast(Tier, config.tier),
         blocks={"actor": "^actor", "critic": "^critic"},
         config=dataclasses.asdict(config),

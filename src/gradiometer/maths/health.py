@@ -1,0 +1,210 @@
+"""How ill a gradient looks, as a number between 0 and 1: severities against a tensor's own history, and one glance.
+
+Health is for people to look at. A band around a tensor's own history calls a run that was broken from its first step
+healthy, so no finding rests on it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = [
+    "DECADES",
+    "Band",
+    "State",
+    "band",
+    "concentration",
+    "depth_imbalance",
+    "exploding_severity",
+    "has_exploding",
+    "has_vanishing",
+    "health",
+    "robust_level",
+    "state_of",
+    "vanishing_severity",
+]
+
+Array = npt.NDArray[np.float64]
+State = Literal["finite", "nonfinite", "missing", "frozen"]
+
+DECADES = 6.0
+"""Decades beyond its threshold at which a severity is 1: 1e-8 and 1e-20 are not the same illness."""
+
+BAND_SIGMAS = 5.0
+"""Half width of the band. Log-norms have heavy tails, and of a few hundred healthy tensors 3σ would flag one at every step."""
+
+SIGMA_FLOOR = 0.1
+"""Decades. A tensor whose norm hardly moves is not ill when it first moves by a quarter: the band is never below ×3."""
+
+MIN_OBSERVATIONS = 20
+"""The MAD of so many has a standard error of a quarter, and the first steps of a run are its least typical."""
+
+FALLBACK_LOW = 1e-10
+"""Until there is a history. Healthy PPO passes under the source's 1e-7: a clipped surrogate, an advantage near 0, an
+entropy bonus of coefficient 1e-4 on a late policy. At this norm Adam's ε of 1e-8 leaves under 1 % of a step."""
+
+FALLBACK_HIGH = 1e4
+"""Until there is a history. Norms follow the scale of the reward: returns in the hundreds make a squared value loss pass
+the source's 100 in its first steps. Above this float16 gradients are near their 65504."""
+
+IMBALANCE_ALLOWANCE = 3.0
+"""Decades between layers that cost nothing. Early layers are naturally smaller, and small initial policy heads (gain 0.01)
+add two decades; AutoTrainer's ratio of 70 (1.85 decades) is for supervised networks."""
+
+IMBALANCE_SPAN = 3.0
+"""Decades beyond the allowance until the imbalance is 1: at six in all the squares are twelve apart, and a
+float32 norm over both no longer holds the smaller one."""
+
+VANISHING_WEIGHT = 1.0
+"""All tensors gone: nothing is learnt and nothing is left of health."""
+
+EXPLODING_WEIGHT = 1.6
+"""Worse than vanishing, which wastes steps where this undoes them: the source's 0.8 against 0.5, kept as a ratio."""
+
+IMBALANCE_WEIGHT = 0.3
+"""Worth a look, no more: Adam cancels a constant scale of each tensor."""
+
+SOURCE_VANISHING = 1e-7
+SOURCE_EXPLODING = 100.0
+"""The source's thresholds, for `has_vanishing` and `has_exploding` alone: its old numbers can be reproduced."""
+
+
+class Band(NamedTuple):
+    """Norms between which a tensor is its usual self, each [P]."""
+
+    low: Array
+    high: Array
+
+
+def vanishing_severity(norm: npt.ArrayLike, threshold: npt.ArrayLike) -> Array:
+    """How far below its threshold τ a norm n is: clip((log10 τ − log10 n)/6, 0, 1).
+
+    A norm of 0 has severity 1; one that is not finite has 0, being no small one.
+    """
+    n = _array(norm)
+    finite = np.isfinite(n)
+    distance = _log10(threshold) - _log10(np.where(finite, n, 1.0))
+    return np.where(finite, np.clip(distance / DECADES, 0.0, 1.0), 0.0)
+
+
+def exploding_severity(norm: npt.ArrayLike, threshold: npt.ArrayLike) -> Array:
+    """How far above its threshold τ a norm n is: clip((log10 n − log10 τ)/6, 0, 1); 1 when it is not finite."""
+    n = _array(norm)
+    finite = np.isfinite(n)
+    distance = _log10(np.where(finite, n, 1.0)) - _log10(threshold)
+    return np.where(finite, np.clip(distance / DECADES, 0.0, 1.0), 1.0)
+
+
+def _array(x: npt.ArrayLike) -> Array:
+    return np.asarray(x, dtype=np.float64)
+
+
+def _log10(x: npt.ArrayLike) -> Array:
+    with np.errstate(divide="ignore"):
+        return np.log10(_array(x))
+
+
+def band(log10_history: npt.ArrayLike, count: npt.ArrayLike) -> Band:
+    """Median ± 5 robust σ of log10 n_p over each tensor's own history [T, P]; `count` [P] observations were made so far.
+
+    Only the first `count` rows are read, so that a buffer may be longer than its content; NaNs and −inf (norms of 0) are
+    left out. Below 20 observations the band is 1e-10 to 1e4.
+    """
+    history = _array(log10_history)
+    filled = np.arange(history.shape[0])[:, None] < _array(count)
+    median, sigma, seen = robust_level(np.where(filled, history, math.nan))
+    known = seen >= MIN_OBSERVATIONS
+    with np.errstate(over="ignore"):
+        low = np.where(known, 10.0 ** (median - BAND_SIGMAS * sigma), FALLBACK_LOW)
+        high = np.where(known, 10.0 ** (median + BAND_SIGMAS * sigma), FALLBACK_HIGH)
+    return Band(low=low, high=high)
+
+
+def robust_level(log10_history: npt.ArrayLike) -> tuple[Array, Array, npt.NDArray[np.intp]]:
+    """Median, σ = max(1.4826 MAD, 0.1) and number of the finite values in each column of [T, P].
+
+    A column without any has median NaN.
+    """
+    history = _array(log10_history)
+    history = np.where(np.isfinite(history), history, math.nan)
+    seen = np.count_nonzero(~np.isnan(history), axis=0)
+    median = _column_medians(history, seen)
+    deviation = _column_medians(np.abs(history - median), seen)
+    return median, np.fmax(1.4826 * deviation, SIGMA_FLOOR), seen
+
+
+def _column_medians(x: Array, seen: npt.NDArray[np.intp]) -> Array:
+    """Median of the values of each column that are not NaN: sorting puts NaNs last, so no slow `nanmedian` is needed."""
+    if x.shape[0] == 0:
+        return np.full(x.shape[1], math.nan)
+    ordered = np.sort(x, axis=0)
+    columns = np.arange(x.shape[1])
+    below, above = np.maximum(seen - 1, 0) // 2, np.minimum(seen // 2, x.shape[0] - 1)
+    return _array(0.5 * (ordered[below, columns] + ordered[above, columns]))
+
+
+def depth_imbalance(layer_rms: npt.ArrayLike) -> float:
+    """How unequal the layers of a network are: clip((log10(max/min) − 3)/3, 0, 1) over their RMS gradients [L].
+
+    A layer of exactly 0 among others makes it 1, the limit of ever smaller ones; layers that are not finite are left out.
+    """
+    rms = _array(layer_rms)
+    rms = rms[np.isfinite(rms)]
+    if rms.size < 2 or float(rms.max()) == 0.0:
+        return 0.0
+    if float(rms.min()) == 0.0:
+        return 1.0
+    decades = math.log10(float(rms.max())) - math.log10(float(rms.min()))
+    return min(1.0, max(0.0, (decades - IMBALANCE_ALLOWANCE) / IMBALANCE_SPAN))
+
+
+def health(
+    vanishing: npt.ArrayLike, exploding: npt.ArrayLike, imbalance: float, *, any_nonfinite: bool, any_gradient: bool
+) -> float | None:
+    """One glance at all tensors: max(0, 1 − mean vanishing − 1.6 mean exploding − 0.3 imbalance).
+
+    Severities are [P], of the tensors that have a gradient. 0 when any element is not finite; None when there is no
+    gradient at all, which is no sign of health.
+    """
+    v, e = _array(vanishing), _array(exploding)
+    if not any_gradient or v.size == 0:
+        return None
+    if any_nonfinite:
+        return 0.0
+    loss = VANISHING_WEIGHT * float(v.mean()) + EXPLODING_WEIGHT * float(e.mean()) + IMBALANCE_WEIGHT * imbalance
+    return min(1.0, max(0.0, 1.0 - loss))
+
+
+def state_of(members: Iterable[State]) -> State:
+    """The state of a block: the first of nonfinite, finite, missing that any member is in, otherwise frozen."""
+    found = set(members)
+    order: tuple[State, ...] = ("nonfinite", "finite", "missing")
+    return next((state for state in order if state in found), "frozen")
+
+
+def concentration(block_energies: npt.ArrayLike) -> float | None:
+    """How evenly the squared norms e_b are spread over B blocks: −Σ p ln p / ln B with p = e/Σe.
+
+    1 when all blocks are equal, 0 when one has everything; None for one block, no energy, or one that is not finite.
+    """
+    energies = _array(block_energies)
+    if energies.size < 2 or not np.all(np.isfinite(energies)) or float(energies.max()) <= 0.0:
+        return None
+    share = energies / energies.max()  # before the sum, which could overflow
+    share = share[share > 0.0] / share.sum()
+    return min(1.0, max(0.0, -float((share * np.log(share)).sum()) / math.log(energies.size)))
+
+
+def has_vanishing(norms: npt.ArrayLike) -> bool:
+    """The source's flag: any n_p < 1e-7."""
+    return bool(np.any(_array(norms) < SOURCE_VANISHING))
+
+
+def has_exploding(norms: npt.ArrayLike) -> bool:
+    """The source's flag: any n_p > 100."""
+    return bool(np.any(_array(norms) > SOURCE_EXPLODING))
