@@ -106,8 +106,9 @@ def test_cos_update_of_plain_descent_is_one(model: Policy, tmp_path: Path) -> No
 def test_mean_zeros_signs_and_participation_are_those_of_the_elements(model: Policy, tmp_path: Path) -> None:
     raw, _, _ = train(model, tmp_path / "run", 3)  # every tensor is smaller than its sample: exact
     for step, g in enumerate(raw):
+        if step == 0:  # a whole pass for a number this quiet: taken with the sketches
+            assert series(tmp_path / "run", "grad/all/mean") == {0: pytest.approx(g.mean(), rel=1e-4, abs=1e-9)}
         expected = {
-            "mean": g.mean(),
             "zero_fraction": (g == 0).mean(),
             "positive_fraction": (g > 0).mean(),
             "participation": (g**2).sum() ** 2 / (g**4).sum(),
@@ -166,11 +167,12 @@ def test_sketched_directions_agree_with_exact_ones_within_their_error(
     run = gm.load(tmp_path / "run")
     for step, value in series(tmp_path / "run", "grad/all/cos_prev").items():
         assert value == pytest.approx(cosine(raw[step], raw[step - 1]), abs=1e-5 if direction == "exact" else 0.15)
-    between = run.cosine(2, 9)
+    between = run.cosine(4, 8)
     assert between.error == pytest.approx(1 / 32)
-    assert between.value == pytest.approx(cosine(raw[2], raw[9]), abs=5 * between.error)
+    assert between.value == pytest.approx(cosine(raw[4], raw[8]), abs=5 * between.error)
+    every = 4 if direction == "exact" else 1  # beside exact comparisons a sketch is taken at every fourth measured step
     ema = raw[0] * 0.1
-    for step in range(1, 12):
+    for step in range(every, 12, every):
         assert series(tmp_path / "run", "grad/all/cos_ema")[step] == pytest.approx(cosine(raw[step], ema), abs=0.15)
         ema = 0.9 * ema + 0.1 * raw[step]
 
@@ -194,7 +196,7 @@ def test_micro_batches_give_alignment_and_noise_scale(tmp_path: Path) -> None:
     signal = torch.full((size,), 0.1)  # |G|² = 4
     watched = gm.watch(model, optimizer, run=tmp_path / "run", budget=None, sketch_size=1024)
     with watched:
-        for _ in range(120):
+        for _ in range(400):
             optimizer.zero_grad()
             for _ in range(parts):
                 (model(signal + 0.5 * torch.randn(size)).sum() / parts).backward()  # tr Σ = 400 · 0.25 = 100
@@ -202,7 +204,9 @@ def test_micro_batches_give_alignment_and_noise_scale(tmp_path: Path) -> None:
     truth = size * 0.25 / 4.0
     noise = list(series(tmp_path / "run", "grad/all/noise_scale").values())
     assert noise[-1] == pytest.approx(truth, rel=0.35)
-    assert min(series(tmp_path / "run", "grad/all/noise_scale")) == 7  # no value until 8 updates
+    assert (
+        min(series(tmp_path / "run", "grad/all/noise_scale")) == 28
+    )  # no value until 8 updates, one in 4 measured steps
     expected = math.sqrt((4 + 100 / parts) / (4 + 100)) / 1.0
     measured = np.mean(list(series(tmp_path / "run", "grad/all/alignment").values()))
     assert measured == pytest.approx(expected, rel=0.05)
@@ -213,7 +217,7 @@ def test_later_epochs_do_not_enter_the_noise_scale(tmp_path: Path) -> None:
     model = nn.Linear(20, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     with gm.watch(model, optimizer, run=tmp_path / "run", budget=None) as meter:
-        for number in range(20):
+        for number in range(60):
             meter.at(epoch=1 if number else 0)
             optimizer.zero_grad()
             for _ in range(2):

@@ -173,11 +173,12 @@ def test_the_guard_fails_when_a_hook_changes_one_bit(
 ) -> None:
     honest = Gauge.read_full
 
-    def disturbing(self: Gauge, reading: Any, indices: Any) -> None:
-        honest(self, reading, indices)
+    def disturbing(self: Gauge, reading: Any, indices: Any, **options: Any) -> Any:
+        samples = honest(self, reading, indices, **options)
         for i in indices:
             weight = self.parameters[i].detach().view(-1)
             weight[0] = torch.nextafter(weight[0], torch.tensor(10.0))
+        return samples
 
     bare = state_after(loop, lambda *_: nullcontext())
     monkeypatch.setattr(Gauge, "read_full", disturbing)

@@ -16,7 +16,6 @@ from gradiometer.capture.directions import Directions
 from gradiometer.capture.history import Ring
 from gradiometer.capture.reading import Fetched
 from gradiometer.capture.rounds import Round
-from gradiometer.capture.samples import SAMPLE_SIZE
 from gradiometer.capture.settings import Settings
 from gradiometer.capture.sheet import Sheet
 from gradiometer.capture.vitals import Vitals
@@ -48,10 +47,11 @@ class Analyst:
     ) -> None:
         self._settings = settings
         sizes = np.array([p.numel() * (2 if p.is_complex() else 1) for p in parameters.values()], dtype=np.int64)
-        self.sheet = Sheet(blocks, sizes, _sample_sizes(sizes))
+        self.sheet = Sheet(blocks, sizes)
         self._directions = Directions(self.sheet, atoms)
         self._vitals = Vitals(self.sheet)
         self._noise: dict[str, noise.NoiseState] = {}
+        self._layer_norms = [f"grad/{layer}/norm/raw" for layer in blocks.names[blocks.num_named :]]
         self._pairs = {name: _pair(name, pair, parameters) for name, pair in settings.pairs.items()}
 
     def analyse(
@@ -109,8 +109,7 @@ class Analyst:
 
     def _concentration(self, values: dict[str, float]) -> None:
         """Over the layers of the model: 1 when they share the gradient evenly, 0 when one has it all."""
-        layers = self.sheet.blocks.names[self.sheet.blocks.num_named :]
-        norms = [values[name] for layer in layers if (name := f"grad/{layer}/norm/raw") in values]
+        norms = [values[name] for name in self._layer_norms if name in values]
         share = health.concentration(np.square(norms))
         if share is not None:
             values["grad/all/concentration"] = share
@@ -168,11 +167,6 @@ class Analyst:
         for name, saved in state["pairs"].items():
             if name in self._pairs:
                 self._pairs[name].past.load_state_dict(saved)
-
-
-def _sample_sizes(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    strides = -(-sizes // SAMPLE_SIZE)
-    return np.where(sizes > SAMPLE_SIZE, -(-sizes // np.maximum(strides, 1)), np.maximum(sizes, 1))
 
 
 def _pair(name: str, given: Sequence[Any], parameters: Mapping[str, nn.Parameter]) -> Pair:

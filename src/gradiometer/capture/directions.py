@@ -25,24 +25,30 @@ class Directions:
     def __init__(self, sheet: Sheet, atoms: Sequence[Sequence[int]]) -> None:
         self._sheet, self._atoms = sheet, [list(part) for part in atoms]
         self._named = sheet.blocks.names[: sheet.blocks.num_named]
+        self._seen: Numbers | None = None
+        """Gradient norms of the last measured step: the previous ones, when the scratch was filled in that step."""
         self._ema: dict[str, Numbers] = {}
         self._window: dict[str, deque[Numbers]] = {}
 
     def write(self, values: dict[str, float], fetched: Fetched, seen: Numbers) -> None:
         """cos_prev and cos_update, for every block. `seen` are the gradient norms as the optimizer saw them."""
         if "previous_dot" in fetched.values:
+            before = np.zeros_like(seen) if self._seen is None else self._seen
+            if "previous_norm" in fetched.values:  # kept on a step that was not measured, so the host has not seen it
+                before = np.where(fetched.present["previous_norm"], fetched.values["previous_norm"], before)
             present = fetched.present["previous_dot"]
-            self._cosine(values, "cos_prev", fetched, "previous_dot", fetched.values["raw"], "previous_norm", present)
+            self._cosine(values, "cos_prev", fetched, "previous_dot", fetched.values["raw"], before, present)
         if "update_dot" in fetched.values:
             present = fetched.present["update_dot"] & fetched.present["raw"]
-            self._cosine(values, "cos_update", fetched, "update_dot", seen, "update", present)
+            self._cosine(values, "cos_update", fetched, "update_dot", seen, fetched.values["update"], present)
+        self._seen = seen
 
     def _cosine(
-        self, values: dict[str, float], name: str, fetched: Fetched, dot: str, a: Numbers, b: str, present: Mask
+        self, values: dict[str, float], name: str, fetched: Fetched, dot: str, a: Numbers, b: Numbers, present: Mask
     ) -> None:
         """Σ<a_p, b_p> / (‖a‖‖b‖) over the members that have both."""
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            size = self._sheet.norms(a, present) * self._sheet.norms(fetched.values[b], present)
+            size = self._sheet.norms(a, present) * self._sheet.norms(b, present)
             cosines = self._sheet.sums(np.where(present, fetched.values[dot], 0.0)) / size
         self._sheet.write(values, name, cosines, (size > 0) & np.isfinite(cosines))
 

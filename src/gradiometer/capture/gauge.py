@@ -5,7 +5,7 @@ Tensor by tensor, not statistic by statistic: while a tensor is in the cache, ev
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -13,7 +13,10 @@ from torch import Tensor
 from gradiometer.capture.reading import Reading
 from gradiometer.maths import stats
 
-__all__ = ["Gauge"]
+__all__ = ["SAMPLE_SIZE", "Gauge"]
+
+SAMPLE_SIZE = 1024  # elements of each tensor; a fraction read off it has a standard error of at most 0.016
+WEIGHTS_EVERY = 10
 
 
 class Gauge:
@@ -27,23 +30,32 @@ class Gauge:
         self.parameters = list(parameters)
         self.index = {id(p): i for i, p in enumerate(self.parameters)}
         self._scratch: dict[int, Tensor] = {}
-        self._previous: dict[int, Tensor] = {}
-        """The norm of the previous gradient of each parameter whose scratch holds it."""
+        self._previous: dict[int, tuple[int, Tensor | None]] = {}
+        """Whose scratch holds a gradient: of which step, and its norm; None where the host knows it."""
+        self._weights: dict[int, int] = {}
+        """Whose scratch holds the weights, with their change counter at the time."""
+        self._weight_norms: dict[int, Tensor] = {}
+        self._updates_read = 0
 
     def indices(self, tensors: Iterable[Tensor]) -> list[int]:
         """The watched ones among `tensors`."""
         index = self.index
         return [index[id(t)] for t in tensors if id(t) in index]
 
+    def first_of(self, tensors: Iterable[Tensor]) -> int | None:
+        """The first watched one among `tensors`; None when they are another model's."""
+        index = self.index
+        return next((index[id(t)] for t in tensors if id(t) in index), None)
+
     def with_grad(self, indices: Iterable[int]) -> list[int]:
         """Those that hold a gradient now."""
         return [i for i in indices if self.parameters[i].grad is not None]
 
     def grad(self, i: int) -> Tensor:
-        """A gradient that is there, dense and flat."""
+        """A gradient that is there, dense and real."""
         grad = self.parameters[i].grad
         assert grad is not None
-        return stats.flat(grad)
+        return stats.filled(grad)
 
     def versions(self, indices: Iterable[int]) -> dict[int, int]:
         """torch's counter of in-place changes of each gradient: equal means untouched."""
@@ -59,23 +71,40 @@ class Gauge:
         reading.add("high", indices, high)
 
     @torch.no_grad()
-    def read_full(self, reading: Reading, indices: Sequence[int]) -> None:
-        """What `read_light` reads, the mean, and the inner product with the previous gradient where it is held."""
-        raw, low, high, total, dots, with_previous = [], [], [], [], [], []
-        for i in indices:
+    def read_full(
+        self, reading: Reading, indices: Sequence[int], *, step: int, keep_weights: Collection[int], sums: bool
+    ) -> Tensor:
+        """What `read_light` reads, the sum if asked for, and the inner product with the gradient of the step before.
+
+        The weights of those about to be stepped are kept on the way, while the scratch is in the cache. Returns a small
+        sample of each gradient, taken for the same reason.
+        """
+        raw, low, high, total = [], [], [], []
+        samples = self._no_samples(indices)
+        dots: dict[int, Tensor] = {}
+        previous_norms: dict[int, Tensor] = {}
+        for row, i in enumerate(indices):
             grad = self.grad(i)
             raw.append(stats.norm(grad))
             least, most = stats.extreme(grad)
             low.append(least)
             high.append(most)
-            total.append(stats.total(grad))
-            if i in self._previous:
-                dots.append(stats.dot(grad, self._scratch[i]))
-                with_previous.append(i)
+            if sums:
+                total.append(stats.total(grad))
+            sample = stats.sample(grad, SAMPLE_SIZE)
+            samples[row, : len(sample)] = sample
+            of_step, norm = self._previous.get(i, (None, None))
+            if of_step == step - 1:  # a cosine over another lag would be another quantity
+                dots[i] = stats.dot(grad, self._scratch[i])
+                if norm is not None:
+                    previous_norms[i] = norm
+            if i in keep_weights:
+                self._keep_weight(i)
         for quantity, values in (("raw", raw), ("low", low), ("high", high), ("sum", total)):
             reading.add(quantity, indices, values)
-        reading.add("previous_dot", with_previous, dots)
-        reading.add("previous_norm", with_previous, [self._previous[i] for i in with_previous])
+        reading.add("previous_dot", list(dots), list(dots.values()))
+        reading.add("previous_norm", list(previous_norms), list(previous_norms.values()))
+        return samples
 
     @torch.no_grad()
     def read_clipped(self, reading: Reading, indices: Sequence[int]) -> None:
@@ -84,39 +113,56 @@ class Gauge:
 
     @torch.no_grad()
     def keep_weights(self, indices: Sequence[int]) -> None:
-        """Copy the weights before the step; what the scratch held of gradients is gone."""
+        """Copy the weights before the step, where they are not kept already or have changed since."""
         for i in indices:
-            self._previous.pop(i, None)
-        kept = [self._scratch_for(i) for i in indices]
-        stats.store(kept, [stats.flat(self.parameters[i]) for i in indices])
+            if self._weights.get(i) != self.parameters[i]._version:
+                self._keep_weight(i)
+
+    def _keep_weight(self, i: int) -> None:
+        self._previous.pop(i, None)
+        self._scratch_for(i).copy_(stats.filled(self.parameters[i]))
+        self._weights[i] = self.parameters[i]._version
 
     @torch.no_grad()
-    def read_update(self, reading: Reading, indices: Sequence[int]) -> None:
-        """‖w‖ before the step, ‖Δw‖ and <g, −Δw>."""
-        weight, update, dots, with_grad = [], [], [], []
+    def read_update(self, reading: Reading, indices: Sequence[int], *, dots: bool, keep_as: int | None) -> None:
+        """‖w‖ before the step, ‖Δw‖ and, if asked for, <g, −Δw>; then the scratch may take the gradient, as a step's.
+
+        ‖w‖ moves by an update at a time, so it is read again only every tenth time.
+        """
+        fresh = self._updates_read % WEIGHTS_EVERY == 0
+        self._updates_read += 1
+        update: list[Tensor] = []
+        products: dict[int, Tensor] = {}
         for i in indices:
             kept = self._scratch[i]
-            weight.append(stats.norm(kept))
-            kept.sub_(stats.flat(self.parameters[i]))  # w_before − w_after = −Δw
+            if fresh or i not in self._weight_norms:
+                self._weight_norms[i] = stats.norm(kept)
+            kept.sub_(stats.filled(self.parameters[i]))  # w_before − w_after = −Δw
             update.append(stats.norm(kept))
-            if self.parameters[i].grad is not None:
-                dots.append(stats.dot(self.grad(i), kept))
-                with_grad.append(i)
-        reading.add("weight", indices, weight)
+            self._weights.pop(i, None)
+            if self.parameters[i].grad is None:
+                continue
+            if dots:
+                products[i] = stats.dot(self.grad(i), kept)
+            if keep_as is not None:
+                kept.copy_(self.grad(i))
+                self._previous[i] = keep_as, None
+        reading.add("weight", indices, [self._weight_norms[i] for i in indices])
         reading.add("update", indices, update)
-        reading.add("update_dot", with_grad, dots)
+        reading.add("update_dot", list(products), list(products.values()))
 
     @torch.no_grad()
-    def keep_gradients(self, indices: Iterable[int]) -> None:
-        """Copy the gradients, for the next step to be compared with."""
-        for i in indices:
-            kept = self._scratch_for(i)
-            kept.copy_(self.grad(i))
-            self._previous[i] = stats.norm(kept)
-
-    def forget(self) -> None:
-        """What the scratch holds is not the gradient of the step before."""
-        self._previous.clear()
+    def keep_gradients(self, indices: Sequence[int], *, step: int) -> Tensor:
+        """Copy the gradients, for the next step to be compared with; returns a sample of each."""
+        samples = self._no_samples(indices)
+        for row, i in enumerate(indices):
+            grad = self.grad(i)
+            self._weights.pop(i, None)
+            self._scratch_for(i).copy_(grad)
+            self._previous[i] = step, stats.norm(grad)
+            sample = stats.sample(grad, SAMPLE_SIZE)
+            samples[row, : len(sample)] = sample
+        return samples
 
     @torch.no_grad()
     def nonfinite(self, indices: Sequence[int]) -> list[int]:
@@ -128,9 +174,13 @@ class Gauge:
         bad = ~torch.isfinite(torch.stack([a.double() + b.double() for a, b in zip(low, high, strict=True)]))
         return [i for i, is_bad in zip(indices, bad.tolist(), strict=True) if is_bad]
 
+    def _no_samples(self, indices: Sequence[int]) -> Tensor:
+        """Room for a sample of each gradient, one row each, [len(indices), SAMPLE_SIZE]."""
+        return torch.zeros(len(indices), SAMPLE_SIZE, device=self.parameters[indices[0]].device if indices else None)
+
     def _scratch_for(self, i: int) -> Tensor:
-        weight = stats.flat(self.parameters[i])
         kept = self._scratch.get(i)
-        if kept is None or kept.shape != weight.shape or kept.device != weight.device or kept.dtype != weight.dtype:
-            kept = self._scratch[i] = torch.empty_like(weight)
+        weight = self.parameters[i]
+        if kept is None or kept.device != weight.device or kept.dtype != weight.dtype.to_real():
+            kept = self._scratch[i] = torch.empty_like(stats.filled(weight), memory_format=torch.contiguous_format)
         return kept

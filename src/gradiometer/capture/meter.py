@@ -145,6 +145,7 @@ class Meter:
         self._rig.finish()
         return {
             "next_step": self._rig.next_step,
+            "num_measured": self._rig.num_measured,
             "analyst": self._analyst.state_dict(),
             "cadence": self._rig.cadence.state_dict(),
         }
@@ -152,6 +153,7 @@ class Meter:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with the step and the past of a checkpoint."""
         self._rig.move_to(int(state["next_step"]))
+        self._rig.num_measured = int(state["num_measured"])
         self._rig.cadence.load_state_dict(state["cadence"])
         self._analyst.load_state_dict(state["analyst"])
 

@@ -28,7 +28,7 @@ class MicroBatches:
         self._gauge = gauge
         self._keys = [key_of(name) for name in names]
         self._sketcher = Sketcher(seed=SKETCH_SEED, k=size)
-        self._previous: Tensor | None = None
+        self._previous: tuple[int, Tensor] | None = None
         named = [frozenset(part) for part in blocks.members[: blocks.num_named]]
         signatures = [tuple(i in part for part in named) for i in range(len(gauge.parameters))]
         atoms = sorted(set(signatures))
@@ -50,19 +50,16 @@ class MicroBatches:
         """The sketch of the whole gradient; the last backward's, if nothing has changed since."""
         unchanged = current.sketched and self._gauge.versions(indices) == current.sketched
         reading.add_array("sketch", current.accumulated[-1] if unchanged else self._sketch(indices))
-        if self._previous is not None:
-            reading.add_array("previous_sketch", self._previous)
+        if self._previous is not None and self._previous[0] == current.step - 1:
+            reading.add_array("previous_sketch", self._previous[1])
             self._previous = None
 
     @torch.no_grad()
-    def keep(self, indices: Sequence[int]) -> None:
-        """Sketch the gradient, for the next step to be compared with."""
+    def keep(self, indices: Sequence[int], *, step: int) -> None:
+        """Sketch the gradient, for the next step to be compared with; several optimizers of a step add up."""
         sketch = self._sketch(indices)
-        self._previous = sketch if self._previous is None else self._previous + sketch
-
-    def forget(self) -> None:
-        """What was kept is not of the step before."""
-        self._previous = None
+        of_step, held = self._previous or (step, torch.zeros_like(sketch))
+        self._previous = step, sketch + held if of_step == step else sketch
 
     @torch.no_grad()
     def finish(self, current: Round, reading: Reading) -> None:

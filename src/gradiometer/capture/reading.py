@@ -35,9 +35,14 @@ class Reading:
 
     def add(self, quantity: str, indices: Sequence[int], values: list[Tensor]) -> None:
         """One number for each of the parameters `indices`."""
-        places: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+        if not values:
+            return
+        if len({value.device for value in values}) == 1:
+            self.add_column(quantity, indices, torch.stack(values))
+            return
+        places: dict[torch.device, list[int]] = {}
         for place, value in enumerate(values):
-            places.setdefault((value.device, value.dtype), []).append(place)
+            places.setdefault(value.device, []).append(place)
         for where in places.values():
             stacked = torch.stack([values[place] for place in where])
             self.add_column(quantity, [indices[place] for place in where], stacked)

@@ -23,6 +23,9 @@ from gradiometer.maths.histogram import log_histogram
 
 __all__ = ["Owner", "Rig"]
 
+LONG_VIEW_EVERY = (
+    4  # measured steps from one sketch, mean and cosine with the update to the next; a sketch costs a clip
+)
 FIRST_TERMS = 5  # the first measured steps always split the loss: a dead term should show at once
 
 
@@ -54,7 +57,6 @@ class Rig:
         self._terms_on = True
         self._dead_terms: set[str] = set()
         self._clipping: list[int] = []
-        self._kept_at: int | None = None
         self._backward_marks: dict[int, tuple[int, int, int] | None] = {}
         self._remove: list[hooks.Remove] = []
         self._remove_gradients: list[hooks.Remove] = []
@@ -72,18 +74,22 @@ class Rig:
         current = self.current()
         for number in reached:
             self._backward_marks[number] = self._mark([self._sentinels[number]])
-        if current.reading is not None and self._settings.standard:
+        if current.reading is not None and self._long_view_due():
             self._micro_batches.read(current, reached)
 
     @guarded
     def before_clip(self, call: hooks.ClipCall) -> None:
         """Raw gradients, before they are scaled."""
-        self._clipping = self.gauge.indices(call.parameters)
-        if not self._clipping:
+        ours = self.gauge.first_of(call.parameters)
+        self._clipping = [] if ours is None else [ours]
+        if ours is None:
             return
         if self.open is not None and self._backward_ran_again(self.open):
             self._drop(self.open)
         current = self.current()
+        if current.reading is None and self._settings.on_nonfinite != "raise":
+            return
+        self._clipping = self.gauge.indices(call.parameters)
         self._stop_if_nonfinite(self._clipping)
         self._read_raw(current, self._clipping)
 
@@ -136,13 +142,20 @@ class Rig:
             if closure is not None:
                 self._read_raw(current, self._owned[number])
             if self._settings.standard:
-                self.gauge.read_update(current.reading, self._stepping[number])
+                again = (
+                    self.cadence.interval == 1
+                )  # then the next step is measured too, and compares itself with this one
+                keep_as = current.step if again and self._settings.direction == "exact" else None
+                dots = self._long_view_due()
+                self.gauge.read_update(current.reading, self._stepping[number], dots=dots, keep_as=keep_as)
+                if again and self._settings.direction == "sketch":
+                    self._keep_gradients(number, current.step)
+        elif self._settings.standard and not self.paused and self.cadence.due(current.step + 1):
+            self._keep_gradients(number, current.step)
         current.in_step = False
         current.stepped.add(number)
         if len(current.stepped) == len(self.optimizers):
             self.finish()
-        if self._settings.standard and not self.paused and self.cadence.due(current.step + 1):
-            self._keep_gradients(number, current.step)
 
     def give_up(self, problem: str) -> None:
         """A fault of ours: stop measuring, keep what was measured, let the training go on."""
@@ -203,30 +216,28 @@ class Rig:
         if not self._settings.standard:
             self.gauge.read_light(current.reading, fresh)
             return
-        if self._kept_at != current.step - 1:  # a cosine over another lag would be another quantity
-            self._forget_kept()
-        self._micro_batches.read_raw(current, current.reading, fresh)
-        self.gauge.read_full(current.reading, fresh)
-        self._samples.read(current.reading, fresh)
+        if self._long_view_due():
+            self._micro_batches.read_raw(current, current.reading, fresh)
+        weights = () if current.in_step else self._trained
+        samples = self.gauge.read_full(
+            current.reading, fresh, step=current.step, keep_weights=weights, sums=self._long_view_due()
+        )
+        self._samples.read(current.reading, fresh, samples, step=current.step)
         if self._settings.tier == "deep":
             for block, name in zip(self.blocks.members[: self.blocks.num_named], self.blocks.names, strict=False):
                 for i in set(block) & set(fresh):
                     current.reading.add_array(f"histogram/{name}", log_histogram(self.gauge.grad(i)))
 
+    def _long_view_due(self) -> bool:
+        every = LONG_VIEW_EVERY if self._settings.direction == "exact" else 1
+        return self._settings.standard and self.num_measured % every == 0
+
     def _keep_gradients(self, number: int, step: int) -> None:
-        if self._kept_at != step:
-            self._forget_kept()
-            self._kept_at = step
         held = self.gauge.with_grad(self._owned[number])
         if self._settings.direction == "exact":
-            self.gauge.keep_gradients(held)
+            self._samples.keep(held, self.gauge.keep_gradients(held, step=step), step=step)
         else:
-            self._micro_batches.keep(held)
-        self._samples.keep(held)
-
-    def _forget_kept(self) -> None:
-        for keeper in (self.gauge, self._samples, self._micro_batches):
-            keeper.forget()
+            self._micro_batches.keep(held, step=step)
 
     def _note_scale(self, current: Round, reading: Reading, optimizer: Optimizer, indices: Sequence[int]) -> None:
         # GradScaler leaves unscaling to a fused optimizer: until its step, gradients are larger by grad_scale.
@@ -313,7 +324,7 @@ class Rig:
         self.names = list(named)
         self.gauge = Gauge(list(named.values()))
         self.blocks = find_blocks(named, self._settings.blocks)
-        self._samples = Samples(self.gauge)
+        self._samples = Samples()
         self._micro_batches = MicroBatches(self.gauge, self.names, self.blocks, self._settings.sketch_size)
         self._stepping = [
             sorted(set(self.gauge.indices(p for group in optimizer.param_groups for p in group["params"])))
@@ -324,6 +335,7 @@ class Rig:
         orphans = set(range(len(self.names))) - {i for part in self._stepping for i in part}
         self._owned = [sorted({*self._stepping[0], *orphans}), *self._stepping[1:]]
         self._owned_sets = [frozenset(part) for part in self._owned]
+        self._trained = frozenset(i for part in self._stepping for i in part)
         self._observe_backward()
 
     @property

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradiometer.capture.blocks import Blocks
+from gradiometer.capture.gauge import SAMPLE_SIZE
 from gradiometer.capture.reading import Fetched
 from gradiometer.capture.rounds import Round
 
@@ -21,10 +22,12 @@ Mask: TypeAlias = NDArray[np.bool_]
 class Sheet:
     """Writes the values of a step, block by block. A block without any member present gets no value at all."""
 
-    def __init__(self, blocks: Blocks, sizes: NDArray[np.int64], sample_sizes: NDArray[np.int64]) -> None:
+    def __init__(self, blocks: Blocks, sizes: NDArray[np.int64]) -> None:
         self.blocks = blocks
         self.sizes = sizes.astype(np.float64)
-        self._sample_sizes = sample_sizes.astype(np.float64)
+        strides = np.maximum(-(-sizes // SAMPLE_SIZE), 1)
+        self._sample_sizes = np.maximum(-(-sizes // strides), 1).astype(np.float64)
+        self._padding = SAMPLE_SIZE - self._sample_sizes
         self._order = blocks.order()
         self._starts = blocks.starts()
         self._names = cache(lambda quantity: tuple(f"grad/{block}/{quantity}" for block in blocks.names))
@@ -99,13 +102,14 @@ class Sheet:
         present = fetched.present["raw"]
         there = self.any(present)
         number = self.sums(np.where(present, self.sizes, 0.0))
-        self.write(values, "mean", _ratio(self.sums(np.where(present, fetched.values["sum"], 0.0)), number), there)
+        if "sum" in fetched.values:
+            self.write(values, "mean", _ratio(self.sums(np.where(present, fetched.values["sum"], 0.0)), number), there)
         weight = np.where(present, self.sizes / self._sample_sizes, 0.0)
-        for quantity, name in (("zeros", "zero_fraction"), ("positives", "positive_fraction")):
-            self.write(values, name, _ratio(self.sums(weight * fetched.values[quantity]), number), there)
-        compared = self.sums(weight * fetched.values["compared"])
-        agreeing = _ratio(self.sums(weight * fetched.values["agreeing"]), compared)
-        self.write(values, "sign_agreement", agreeing, compared > 0)
+        zeros = fetched.values["zeros"] - self._padding
+        for name, counts in (("zero_fraction", zeros), ("positive_fraction", fetched.values["positives"])):
+            self.write(values, name, _ratio(self.sums(weight * counts), number), there)
+        if "compared" in fetched.values:
+            self._agreement(values, fetched, weight)
         with np.errstate(over="ignore", invalid="ignore"):
             scale = np.where(present, fetched.values["sample_scale"], 0.0)
             squares = self.sums(weight * fetched.values["squares"] * scale**2)
@@ -116,6 +120,12 @@ class Sheet:
         # Two independent gradients whose elements spread like this one's have a cosine of 0 ± 1/√(3·participation).
         noise = np.divide(1.0, np.sqrt(3 * participation), out=np.zeros_like(participation), where=usable)
         self.write(values, "cos_noise", noise, usable)
+
+    def _agreement(self, values: dict[str, float], fetched: Fetched, weight: Numbers) -> None:
+        weight = np.where(fetched.present["compared"], weight, 0.0)
+        compared = self.sums(weight * fetched.values["compared"])
+        agreeing = _ratio(self.sums(weight * fetched.values["agreeing"]), compared)
+        self.write(values, "sign_agreement", agreeing, compared > 0)
 
     def terms(self, values: dict[str, float], fetched: Fetched) -> None:
         """Norm of each loss term's gradient by block, and its value."""

@@ -27,7 +27,10 @@ class Vitals:
     def __init__(self, sheet: Sheet) -> None:
         self._sheet = sheet
         self._named = sheet.blocks.names[: sheet.blocks.num_named]
-        self._layers = np.arange(sheet.blocks.num_named, len(sheet.blocks.names))
+        layers = [(i, set(part)) for i, part in enumerate(sheet.blocks.members) if i >= len(self._named)]
+        self._layers_inside = [
+            [i for i, part in layers if part <= set(members)] for members in sheet.blocks.members[: len(self._named)]
+        ]
         self._tensors = Ring(TENSOR_HISTORY, len(sheet.sizes))
         self._blocks = Ring(BLOCK_HISTORY, 3 + len(COLUMNS) * len(self._named))
         self._low = self._high = np.empty(0)
@@ -79,17 +82,9 @@ class Vitals:
         sheet.write(values, "vanishing_severity", mean_vanishing, there)
         sheet.write(values, "exploding_severity", mean_exploding, there)
         bad = sheet.any(present & ~np.isfinite(fetched.values["low"] + fetched.values["high"]))
-        imbalance = self._imbalance(raw, fetched)
-        for i in np.flatnonzero(there):
-            score = health.health(
-                float(mean_vanishing[i]),
-                float(mean_exploding[i]),
-                imbalance[i] if i < len(imbalance) else 0.0,
-                any_nonfinite=bool(bad[i]),
-                any_gradient=True,
-            )
-            if score is not None:
-                values[f"grad/{sheet.blocks.names[i]}/health"] = score
+        imbalance = np.zeros(len(number))
+        imbalance[: len(self._named)] = self._imbalance(raw, fetched)
+        sheet.write(values, "health", health.scores(mean_vanishing, mean_exploding, imbalance, bad), there)
 
     def _imbalance(self, raw: Numbers, fetched: Fetched) -> list[float]:
         """How far apart the layers of each named block are, per element."""
@@ -97,11 +92,7 @@ class Vitals:
         norms = self._sheet.norms(raw, present)
         sizes = self._sheet.sums(np.where(present, self._sheet.sizes, 0.0))
         rms = np.divide(norms, np.sqrt(sizes), out=np.full_like(norms, np.nan), where=sizes > 0)
-        found = []
-        for members in self._sheet.blocks.members[: len(self._named)]:
-            inside = [i for i in self._layers if set(self._sheet.blocks.members[i]) <= set(members)]
-            found.append(health.depth_imbalance(rms[inside]))
-        return found
+        return [health.depth_imbalance(rms[inside]) for inside in self._layers_inside]
 
     def _write_ema(self, values: dict[str, float], block: str) -> None:
         norm = values.get(f"grad/{block}/norm/raw")

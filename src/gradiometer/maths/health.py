@@ -25,6 +25,7 @@ __all__ = [
     "has_vanishing",
     "health",
     "robust_level",
+    "scores",
     "state_of",
     "vanishing_severity",
 ]
@@ -174,10 +175,19 @@ def health(
     v, e = _array(vanishing), _array(exploding)
     if not any_gradient or v.size == 0:
         return None
-    if any_nonfinite:
-        return 0.0
-    loss = VANISHING_WEIGHT * float(v.mean()) + EXPLODING_WEIGHT * float(e.mean()) + IMBALANCE_WEIGHT * imbalance
-    return min(1.0, max(0.0, 1.0 - loss))
+    return float(scores(v.mean(), e.mean(), imbalance, any_nonfinite))
+
+
+def scores(
+    vanishing: npt.ArrayLike, exploding: npt.ArrayLike, imbalance: npt.ArrayLike, nonfinite: npt.ArrayLike
+) -> Array:
+    """The same for many blocks at once, from the mean severities of each, [B]."""
+    loss = (
+        VANISHING_WEIGHT * _array(vanishing)
+        + EXPLODING_WEIGHT * _array(exploding)
+        + IMBALANCE_WEIGHT * _array(imbalance)
+    )
+    return np.where(nonfinite, 0.0, np.clip(1.0 - loss, 0.0, 1.0))
 
 
 def state_of(members: Iterable[State]) -> State:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["dot", "extreme", "extremes", "flat", "norm", "norms", "sample", "store", "total", "values"]
+__all__ = ["dot", "extreme", "extremes", "filled", "norm", "norms", "sample", "total", "values"]
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -23,14 +23,11 @@ def values(grad: Tensor) -> Tensor:
     return torch.view_as_real(grad) if grad.is_complex() else grad
 
 
-def flat(x: Tensor) -> Tensor:
-    """All elements in a row, [n]; a sparse tensor is filled up with its zeros, so that positions mean the same."""
-    x = x.detach()
+def filled(x: Tensor) -> Tensor:
+    """Every element, real and dense: a sparse tensor is filled up with its zeros, so that positions mean the same."""
     if x.is_sparse:
         x = x.to_dense()
-    if x.is_complex():
-        x = torch.view_as_real(x)
-    return x.reshape(-1)
+    return torch.view_as_real(x) if x.is_complex() else x
 
 
 def norms(tensors: list[Tensor]) -> list[Tensor]:
@@ -74,22 +71,13 @@ def total(x: Tensor) -> Tensor:
 
 
 def dot(x: Tensor, y: Tensor) -> Tensor:
-    """<x, y> of two flat tensors."""
+    """<x, y> over all elements."""
     if x.dtype in HALF or x.dtype != y.dtype:
         x, y = x.float(), y.float()
-    return torch.dot(x, y)
-
-
-def store(scratch: list[Tensor], tensors: list[Tensor]) -> None:
-    """scratch ← tensors, element by element."""
-    fused = getattr(torch, "_foreach_copy_", None)
-    if fused is not None and tensors:
-        fused(scratch, tensors)
-        return
-    for kept, x in zip(scratch, tensors, strict=True):
-        kept.copy_(x)
+    return torch.dot(x.reshape(-1), y.reshape(-1))
 
 
 def sample(x: Tensor, size: int) -> Tensor:
-    """At most `size` elements of a flat tensor at a fixed stride: counts over all of them would cost more than the norms."""
-    return x[:: -(-x.numel() // size)] if x.numel() > size else x
+    """At most `size` elements at a fixed stride, [n]: counts over all of them would cost more than the norms."""
+    row = x.reshape(-1)
+    return row[:: -(-x.numel() // size)] if x.numel() > size else row
