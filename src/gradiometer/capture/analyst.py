@@ -55,7 +55,7 @@ class Analyst:
         self._pairs = {name: _pair(name, pair, parameters) for name, pair in settings.pairs.items()}
 
     def analyse(
-        self, current: Round, fetched: Fetched, *, epoch: int | None
+        self, current: Round, fetched: Fetched, *, epoch: int | None, replicas: int
     ) -> tuple[dict[str, float], dict[str, NDArray[Any]]]:
         """The values of the step, and the vectors to keep with it."""
         values: dict[str, float] = {}
@@ -74,7 +74,7 @@ class Analyst:
             self._concentration(values)
             self._directions.write(values, fetched, seen)
             vectors.update(self._directions.write_sketched(values, fetched))
-            self._write_noise(values, fetched, epoch)
+            self._write_noise(values, fetched, epoch, replicas)
             rate = next(iter(current.learning_rates.values()), float("nan"))
             self._vitals.write(values, current.step, fetched, learning_rate=rate)
             self._write_pairs(values, fetched)
@@ -114,8 +114,10 @@ class Analyst:
         if share is not None:
             values["grad/all/concentration"] = share
 
-    def _write_noise(self, values: dict[str, float], fetched: Fetched, epoch: int | None) -> None:
+    def _write_noise(self, values: dict[str, float], fetched: Fetched, epoch: int | None, replicas: int) -> None:
         if "parts" not in fetched.arrays:
+            if "local" in fetched.values and epoch in (None, 0):
+                self._write_rank_noise(values, fetched, replicas)
             return
         parts, total = fetched.arrays["parts"], fetched.arrays["parts_sum"]
         count = len(parts)
@@ -127,13 +129,20 @@ class Analyst:
             values[f"grad/{block}/alignment"] = float(np.sqrt(total[number])) / lengths
             # PPO's later epochs measure noise given the buffer, which is another quantity.
             if epoch in (None, 0):
-                self._update_noise(values, block, parts[:, number], float(total[number]) / count**2)
+                mean_square, batch = float(total[number]) / count**2, float(self._settings.micro_batch_size or 1)
+                self._update_noise(values, block, noise.from_parts(parts[:, number].tolist(), mean_square, batch))
 
-    def _update_noise(
-        self, values: dict[str, float], block: str, part_squares: NDArray[np.float64], mean_square: float
-    ) -> None:
+    def _write_rank_noise(self, values: dict[str, float], fetched: Fetched, replicas: int) -> None:
+        """This rank's own gradient is the small batch, the average over ranks the large one: nothing is communicated."""
+        small = self.sheet.norms(fetched.values["local"], fetched.present["local"]) ** 2
+        large = self.sheet.norms(fetched.values["raw"], fetched.present["local"]) ** 2
         batch = float(self._settings.micro_batch_size or 1)
-        signal, spread = noise.from_parts(part_squares.tolist(), mean_square, batch)
+        for number, block in enumerate(self.sheet.blocks.names[: self.sheet.blocks.num_named]):
+            pair = noise.two_point(float(small[number]), float(large[number]), batch, replicas * batch)
+            self._update_noise(values, block, pair)
+
+    def _update_noise(self, values: dict[str, float], block: str, pair: noise.SignalNoise) -> None:
+        signal, spread = pair
         self._noise[block] = noise.update(self._noise.get(block, noise.NoiseState()), signal, spread)
         scale = noise.noise_scale(self._noise[block])
         if scale.value is not None:

@@ -187,7 +187,9 @@ class Meter:
         fetched = current.reading.fetch()
         for step, logged in self._scalars.collect(waiting, fetched):
             self._keep_logged(step, logged)
-        values, vectors = self._analyst.analyse(current, fetched, epoch=self._coordinates["epoch"])
+        values, vectors = self._analyst.analyse(
+            current, fetched, epoch=self._coordinates["epoch"], replicas=self._rig.num_replicas
+        )
         values["meter/interval"] = float(self._rig.cadence.interval)
         values["meter/share"] = self._rig.cadence.share()
         self._values, self._measured_step = values, current.step

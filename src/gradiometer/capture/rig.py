@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from gradiometer.capture import hooks, terms
 from gradiometer.capture.blocks import Model, find_blocks, modules_of, named_parameters
 from gradiometer.capture.cadence import Cadence
+from gradiometer.capture.distributed import num_replicas
 from gradiometer.capture.gauge import Gauge
 from gradiometer.capture.isolation import guarded
 from gradiometer.capture.microbatches import MicroBatches
@@ -19,6 +21,7 @@ from gradiometer.capture.rounds import Round, SeenClip
 from gradiometer.capture.samples import Samples
 from gradiometer.capture.settings import Settings
 from gradiometer.errors import NonFiniteGradient
+from gradiometer.maths import stats
 from gradiometer.maths.histogram import log_histogram
 
 __all__ = ["Owner", "Rig"]
@@ -186,6 +189,7 @@ class Rig:
         self.last_step, self.next_step = current.step, current.step + 1
         if current.reading is not None:
             self._micro_batches.finish(current, current.reading)
+            current.reading.add("local", list(current.local_norms), list(current.local_norms.values()))
             self._owner.round_ended(current)
             self.num_measured += 1
             self.cadence.measured(current.step, self.seconds - self._counted_seconds)
@@ -224,9 +228,15 @@ class Rig:
         )
         self._samples.read(current.reading, fresh, samples, step=current.step)
         if self._settings.tier == "deep":
-            for block, name in zip(self.blocks.members[: self.blocks.num_named], self.blocks.names, strict=False):
-                for i in set(block) & set(fresh):
-                    current.reading.add_array(f"histogram/{name}", log_histogram(self.gauge.grad(i)))
+            self._read_histograms(current.reading, fresh)
+
+    def _read_histograms(self, reading: Reading, indices: Sequence[int]) -> None:
+        named = list(zip(self.blocks.names, self.blocks.members[: self.blocks.num_named], strict=False))
+        for i in indices:
+            counts = log_histogram(self.gauge.grad(i))
+            for name, members in named:
+                if i in members:
+                    reading.add_array(f"histogram/{name}", counts)
 
     def _long_view_due(self) -> bool:
         every = LONG_VIEW_EVERY if self._settings.direction == "exact" else 1
@@ -270,6 +280,14 @@ class Rig:
     def _stop_if_nonfinite(self, indices: Sequence[int]) -> None:
         if self._settings.on_nonfinite == "raise":
             self._raise_nonfinite(self.gauge.nonfinite(self.gauge.with_grad(indices)), "")
+
+    @guarded
+    def _note_local(self, i: int) -> None:
+        """Inside the backward of a data-parallel model: the gradient is still this rank's own."""
+        current = self.current()
+        if current.reading is not None and self._long_view_due():
+            with torch.no_grad():
+                current.local_norms[i] = stats.norm(self.gauge.grad(i))
 
     def _stop_inside_backward(self, i: int) -> None:
         self._raise_nonfinite(self.gauge.nonfinite([i]), ", seen inside backward")
@@ -352,6 +370,9 @@ class Rig:
         self._sentinels = sorted({i for i in firsts[: self.blocks.num_named] if i is not None})
         sentinels = [parameters[i] for i in self._sentinels]
         self._remove_gradients.append(hooks.observe_backward(sentinels, self))
+        self.num_replicas = num_replicas(modules_of(self._model).values())
+        if self.num_replicas > 1 and self._settings.standard:
+            self._remove_gradients.append(hooks.observe_gradients(parameters, self._note_local))
         if self._settings.tier == "deep" and self._settings.on_nonfinite == "raise":
             self._remove_gradients.append(hooks.observe_gradients(parameters, self._stop_inside_backward))
 

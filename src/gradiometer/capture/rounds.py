@@ -61,6 +61,8 @@ class Round:
     """The change counters the last of those sketches was taken at."""
     scaled: list[tuple[tuple[int, ...], str]] = field(default_factory=list)
     """Parameters read while a fused optimizer still held them scaled, and the name of the scale."""
+    local_norms: dict[int, Tensor] = field(default_factory=dict)
+    """Norms of this rank's own gradients, before they were averaged with the other ranks'."""
     learning_rates: dict[int, float] = field(default_factory=dict)
     skipped: bool = False
 
@@ -75,6 +77,7 @@ class Round:
             self.accumulated,
             self.reaches,
             self.sketched,
+            self.local_norms,
         ):
             held.clear()
 

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from gradiometer.capture import hooks, terms
 from gradiometer.capture.blocks import Blocks, Model, Selector, find_blocks, named_parameters, select
+from gradiometer.capture.distributed import writes_here
 from gradiometer.capture.meter import Meter
 from gradiometer.capture.microbatches import SKETCH_SEED
 from gradiometer.capture.readout import FEATURES
@@ -84,7 +85,7 @@ def watch(
     optimizers = _listed(optimizer)
     _check_model(model, optimizers, settings)
     writer = None
-    if run is not None:
+    if run is not None and writes_here():
         folder = Path("runs") / _run_name() if run == "auto" else Path(run)
         kept = {**facts.collect(config, seed), "meter": _plain(settings)}
         writer = Writer(folder, facts=kept, resume=resume, overwrite=overwrite, keep=keep)
