@@ -110,7 +110,7 @@ def six_statistics(grad: Tensor) -> tuple[float, ...]:
     return (
         grad.norm().item(),
         grad.mean().item(),
-        grad.std().item(),
+        grad.std(correction=0).item(),
         grad.abs().max().item(),
         (grad == 0).float().mean().item(),
         torch.isfinite(grad).all().item(),

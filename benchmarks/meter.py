@@ -41,7 +41,7 @@ def step_with(model: nn.Module, tier: str | None, every: int = 1) -> Callable[[]
 
 def measure(name: str, make: Callable[[], nn.Module]) -> None:
     """Print the table of one model. Each candidate has its own copy, so that no meter listens to another's clip."""
-    models = [with_gradients(make()) for _ in range(4)]
+    models = [with_gradients(make()) for _ in range(5)]
     clip_only = list(models[0].parameters())
     taken = in_turns(
         {
@@ -49,6 +49,7 @@ def measure(name: str, make: Callable[[], nn.Module]) -> None:
             "bare": step_with(models[0], None),
             "light": step_with(models[1], "light"),
             "standard": step_with(models[2], "standard"),
+            "deep": step_with(models[4], "deep"),
             "unmeasured": step_with(models[3], "standard", every=10**9),
         },
         rounds=12,
@@ -62,6 +63,7 @@ def measure(name: str, make: Callable[[], nn.Module]) -> None:
     print(row("clip_grad_norm_", base, base))
     print(row("light adds, on a measured step", taken["light"] - taken["bare"], base, "target ≤ 1.5 ×"))
     print(row("standard adds, on a measured step", taken["standard"] - taken["bare"], base, "target ≤ 6 ×"))
+    print(row("deep adds, on a measured step", taken["deep"] - taken["bare"], base))
     print(
         row("standard adds, on another step", taken["unmeasured"] - taken["bare"], base, "target: nothing measurable")
     )
