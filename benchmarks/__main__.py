@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks import commands, meter, reductions, store
+from benchmarks import alternatives, commands, memory, meter, reductions, store, trainers
 
-for part in (reductions, meter, store, commands):
+for part in (reductions, meter, alternatives, trainers, memory, store, commands):
     part.main()

@@ -27,7 +27,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
 generator = torch.Generator().manual_seed(rank + 1)
 norms = []
 with gm.watch(model, optimizer, run=folder, budget=None) as meter:
-    for _ in range(400):
+    for _ in range(240):
         optimizer.zero_grad()
         x = 0.1 + 0.5 * torch.randn(400, generator=generator)  # |G|^2 = 4, tr Sigma = 100
         model(x).sum().backward()
@@ -49,7 +49,11 @@ def test_two_ranks_give_the_averaged_norm_and_a_noise_scale(tmp_path: Path) -> N
     call = [sys.executable, "-W", "ignore", "-c", SCRIPT]
     ranks = [
         subprocess.Popen(
-            [*call, str(rank), str(tmp_path / "run")], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [*call, str(rank), str(tmp_path / "run")],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         for rank in range(2)
     ]
