@@ -22,8 +22,13 @@ def metrics(name: str, *, as_json: bool) -> None:
     elif as_json:
         print_json({"metrics": [_plain(metric) for metric in CATALOGUE.values()]})
     else:
-        rows = [(metric.name, metric.unit, metric.origin, metric.meaning) for metric in CATALOGUE.values()]
-        console().print(table("name", "unit", "from", "meaning", rows=rows))
+        rows = [(metric.name, metric.origin, _first_sentence(metric.meaning)) for metric in CATALOGUE.values()]
+        console().print(table("name", "from", "meaning", rows=rows))
+        console().print("\n`gradiometer metrics NAME` says when it is healthy and what to do when it is not")
+
+
+def _first_sentence(text: str) -> str:
+    return text.split(". ")[0].split(": ")[0].rstrip(".")
 
 
 def _plain(metric: Metric) -> dict[str, Any]:
