@@ -24,6 +24,7 @@ from gradiometer.maths import health, noise, pairs
 __all__ = ["Analyst"]
 
 PAIR_HISTORY = 200
+SCALED = 1e3
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +45,15 @@ class Analyst:
         parameters: Mapping[str, nn.Parameter],
         blocks: Blocks,
         atoms: Sequence[Sequence[int]],
+        owner: Mapping[int, int],
     ) -> None:
         self._settings = settings
-        sizes = np.array([p.numel() * (2 if p.is_complex() else 1) for p in parameters.values()], dtype=np.int64)
-        self.sheet = Sheet(blocks, sizes)
-        self._directions = Directions(self.sheet, atoms)
+        self._optimizer_of = [
+            next((owner[i] for i in part if i in owner), 0) for part in blocks.members[: blocks.num_named]
+        ]
+        shapes = [(*p.shape, 2) if p.is_complex() else tuple(p.shape) for p in parameters.values()]
+        self.sheet = Sheet(blocks, shapes)
+        self._directions = Directions(self.sheet, atoms, settings.sketch_size)
         self._vitals = Vitals(self.sheet)
         self._noise: dict[str, noise.NoiseState] = {}
         self._layer_norms = [f"grad/{layer}/norm/raw" for layer in blocks.names[blocks.num_named :]]
@@ -75,8 +80,8 @@ class Analyst:
             self._directions.write(values, fetched, seen)
             vectors.update(self._directions.write_sketched(values, fetched))
             self._write_noise(values, fetched, epoch, replicas)
-            rate = next(iter(current.learning_rates.values()), float("nan"))
-            self._vitals.write(values, current.step, fetched, learning_rate=rate)
+            rates = [current.learning_rates.get(number, float("nan")) for number in self._optimizer_of]
+            self._vitals.write(values, current.step, fetched, learning_rates=rates)
             self._write_pairs(values, fetched)
         for name, array in fetched.arrays.items():
             if name.startswith("histogram/"):
@@ -138,6 +143,9 @@ class Analyst:
         large = self.sheet.norms(fetched.values["raw"], fetched.present["local"]) ** 2
         batch = float(self._settings.micro_batch_size or 1)
         for number, block in enumerate(self.sheet.blocks.names[: self.sheet.blocks.num_named]):
+            # Averaging cannot shrink a norm like this: the local one was read before a GradScaler took its scale out.
+            if small[number] > SCALED * replicas * large[number]:
+                continue
             pair = noise.two_point(float(small[number]), float(large[number]), batch, replicas * batch)
             self._update_noise(values, block, pair)
 

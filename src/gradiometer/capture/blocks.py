@@ -19,7 +19,7 @@ Model: TypeAlias = nn.Module | Mapping[str, nn.Module] | Sequence[nn.Module]
 Selector: TypeAlias = str | nn.Module | Iterable[Tensor]
 
 # Wrappers put these before every name; a run should read the same with and without them.
-WRAPPERS = re.compile(r"^module\.|(?<![^.])(_orig_mod|_fsdp_wrapped_module)\.")
+WRAPPERS = re.compile(r"^((module|_orig_mod)\.)+|(?<![^.])(_orig_mod|_fsdp_wrapped_module)\.")
 
 # Words of the public libraries (SB3, CleanRL, TRL, torchrl, rl4co), matched against whole parts of a parameter's name.
 # The critic's come first: `value_head` of a model called `policy` is still the critic.
@@ -115,7 +115,10 @@ def infer(names: Sequence[str]) -> dict[str, tuple[int, ...]]:
 
 
 def _has_word(name: str, words: str) -> bool:
-    return any(re.fullmatch(words, part) for part in name.split("."))
+    parts = name.split(".")
+    # Inside an attention `value` and `q` are projections, not a critic.
+    end = next((i for i, part in enumerate(parts) if re.search("attn|attention", part, re.IGNORECASE)), len(parts))
+    return any(re.fullmatch(words, part) for part in parts[:end])
 
 
 def select(block: str, selector: Selector, parameters: Mapping[str, nn.Parameter]) -> tuple[int, ...]:

@@ -28,11 +28,6 @@ class Cadence:
         """Whether this step is measured."""
         return step >= self._next_due and step % self.every == 0
 
-    def restart(self, step: int) -> None:
-        """The step axis was moved by hand: the next step on the grid is due."""
-        self._next_due = step
-        self._first_step, self._started, self.spent = None, time.perf_counter(), 0.0
-
     def measured(self, step: int, seconds: float) -> None:
         """Take in what a measured step cost, and choose the next one."""
         if self._first_step is None:

@@ -22,7 +22,8 @@ WINDOW = 8  # measured steps; on noise alone their alignment is 1/√8 = 0.35
 class Directions:
     """Keeps, per named block, the EMA of earlier sketches and the last few of them."""
 
-    def __init__(self, sheet: Sheet, atoms: Sequence[Sequence[int]]) -> None:
+    def __init__(self, sheet: Sheet, atoms: Sequence[Sequence[int]], size: int) -> None:
+        self._size = size
         self._sheet, self._atoms = sheet, [list(part) for part in atoms]
         self._named = sheet.blocks.names[: sheet.blocks.num_named]
         self._seen: Numbers | None = None
@@ -93,6 +94,9 @@ class Directions:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on with the past of before."""
+        sizes = {len(past) for past in state["ema"].values()}
+        if sizes - {self._size}:  # sketches of another size are of another run
+            return
         self._ema = {block: np.asarray(past) for block, past in state["ema"].items()}
         self._window = {
             block: deque((np.asarray(part) for part in window), maxlen=WINDOW)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
-from torch import nn
 
 __all__ = ["num_replicas", "writes_here"]
 
@@ -15,12 +12,9 @@ def writes_here() -> bool:
     return not _running() or torch.distributed.get_rank() == 0
 
 
-def num_replicas(modules: Iterable[nn.Module]) -> int:
-    """How many ranks average their gradients: 1 unless a module is wrapped in DistributedDataParallel."""
-    if not _running():
-        return 1
-    wrapped = any(isinstance(part, nn.parallel.DistributedDataParallel) for part in modules)
-    return torch.distributed.get_world_size() if wrapped else 1
+def num_replicas() -> int:
+    """How many ranks average their gradients when a model is wrapped in DistributedDataParallel."""
+    return torch.distributed.get_world_size() if _running() else 1
 
 
 def _running() -> bool:

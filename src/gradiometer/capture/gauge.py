@@ -34,8 +34,9 @@ class Gauge:
         """Whose scratch holds a gradient: of which step, and its norm; None where the host knows it."""
         self._weights: dict[int, int] = {}
         """Whose scratch holds the weights, with their change counter at the time."""
-        self._weight_norms: dict[int, Tensor] = {}
-        self._updates_read = 0
+        self._weight_norms: dict[int, tuple[int, Tensor]] = {}
+        """‖w‖ and the round it was read in."""
+        self._noted: dict[int, tuple[int, int]] = {}
 
     def indices(self, tensors: Iterable[Tensor]) -> list[int]:
         """The watched ones among `tensors`."""
@@ -60,6 +61,10 @@ class Gauge:
     def versions(self, indices: Iterable[int]) -> dict[int, int]:
         """torch's counter of in-place changes of each gradient: equal means untouched."""
         return {i: grad._version for i in indices if (grad := self.parameters[i].grad) is not None}
+
+    def marks(self, indices: Iterable[int]) -> dict[int, tuple[int, int]]:
+        """Address and change counter of each gradient: equal means the same tensor, untouched."""
+        return {i: (id(grad), grad._version) for i in indices if (grad := self.parameters[i].grad) is not None}
 
     @torch.no_grad()
     def read_light(self, reading: Reading, indices: Sequence[int]) -> None:
@@ -123,31 +128,36 @@ class Gauge:
         self._scratch_for(i).copy_(stats.filled(self.parameters[i]))
         self._weights[i] = self.parameters[i]._version
 
+    def note_gradients(self, indices: Sequence[int]) -> None:
+        """Remember the gradients as the optimizer gets them: some optimizers change them inside their step."""
+        self._noted = self.marks(indices)
+
     @torch.no_grad()
-    def read_update(self, reading: Reading, indices: Sequence[int], *, dots: bool, keep_as: int | None) -> None:
+    def read_update(
+        self, reading: Reading, indices: Sequence[int], *, number: int, dots: bool, keep_as: int | None
+    ) -> None:
         """‖w‖ before the step, ‖Δw‖ and, if asked for, <g, −Δw>; then the scratch may take the gradient, as a step's.
 
-        ‖w‖ moves by an update at a time, so it is read again only every tenth time.
+        ‖w‖ moves by an update at a time, so it is read again only when it is ten rounds old.
         """
-        fresh = self._updates_read % WEIGHTS_EVERY == 0
-        self._updates_read += 1
+        unchanged = {i for i, mark in self.marks(indices).items() if self._noted.get(i) == mark}
         update: list[Tensor] = []
         products: dict[int, Tensor] = {}
         for i in indices:
             kept = self._scratch[i]
-            if fresh or i not in self._weight_norms:
-                self._weight_norms[i] = stats.norm(kept)
+            if i not in self._weight_norms or number - self._weight_norms[i][0] >= WEIGHTS_EVERY:
+                self._weight_norms[i] = number, stats.norm(kept)
             kept.sub_(stats.filled(self.parameters[i]))  # w_before − w_after = −Δw
             update.append(stats.norm(kept))
             self._weights.pop(i, None)
             if self.parameters[i].grad is None:
                 continue
-            if dots:
+            if dots and i in unchanged:
                 products[i] = stats.dot(self.grad(i), kept)
             if keep_as is not None:
                 kept.copy_(self.grad(i))
-                self._previous[i] = keep_as, None
-        reading.add("weight", indices, [self._weight_norms[i] for i in indices])
+                self._previous[i] = keep_as, None if i in unchanged else stats.norm(kept)
+        reading.add("weight", indices, [self._weight_norms[i][1] for i in indices])
         reading.add("update", indices, update)
         reading.add("update_dot", list(products), list(products.values()))
 
@@ -176,11 +186,17 @@ class Gauge:
 
     def _no_samples(self, indices: Sequence[int]) -> Tensor:
         """Room for a sample of each gradient, one row each, [len(indices), SAMPLE_SIZE]."""
-        return torch.zeros(len(indices), SAMPLE_SIZE, device=self.parameters[indices[0]].device if indices else None)
+        return torch.zeros(
+            len(indices),
+            SAMPLE_SIZE,
+            dtype=torch.float32,
+            device=self.parameters[indices[0]].device if indices else None,
+        )
 
     def _scratch_for(self, i: int) -> Tensor:
         kept = self._scratch.get(i)
         weight = self.parameters[i]
-        if kept is None or kept.device != weight.device or kept.dtype != weight.dtype.to_real():
+        shape = (*weight.shape, 2) if weight.is_complex() else weight.shape
+        if kept is None or kept.device != weight.device or kept.dtype != weight.dtype.to_real() or kept.shape != shape:
             kept = self._scratch[i] = torch.empty_like(stats.filled(weight), memory_format=torch.contiguous_format)
         return kept

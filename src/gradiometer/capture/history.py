@@ -26,9 +26,11 @@ class Ring:
         self._rows[self._count % len(self._rows)] = row
         self._count += 1
 
-    def amend(self, key: float, column: int, value: float) -> None:
-        """Fill in a number that came late, in the row whose first number is `key`."""
-        self._rows[self._rows[:, 0] == key, column] = value
+    def amend(self, key: float, column: int, value: float) -> bool:
+        """Fill in a number that came late, in the row whose first number is `key`; says whether there is one."""
+        found = self._rows[:, 0] == key
+        self._rows[found, column] = value
+        return bool(found.any())
 
     def rows(self) -> Numbers:
         """What is held, [length, width]."""
@@ -42,5 +44,6 @@ class Ring:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where the saved one ended; a table of another width is of another model and is left alone."""
         if state["width"] == self._rows.shape[1]:
+            self._rows[:], self._count = np.nan, 0
             for row in state["rows"]:
                 self.add(np.asarray(row, dtype=np.float64))

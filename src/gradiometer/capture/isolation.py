@@ -21,6 +21,8 @@ class Guarded(Protocol):
     """Something whose hooks can fail, after which it stops measuring, and whose time is counted."""
 
     seconds: float
+    entered: float
+    """When the outermost call in progress began."""
 
     def give_up(self, problem: str) -> None: ...
 
@@ -30,7 +32,7 @@ def guarded(method: Callable[Concatenate[S, P], None]) -> Callable[Concatenate[S
 
     @functools.wraps(method)
     def wrapper(self: S, /, *args: P.args, **kwargs: P.kwargs) -> None:
-        started = time.perf_counter()
+        started = self.entered = time.perf_counter()
         try:
             method(self, *args, **kwargs)
         except NonFiniteGradient:

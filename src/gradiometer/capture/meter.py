@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
@@ -21,7 +22,7 @@ from gradiometer.capture.isolation import guarded
 from gradiometer.capture.reading import Reading
 from gradiometer.capture.rig import Rig
 from gradiometer.capture.rounds import Round
-from gradiometer.capture.scalars import Scalars
+from gradiometer.capture.scalars import Scalars, Where
 from gradiometer.capture.settings import Settings
 from gradiometer.capture.states import States
 from gradiometer.errors import GradiometerWarning, UnknownName, UsageError
@@ -49,13 +50,16 @@ class Meter:
     ) -> None:
         self.run = None if writer is None else writer.folder
         self.settings = settings
-        self.seconds = 0.0
+        self.seconds = self.entered = 0.0
         self._model, self._writer = model, writer
         self._closed = False
         self._coordinates: dict[str, int | None] = {"env_steps": None, "rollout": None, "epoch": None}
         self._scalars = Scalars()
         self._states = States()
         self._values: dict[str, float] = {}
+        self._last_two: deque[tuple[int, dict[str, float]]] = deque(maxlen=2)
+        self._latest: dict[str, float] = {}
+        """The last known value of every series: some are taken at every fourth measured step only."""
         self._norms: NDArray[np.float64] = np.empty(0)
         self._measured_step: int | None = None
         self._rig = Rig(model, optimizers, settings, self, first_step)
@@ -66,7 +70,7 @@ class Meter:
     @property
     def blocks(self) -> Blocks:
         """The blocks, and which parameters they hold."""
-        return self._rig.blocks
+        return self._rig.roster.blocks
 
     @property
     def states(self) -> dict[str, str]:
@@ -82,9 +86,10 @@ class Meter:
         if self._closed:
             return
         step = self._rig.last_step if self._rig.open is None else self._rig.open.step
-        ready = self._scalars.take(step, {**(values or {}), **scalars})
+        where = Where(step=step, wall_time=time.time(), **self._coordinates)
+        ready = self._scalars.take(where, {**(values or {}), **scalars})
         if ready:
-            self._keep_logged(step, ready)
+            self._keep_logged(where, ready)
         if self._scalars.num_waiting > PENDING_LIMIT:
             self._flush_scalars()
 
@@ -105,7 +110,7 @@ class Meter:
 
     def resume(self) -> None:
         """Measure again."""
-        self._rig.paused = False
+        self._rig.paused = self._rig.broken
 
     @contextmanager
     def terms(self, **given: Tensor) -> Iterator[Tensor]:
@@ -120,17 +125,17 @@ class Meter:
 
     def gradient_health(self, block: str = "all") -> GradientHealth:
         """A block at its last measured step, under the names of earlier collectors; None where nothing was measured."""
-        states = self._states.in_order(self._rig.names)
+        states = self._states.in_order(self._rig.roster.names)
         return readout.gradient_health(block, self.blocks, self._values, self._measured_step, states, self._norms)
 
     def flow(self) -> Flow:
         """The gradient layer by layer, and the layer where it is lost."""
-        states = self._states.in_order(self._rig.names)
+        states = self._states.in_order(self._rig.roster.names)
         return readout.flow(self.blocks, self._values, self._measured_step, states, self._analyst.sheet.sizes)
 
     def features(self, block: str = "all") -> NDArray[np.float32]:
         """Ten numbers in [0, 1] for a policy that reads telemetry; `gradiometer.capture.readout.FEATURES` names them."""
-        return readout.features(block, self.blocks, self._values)
+        return readout.features(block, self.blocks, self._latest)
 
     def pair(self, name: str) -> PairReading:
         """How the two modules of a pair stand to each other, and what a low ratio means."""
@@ -142,7 +147,7 @@ class Meter:
 
     def state_dict(self) -> dict[str, Any]:
         """The step and the past, in plain numbers and lists: put it into your checkpoint."""
-        self._rig.finish()
+        self._finish()
         return {
             "next_step": self._rig.next_step,
             "num_measured": self._rig.num_measured,
@@ -151,7 +156,9 @@ class Meter:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with the step and the past of a checkpoint."""
+        """Go on with the step and the past of a checkpoint; an empty one, of a disabled meter, changes nothing."""
+        if not state:
+            return
         self._rig.move_to(int(state["next_step"]))
         self._rig.num_measured = int(state["num_measured"])
         self._rig.cadence.load_state_dict(state["cadence"])
@@ -161,12 +168,18 @@ class Meter:
         """Remove every hook and finish the file. Closing twice is fine."""
         if self._closed:
             return
-        self._rig.finish()
-        self._rig.unhook()
-        self._flush_scalars()
         self._closed = True
-        if self._writer is not None:
-            self._writer.close()
+        try:
+            self._finish()
+        finally:
+            self._rig.unhook()
+            if self._writer is not None:
+                self._writer.close()
+
+    @guarded
+    def _finish(self) -> None:
+        self._rig.finish()
+        self._flush_scalars()
 
     def __enter__(self) -> Self:
         return self
@@ -185,27 +198,29 @@ class Meter:
         assert current.reading is not None
         waiting = self._scalars.hand_over(current.reading)
         fetched = current.reading.fetch()
-        for step, logged in self._scalars.collect(waiting, fetched):
-            self._keep_logged(step, logged)
         values, vectors = self._analyst.analyse(
             current, fetched, epoch=self._coordinates["epoch"], replicas=self._rig.num_replicas
         )
         values["meter/interval"] = float(self._rig.cadence.interval)
         values["meter/share"] = self._rig.cadence.share()
         self._values, self._measured_step = values, current.step
+        self._last_two.append((current.step, values))
         if "raw" in fetched.values:
             self._norms = np.where(fetched.present["raw"], fetched.values["raw"], np.nan)
+        self._latest.update(values)
         self._put_row(current.step, values)
+        for where, logged in self._scalars.collect(waiting, fetched):
+            self._keep_logged(where, logged)
         for name, vector in vectors.items():
             self._put(Vector(step=current.step, name=name, values=vector))
         self._note_states(current, self._analyst.sheet.nonfinite(fetched), terms.guilty(fetched))
-        if fetched.scalars.get("found_inf", 0.0) > 0:
+        if any(x > 0 for name, x in fetched.scalars.items() if name.startswith("found_inf/")):
             self.event("skipped-step", "the fused optimizer found Inf or NaN and left the weights alone", current.step)
 
     def rescanned(self) -> None:
         """An optimizer got new parameters: the past of the others does not fit them any more."""
         self._analyst = self._new_analyst()
-        self.event("rescanned", f"{len(self._rig.names)} parameters are watched now; history starts anew")
+        self.event("rescanned", f"{len(self._rig.roster.names)} parameters are watched now; history starts anew")
 
     def event(self, kind: str, message: str, step: int | None = None, **detail: Any) -> None:
         """Something happened."""
@@ -224,7 +239,13 @@ class Meter:
 
     def _note_states(self, current: Round, nonfinite: list[int], guilty: list[str]) -> None:
         parameters = self._rig.gauge.parameters
-        change = self._states.update(self._rig.names, parameters, captured=current.captured, nonfinite=nonfinite)
+        roster = self._rig.roster
+        waiting = (
+            {i for i, number in roster.owner.items() if number not in current.stepped} if current.stepped else set()
+        )
+        change = self._states.update(
+            roster.names, parameters, captured=current.captured, nonfinite=nonfinite, waiting=waiting
+        )
         if change.changed:
             self._put(Table(step=current.step, name="states", content=self.states))
         if change.newly_missing and current.stepped:
@@ -238,24 +259,23 @@ class Meter:
             if self.settings.on_nonfinite == "warn":
                 self.warn(f"step {current.step}: {message}")
 
-    def _keep_logged(self, step: int, values: Mapping[str, float]) -> None:
-        self._put_row(step, values)
+    def _keep_logged(self, where: Where, values: Mapping[str, float]) -> None:
+        self._put(Row(values=values, **where.as_row()))
         if "advantages/std" in values:
-            self._analyst.note_advantages(step, values["advantages/std"])
+            self._analyst.note_advantages(where.step, values["advantages/std"])
         largest = values.get("ratio/max", values.get("ratio", 0.0))
         if largest > RATIO_LIMIT:
-            norms = {name: x for name, x in self._values.items() if name.endswith("norm/raw") and "/layer." not in name}
-            message = f"a policy ratio of {largest:.4g}; gradients as measured at step {self._measured_step}"
-            self.event(
-                "ratio-explosion", message, step, ratio=largest, gradient=norms, gradient_step=self._measured_step
-            )
+            at, values_then = min(self._last_two, key=lambda pair: abs(pair[0] - where.step), default=(None, {}))
+            norms = {name: x for name, x in values_then.items() if name.endswith("norm/raw") and "/layer." not in name}
+            message = f"a policy ratio of {largest:.4g}; gradients as measured at step {at}"
+            self.event("ratio-explosion", message, where.step, ratio=largest, gradient=norms, gradient_step=at)
 
     def _flush_scalars(self) -> None:
         reading = Reading(0)
         waiting = self._scalars.hand_over(reading)
         if waiting:
-            for step, logged in self._scalars.collect(waiting, reading.fetch()):
-                self._keep_logged(step, logged)
+            for where, logged in self._scalars.collect(waiting, reading.fetch()):
+                self._keep_logged(where, logged)
 
     def _put_row(self, step: int, values: Mapping[str, float]) -> None:
         self._put(Row(step=step, wall_time=time.time(), values=values, **self._coordinates))
@@ -265,4 +285,5 @@ class Meter:
             self._writer.put(record)
 
     def _new_analyst(self) -> Analyst:
-        return Analyst(self.settings, named_parameters(self._model), self._rig.blocks, self._rig.atoms)
+        named, roster = named_parameters(self._model), self._rig.roster
+        return Analyst(self.settings, named, roster.blocks, self._rig.atoms, roster.owner)

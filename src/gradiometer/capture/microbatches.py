@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gradiometer.capture.blocks import Blocks
 from gradiometer.capture.gauge import Gauge
 from gradiometer.capture.reading import Reading
+from gradiometer.capture.roster import Roster
 from gradiometer.capture.rounds import Round
 from gradiometer.maths.sketch import Sketcher, key_of
 
@@ -24,9 +24,10 @@ SKETCH_SEED = 20_177  # one for all runs, so that sketches of two runs of the sa
 class MicroBatches:
     """Sketches per atom, the finest parts the named blocks have in common; a block's sketch is the sum of its atoms'."""
 
-    def __init__(self, gauge: Gauge, names: Sequence[str], blocks: Blocks, size: int) -> None:
+    def __init__(self, gauge: Gauge, roster: Roster, size: int) -> None:
         self._gauge = gauge
-        self._keys = [key_of(name) for name in names]
+        self._keys = [key_of(name) for name in roster.names]
+        blocks = roster.blocks
         self._sketcher = Sketcher(seed=SKETCH_SEED, k=size)
         self._previous: tuple[int, Tensor] | None = None
         named = [frozenset(part) for part in blocks.members[: blocks.num_named]]
@@ -43,14 +44,14 @@ class MicroBatches:
         held = self._gauge.with_grad(range(len(self._gauge.parameters)))
         current.accumulated.append(self._sketch(held))
         current.reaches.append(reached)
-        current.sketched = self._gauge.versions(held)
+        current.sketched = self._gauge.marks(held)
 
     @torch.no_grad()
     def read_raw(self, current: Round, reading: Reading, indices: Sequence[int]) -> None:
         """The sketch of the whole gradient; the last backward's, if nothing has changed since."""
-        unchanged = current.sketched and self._gauge.versions(indices) == current.sketched
+        unchanged = current.sketched and self._gauge.marks(indices) == current.sketched
         reading.add_array("sketch", current.accumulated[-1] if unchanged else self._sketch(indices))
-        if self._previous is not None and self._previous[0] == current.step - 1:
+        if self._previous is not None and self._previous[0] == current.number - 1:
             reading.add_array("previous_sketch", self._previous[1])
             self._previous = None
 
@@ -69,13 +70,22 @@ class MicroBatches:
             return
         sums = torch.stack(current.accumulated)
         added = sums.diff(dim=0, prepend=torch.zeros_like(sums[:1]))
-        parts = torch.stack([added[:, places].sum(1) for places in self.atoms], dim=1)
+        parts = torch.stack([torch.stack([added[:, place] for place in places]).sum(0) for places in self.atoms], dim=1)
         reading.add_array("parts", parts.square().sum(-1))
         reading.add_array("parts_sum", parts.sum(0).square().sum(-1))
 
     def _sketch(self, indices: Sequence[int]) -> Tensor:
-        grads = [self._gauge.grad(i) for i in indices]
+        by_device: dict[torch.device, list[int]] = {}
+        for i in indices:
+            by_device.setdefault(self._gauge.parameters[i].device, []).append(i)
+        first, *others = [self._sketch_on_one_device(part) for part in by_device.values()]
+        for other in others:
+            first = first + other.to(first)
+        return first
+
+    def _sketch_on_one_device(self, indices: Sequence[int]) -> Tensor:
         groups: list[list[int]] = [[] for _ in range(self._num_atoms)]
         for place, i in enumerate(indices):
             groups[self._atom_of[i]].append(place)
-        return self._sketcher.sketch_groups(grads, [self._keys[i] for i in indices], groups)
+        grads, keys = [self._gauge.grad(i) for i in indices], [self._keys[i] for i in indices]
+        return self._sketcher.sketch_groups(grads, keys, groups)

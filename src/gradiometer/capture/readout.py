@@ -43,7 +43,7 @@ def gradient_health(
     members = blocks.members[place_of(block, blocks)]
     inside = _layers_inside(block, blocks)
     layers = [n for name in inside if (n := values.get(f"grad/{name}/norm/raw")) is not None and np.isfinite(n)]
-    norms = tensor_norms[list(members)] if step is not None else np.full(1, np.nan)
+    norms = tensor_norms[list(members)] if len(tensor_norms) > max(members) else np.full(1, np.nan)
     measured = norms[~np.isnan(norms)]
     return GradientHealth(
         block=block,

@@ -6,11 +6,13 @@ With one optimizer a round is a step. With several, a round ends when each has s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.optim import Optimizer
 
 from gradiometer.capture.hooks import ClipCall
 from gradiometer.capture.reading import Fetched, Reading
@@ -39,6 +41,8 @@ class Round:
     """What is known of the step in progress."""
 
     step: int
+    number: int
+    """Rounds since the start; `step` is what the user calls it."""
     reading: Reading | None
     """None on a step that is not measured."""
     captured: set[int] = field(default_factory=set)
@@ -47,6 +51,8 @@ class Round:
     versions: dict[int, int] = field(default_factory=dict)
     """The change counter of each gradient right after it was clipped by norm."""
     clipped: set[int] = field(default_factory=set)
+    remeasure: set[int] = field(default_factory=set)
+    """Clipped by value: by no one factor, so the norm the optimizer sees is read again."""
     stepped: set[int] = field(default_factory=set)
     """Optimizers that have stepped."""
     in_step: bool = False
@@ -57,14 +63,13 @@ class Round:
     """The sketches of the gradient after each backward, [atoms, k]: their differences are the micro-batches."""
     reaches: list[frozenset[int]] = field(default_factory=list)
     """Which sentinels each backward reached: micro-batches of one loss reach the same."""
-    sketched: dict[int, int] = field(default_factory=dict)
+    sketched: dict[int, tuple[int, int]] = field(default_factory=dict)
     """The change counters the last of those sketches was taken at."""
     scaled: list[tuple[tuple[int, ...], str]] = field(default_factory=list)
     """Parameters read while a fused optimizer still held them scaled, and the name of the scale."""
     local_norms: dict[int, Tensor] = field(default_factory=dict)
     """Norms of this rank's own gradients, before they were averaged with the other ranks'."""
     learning_rates: dict[int, float] = field(default_factory=dict)
-    skipped: bool = False
 
     def forget(self, reading: Reading | None) -> None:
         """Gradients were made anew within the step (a closure evaluated again): what was read is of the past."""
@@ -80,6 +85,23 @@ class Round:
             self.local_norms,
         ):
             held.clear()
+
+    def note_learning_rate(self, number: int, optimizer: Optimizer) -> None:
+        """The rate of the first parameter group; a capturable optimizer keeps it on the device, where a look is a sync."""
+        rate = optimizer.param_groups[0].get("lr", float("nan"))
+        self.learning_rates[number] = float("nan") if isinstance(rate, Tensor) else float(rate)
+
+    def note_scale(self, optimizer: Optimizer, indices: Sequence[int]) -> None:
+        """GradScaler leaves unscaling to a fused optimizer: until its step, gradients are larger by grad_scale."""
+        assert self.reading is not None
+        scale, found_inf = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
+        fresh = tuple(i for i in indices if i not in self.captured)
+        if isinstance(scale, Tensor) and fresh:
+            name = f"grad_scale/{len(self.scaled)}"
+            self.reading.add_scalar(name, scale)
+            self.scaled.append((fresh, name))
+        if isinstance(found_inf, Tensor):
+            self.reading.add_scalar(f"found_inf/{len(self.scaled)}", found_inf)
 
     def clip_factors(self, fetched: Fetched, num_parameters: int) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         """The product of the clip factors of each parameter, and which parameters were clipped at all."""

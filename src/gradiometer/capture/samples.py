@@ -32,7 +32,8 @@ class Samples:
         held = [place for place, i in enumerate(indices) if self._previous.get(i, (None,))[0] == step - 1]
         if held:
             before = torch.stack([self._previous[indices[place]][1] for place in held])
-            product = (now if len(held) == len(indices) else now[held]).sign() * before.sign()
+            rows = now if len(held) == len(indices) else torch.stack([now[place] for place in held])
+            product = rows.sign() * before.sign()
             reading.add_column("agreeing", [indices[place] for place in held], (product > 0).sum(1))
             reading.add_column("compared", [indices[place] for place in held], (product != 0).sum(1))
         self.keep(indices, now, step=step)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -13,9 +14,25 @@ from torch import Tensor
 from gradiometer.capture.reading import Fetched, Reading
 from gradiometer.errors import GradiometerWarning
 
-__all__ = ["Scalars"]
+__all__ = ["Scalars", "Where"]
 
-Waiting = list[tuple[int, str, str]]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Where:
+    """The step something was logged at, and where in the training that was."""
+
+    step: int
+    wall_time: float
+    env_steps: int | None
+    rollout: int | None
+    epoch: int | None
+
+    def as_row(self) -> dict[str, Any]:
+        """The fields of a row."""
+        return {name: getattr(self, name) for name in ("step", "wall_time", "env_steps", "rollout", "epoch")}
+
+
+Waiting = list[tuple[Where, str, str]]
 
 # Whole tensors that may be logged under these names, and what is kept of them.
 REDUCED: dict[str, dict[str, Callable[[Tensor], Tensor]]] = {
@@ -28,20 +45,20 @@ class Scalars:
     """Device scalars that were logged and not yet read."""
 
     def __init__(self) -> None:
-        self._tensors: list[tuple[int, str, Tensor]] = []
+        self._tensors: list[tuple[Where, str, Tensor]] = []
         self._refused: set[str] = set()
 
-    def take(self, step: int, values: Mapping[str, Any]) -> dict[str, float]:
+    def take(self, where: Where, values: Mapping[str, Any]) -> dict[str, float]:
         """The plain numbers among `values`; tensors are kept as a copy of what they hold now."""
         ready: dict[str, float] = {}
         for name, value in values.items():
             if isinstance(value, Tensor) and value.numel() > 1 and name in REDUCED:
                 x = value.detach()
                 x = x if x.is_floating_point() else x.float()
-                self._tensors += [(step, f"{name}/{kind}", reduce(x)) for kind, reduce in REDUCED[name].items()]
+                self._tensors += [(where, f"{name}/{kind}", reduce(x)) for kind, reduce in REDUCED[name].items()]
                 continue
             if isinstance(value, Tensor) and value.numel() == 1:
-                self._tensors.append((step, name, value.detach().clone()))
+                self._tensors.append((where, name, value.detach().clone()))
                 continue
             try:
                 ready[name] = float(value)
@@ -57,17 +74,17 @@ class Scalars:
     def hand_over(self, reading: Reading) -> Waiting:
         """Put the waiting tensors into a reading; the list says where they will be found."""
         waiting: Waiting = []
-        for number, (step, name, tensor) in enumerate(self._tensors):
+        for number, (where, name, tensor) in enumerate(self._tensors):
             key = f"log/{number}"
             reading.add_scalar(key, tensor)
-            waiting.append((step, name, key))
+            waiting.append((where, name, key))
         self._tensors.clear()
         return waiting
 
-    def collect(self, waiting: Waiting, fetched: Fetched) -> Iterator[tuple[int, dict[str, float]]]:
+    def collect(self, waiting: Waiting, fetched: Fetched) -> Iterator[tuple[Where, dict[str, float]]]:
         """What was handed over, step by step."""
-        for step, rows in groupby(waiting, key=lambda row: row[0]):
-            yield step, {name: fetched.scalars[key] for _, name, key in rows}
+        for where, rows in groupby(waiting, key=lambda row: row[0]):
+            yield where, {name: fetched.scalars[key] for _, name, key in rows}
 
     def _refuse(self, name: str, value: Any) -> None:
         if name not in self._refused:

@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias, get_args
 
 from gradiometer.capture.blocks import Selector
 from gradiometer.errors import UsageError
+from gradiometer.maths.sketch import MAX_K
 
 __all__ = ["Direction", "OnNonfinite", "Pairs", "Settings", "Tier"]
 
@@ -41,6 +42,8 @@ class Settings:
             if getattr(self, name) not in get_args(choices):
                 allowed = ", ".join(map(repr, get_args(choices)))
                 raise UsageError(f"{name} is one of {allowed}; found {getattr(self, name)!r}")
+        if self.sketch_size > MAX_K:
+            raise UsageError(f"sketch_size is at most {MAX_K}; found {self.sketch_size}")
         if self.budget is not None and not 0 < self.budget <= 1:
             raise UsageError(f"budget is the share of wall time to spend, above 0 and at most 1; found {self.budget!r}")
         for name, pair in self.pairs.items():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from functools import cache
 from typing import TypeAlias
 
@@ -12,6 +14,7 @@ from gradiometer.capture.blocks import Blocks
 from gradiometer.capture.gauge import SAMPLE_SIZE
 from gradiometer.capture.reading import Fetched
 from gradiometer.capture.rounds import Round
+from gradiometer.maths.stats import stride_of
 
 __all__ = ["Mask", "Numbers", "Sheet"]
 
@@ -22,11 +25,11 @@ Mask: TypeAlias = NDArray[np.bool_]
 class Sheet:
     """Writes the values of a step, block by block. A block without any member present gets no value at all."""
 
-    def __init__(self, blocks: Blocks, sizes: NDArray[np.int64]) -> None:
+    def __init__(self, blocks: Blocks, shapes: Sequence[tuple[int, ...]]) -> None:
         self.blocks = blocks
-        self.sizes = sizes.astype(np.float64)
-        strides = np.maximum(-(-sizes // SAMPLE_SIZE), 1)
-        self._sample_sizes = np.maximum(-(-sizes // strides), 1).astype(np.float64)
+        self.sizes = np.array([math.prod(shape) for shape in shapes], dtype=np.float64)
+        strides = np.array([stride_of(shape, SAMPLE_SIZE) for shape in shapes])
+        self._sample_sizes = np.maximum(np.ceil(self.sizes / strides), 1.0)
         self._padding = SAMPLE_SIZE - self._sample_sizes
         self._order = blocks.order()
         self._starts = blocks.starts()
@@ -63,7 +66,7 @@ class Sheet:
         """Take out the loss scale of what was read before a fused optimizer took it out itself."""
         for indices, name in current.scaled:
             at = list(indices)
-            for quantity in ("raw", "low", "high", "sum"):
+            for quantity in ("raw", "low", "high", "sum", "clipped", "previous_dot"):
                 if quantity in fetched.values:
                     fetched.values[quantity][at] /= fetched.scalars[name]
 

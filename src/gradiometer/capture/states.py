@@ -38,17 +38,25 @@ class States:
         *,
         captured: Collection[int],
         nonfinite: Collection[int],
+        waiting: Collection[int],
     ) -> Change:
-        """Take in a measured step."""
+        """Take in a measured step. Those `waiting` for an optimizer that did not step in it stay as they were."""
         bad = set(nonfinite)
-        new: dict[str, State] = {
-            name: "nonfinite" if i in bad else "finite" if i in captured else "missing" if p.requires_grad else "frozen"
-            for i, (name, p) in enumerate(zip(names, parameters, strict=True))
-        }
+
+        def state(i: int, name: str, p: Tensor) -> State:
+            if i in captured:
+                return "nonfinite" if i in bad else "finite"
+            if not p.requires_grad:
+                return "frozen"
+            return self.current.get(name, "missing") if i in waiting else "missing"
+
+        new = {name: state(i, name, p) for i, (name, p) in enumerate(zip(names, parameters, strict=True))}
         before, self.current = self.current, new
         turned = {name: state for name, state in new.items() if before.get(name) != state}
         return Change(
             changed=new != before,
-            newly_missing=tuple(name for name, state in turned.items() if state == "missing"),
+            newly_missing=tuple(
+                name for i, name in enumerate(names) if turned.get(name) == "missing" and i not in waiting
+            ),
             newly_nonfinite=tuple(name for name, state in turned.items() if state == "nonfinite"),
         )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +14,16 @@ from gradiometer.capture.reading import Fetched, Reading
 from gradiometer.errors import UsageError
 from gradiometer.maths import stats
 
-__all__ = ["Reach", "check_terms", "guilty", "has_user_hooks", "measure_terms", "nonfinite_terms", "total"]
+__all__ = [
+    "Reach",
+    "buffers_kept",
+    "check_terms",
+    "guilty",
+    "has_user_hooks",
+    "measure_terms",
+    "nonfinite_terms",
+    "total",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +82,21 @@ def measure_terms(terms: Mapping[str, Tensor], parameters: Sequence[Tensor], rea
             reading.add(f"term/{name}", [i for i, _ in found], stats.norms([stats.values(grad) for _, grad in found]))
         reaches.append(Reach(term=name, reached=frozenset(index for index, _ in found)))
     return reaches
+
+
+@contextmanager
+def buffers_kept(model: Iterable[nn.Module]) -> Iterator[None]:
+    """Running statistics as they were: a checkpointed forward runs again in every term's backward, and would count."""
+    norms = [
+        m for root in model for m in root.modules() if isinstance(m, nn.modules.batchnorm._NormBase) and m.training
+    ]
+    kept = [(buffer, buffer.clone()) for norm in norms for buffer in norm.buffers(recurse=False)]
+    try:
+        yield
+    finally:
+        for buffer, before in kept:
+            # By way of .data: the kernel changes statistics without counting it as a change, and so must we.
+            buffer.data.copy_(before)
 
 
 def nonfinite_terms(reading: Reading | None, indices: Iterable[int]) -> list[str]:

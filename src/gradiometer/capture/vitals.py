@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ BLOCK_HISTORY = 256  # measured steps a trend is judged over
 REFRESH = 10  # measured steps from one look at bands and trends to the next; both move slowly
 CLIP_WINDOW = 100
 EMA_BETA = 0.98
-COLUMNS = ("norm/raw", "norm/update")
+COLUMNS = 3  # of each named block, beside step and advantages: log10 of norm/raw, norm/update and learning rate
 
 
 class Vitals:
@@ -32,13 +33,14 @@ class Vitals:
             [i for i, part in layers if part <= set(members)] for members in sheet.blocks.members[: len(self._named)]
         ]
         self._tensors = Ring(TENSOR_HISTORY, len(sheet.sizes))
-        self._blocks = Ring(BLOCK_HISTORY, 3 + len(COLUMNS) * len(self._named))
+        self._blocks = Ring(BLOCK_HISTORY, 2 + COLUMNS * len(self._named))
+        self._late_advantages: dict[int, float] = {}
         self._low = self._high = np.empty(0)
         self._emas: dict[str, tuple[float, float]] = {}
         self._clips: dict[str, Ring] = {}
         self._measured = 0
 
-    def write(self, values: dict[str, float], step: int, fetched: Fetched, *, learning_rate: float) -> None:
+    def write(self, values: dict[str, float], step: int, fetched: Fetched, *, learning_rates: Sequence[float]) -> None:
         """Severity and health of every block, the EMA of named blocks, and now and then their trends."""
         raw, present = fetched.values["raw"], fetched.present["raw"]
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -48,16 +50,20 @@ class Vitals:
         self._write_severities(values, raw, fetched)
         for block in self._named:
             self._write_ema(values, block)
-        row = [values.get(f"grad/{block}/{column}", np.nan) for block in self._named for column in COLUMNS]
+        row = [self._late_advantages.pop(step, np.nan)]
+        for block, rate in zip(self._named, learning_rates, strict=True):
+            row += [values.get(f"grad/{block}/norm/raw", np.nan), values.get(f"grad/{block}/norm/update", np.nan), rate]
         with np.errstate(divide="ignore", invalid="ignore"):
-            self._blocks.add(np.array([step, *np.log10([learning_rate, np.nan, *row])]))
+            self._blocks.add(np.array([step, *np.log10(row)]))
+        self._late_advantages = {at: std for at, std in self._late_advantages.items() if at > step}
         if self._measured % REFRESH == 0:
             self._write_trends(values)
         self._measured += 1
 
     def note_advantages(self, step: int, std: float) -> None:
-        """The scale of the advantages of a step that was measured; it is often logged after the step."""
-        self._blocks.amend(step, 2, float(np.log10(std)) if std > 0 else np.nan)
+        """The scale of the advantages of a step, logged after it was measured or while it is in progress."""
+        if not self._blocks.amend(step, 1, float(np.log10(std)) if std > 0 else np.nan):
+            self._late_advantages[step] = std
 
     def note_clips(self, values: dict[str, float], blocks: list[str]) -> None:
         """The share of the last clip calls that bit, per block."""
@@ -102,9 +108,9 @@ class Vitals:
 
     def _write_trends(self, values: dict[str, float]) -> None:
         table = self._blocks.rows()
-        steps, rates, advantages = table[:, 0], table[:, 1], table[:, 2]
+        steps, advantages = table[:, 0], table[:, 1]
         for number, block in enumerate(self._named):
-            norms, updates = (table[:, 3 + len(COLUMNS) * number + column] for column in range(len(COLUMNS)))
+            norms, updates, rates = table[:, 2 + COLUMNS * number : 2 + COLUMNS * (number + 1)].T
             if drift := trends.drift(steps, norms):
                 values[f"grad/{block}/drift"] = drift.slope
                 if drift.p_value is not None:

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gradiometer.capture import hooks, terms
@@ -74,8 +74,8 @@ def watch(
         tier=tier,
         every=every,
         budget=budget,
-        blocks=blocks,
-        pairs=pairs or {},
+        blocks=None if blocks is None else {name: _kept(part) for name, part in blocks.items()},
+        pairs={name: tuple(_kept(part) for part in pair) for name, pair in (pairs or {}).items()},  # type: ignore[misc]
         direction=direction,
         sketch_size=sketch_size,
         on_nonfinite=on_nonfinite,
@@ -162,6 +162,11 @@ class NullMeter(Meter):
 
     def __exit__(self, *exception: object) -> None:
         """Nothing is open."""
+
+
+def _kept(selector: Selector) -> Selector:
+    """A generator of parameters can be walked once only, and blocks are looked up again when the model grows."""
+    return selector if isinstance(selector, (str, nn.Module)) else list(selector)
 
 
 def _check_model(model: Model, optimizers: Sequence[Optimizer], settings: Settings) -> None:

@@ -7,10 +7,13 @@ behind it, which the tests compare.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-__all__ = ["dot", "extreme", "extremes", "filled", "norm", "norms", "sample", "total", "values"]
+__all__ = ["dot", "extreme", "extremes", "filled", "norm", "norms", "sample", "stride_of", "total", "values"]
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -79,5 +82,16 @@ def dot(x: Tensor, y: Tensor) -> Tensor:
 
 def sample(x: Tensor, size: int) -> Tensor:
     """At most `size` elements at a fixed stride, [n]: counts over all of them would cost more than the norms."""
-    row = x.reshape(-1)
-    return row[:: -(-x.numel() // size)] if x.numel() > size else row
+    return x.reshape(-1)[:: stride_of(tuple(x.shape), size)]
+
+
+def stride_of(shape: Sequence[int], size: int) -> int:
+    """The smallest stride that leaves at most `size` elements and walks through every column.
+
+    It shares no factor with the last dimension; a stride of 1024 in a matrix of 1024 columns would see one column only.
+    """
+    count, columns = math.prod(shape), shape[-1] if shape else 1
+    stride = max(1, -(-count // size))
+    while math.gcd(stride, columns) != 1:
+        stride += 1
+    return stride
