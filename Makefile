@@ -6,12 +6,13 @@ STAMP  := $(VENV)/.installed
 # Two OpenMP threads collapse when anything else uses a core; tests run one process per core instead.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup demo test check bench docs clean
+.PHONY: help setup demo test check bench bench-long docs clean
 help:
 	@echo "make demo    set up, train a broken and a healthy CartPole, print what the gradients say"
 	@echo "make test    set up, run every test"
 	@echo "make check   ruff, ruff format, mypy --strict, fast tests"
 	@echo "make bench   measure speed side by side with the alternatives"
+	@echo "make bench-long  whole trainings and memory, a quarter of an hour"
 	@echo "make docs    write the generated reference pages"
 	@echo "make clean   remove .venv and caches"
 
@@ -44,6 +45,10 @@ check: $(STAMP)
 
 bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks
+
+bench-long: $(VENV)/.bench
+	$(BIN)/python -m benchmarks.trainers
+	$(BIN)/python -m benchmarks.memory
 
 docs: $(STAMP)
 	$(BIN)/python docs/generate.py

@@ -1,8 +1,8 @@
-"""`make bench`: every benchmark, one after the other."""
+"""`make bench`: the benchmarks of single steps and calls; `make bench-long` trains and looks at memory."""
 
 from __future__ import annotations
 
-from benchmarks import alternatives, commands, memory, meter, reductions, store, trainers
+from benchmarks import alternatives, commands, meter, reductions, store
 
-for part in (reductions, meter, alternatives, trainers, memory, store, commands):
+for part in (reductions, meter, alternatives, store, commands):
     part.main()

@@ -18,10 +18,10 @@ class Cadence:
     def __init__(self, every: int, budget: float | None) -> None:
         self.every, self.budget = every, budget
         self.interval = every
-        self.spent = 0.0
+        self.spent = self._total = 0.0
         self._cost = 0.0
         self._next_due = 0
-        self._started = time.perf_counter()
+        self._started = self._made = time.perf_counter()
         self._first_step: int | None = None
 
     def due(self, step: int) -> bool:
@@ -30,6 +30,7 @@ class Cadence:
 
     def measured(self, step: int, seconds: float) -> None:
         """Take in what a measured step cost, and choose the next one."""
+        self._total += seconds
         if self._first_step is None:
             # The first measurement makes tables and warms up; it says nothing about what the next will cost.
             self._first_step, self._started = step, time.perf_counter()
@@ -40,8 +41,8 @@ class Cadence:
         self._next_due = step + self.interval
 
     def share(self) -> float:
-        """Seconds spent measuring over seconds gone by."""
-        return self.spent / max(time.perf_counter() - self._started, 1e-9)
+        """Seconds spent measuring over seconds gone by, the warm-up of the first measurement included."""
+        return self._total / max(time.perf_counter() - self._made, 1e-9)
 
     def _interval(self, step: int) -> int:
         assert self._first_step is not None

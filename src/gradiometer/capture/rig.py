@@ -291,7 +291,9 @@ class Rig:
     def _was_dropped(self, reached: frozenset[int]) -> bool:
         """Accumulating adds one change to the same tensor; anything else means the gradient was set to zero or None."""
         if self.roster.data_parallel:
-            return False  # DDP touches gradients once more when it averages them, and may hand out new views of a buffer
+            return (
+                False  # DDP touches gradients once more when it averages them, and may hand out new views of a buffer
+            )
         for number in reached:
             before, now = self._backward_marks.get(number), self._mark([self.roster.sentinels[number]])
             if before is not None and now is not None and (now[1] != before[1] or now[2] != before[2] + 1):

@@ -16,7 +16,8 @@ __all__ = ["Vitals"]
 
 TENSOR_HISTORY = 100  # measured steps a tensor's band is read off
 BLOCK_HISTORY = 256  # measured steps a trend is judged over
-REFRESH = 10  # measured steps from one look at bands and trends to the next; both move slowly
+REFRESH = 10  # measured steps from one look at the bands to the next
+TRENDS_EVERY = 25  # measured steps from one look at the trends to the next; a look takes milliseconds
 CLIP_WINDOW = 100
 EMA_BETA = 0.98
 COLUMNS = 3  # of each named block, beside step and advantages: log10 of norm/raw, norm/update and learning rate
@@ -56,7 +57,7 @@ class Vitals:
         with np.errstate(divide="ignore", invalid="ignore"):
             self._blocks.add(np.array([step, *np.log10(row)]))
         self._late_advantages = {at: std for at, std in self._late_advantages.items() if at > step}
-        if self._measured % REFRESH == 0:
+        if self._measured % TRENDS_EVERY == 0:
             self._write_trends(values)
         self._measured += 1
 
