@@ -394,3 +394,17 @@ def test_terms_leave_the_statistics_of_a_checkpointed_batch_norm_alone() -> None
 
     bare, watched = train(watched=False), train(watched=True)
     assert all(torch.equal(bare[name], watched[name]) for name in bare)
+
+
+def test_two_clips_over_the_same_block_are_kept_apart(tmp_path: Path) -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with gm.watch(model, optimizer, run=tmp_path / "run", budget=None):
+        constant_gradients(model)
+        clip_grad_norm_(model.parameters(), 1.0)
+        clip_grad_norm_(model.parameters(), 0.25)
+        optimizer.step()
+    assert values(tmp_path / "run", "grad/all/clip/threshold") == [1.0]
+    assert values(tmp_path / "run", "grad/clip.1/clip/threshold") == [0.25]
+    assert values(tmp_path / "run", "grad/clip.1/clip/ratio") == pytest.approx([0.25], rel=1e-4)
+    assert values(tmp_path / "run", "grad/all/norm/clipped") == pytest.approx([0.25], rel=1e-4)

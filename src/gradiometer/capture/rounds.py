@@ -118,7 +118,9 @@ class Round:
         written: list[str] = []
         for number, clip in enumerate(self.clips):
             covered = [name for name, members in blocks.items() if members and members <= set(clip.indices)]
-            for block in ["all"] if "all" in covered else covered or [f"clip.{number}"]:
+            wanted = ["all"] if "all" in covered else covered
+            # A second call over the same block, or one over parts of several, stands under its own number.
+            for block in [name for name in wanted if name not in written] or [f"clip.{number}"]:
                 self._clip_value(clip, block, fetched, values)
                 written.append(block)
         return written
