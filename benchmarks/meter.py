@@ -39,7 +39,7 @@ def step_with(model: nn.Module, tier: str | None, every: int = 1) -> Callable[[]
     return step
 
 
-def measure(name: str, make: Callable[[], nn.Module]) -> None:
+def measure(name: str, make: Callable[[], nn.Module], rounds: int = 12) -> None:
     """Print the table of one model. Each candidate has its own copy, so that no meter listens to another's clip."""
     models = [with_gradients(make()) for _ in range(5)]
     clip_only = list(models[0].parameters())
@@ -52,7 +52,7 @@ def measure(name: str, make: Callable[[], nn.Module]) -> None:
             "deep": step_with(models[4], "deep"),
             "unmeasured": step_with(models[3], "standard", every=10**9),
         },
-        rounds=12,
+        rounds=rounds,
         warm_up=1,
         calls=20,  # what is done at every fourth or tenth measured step counts with its share
     )
@@ -73,7 +73,7 @@ def main() -> None:
     """The three models."""
     torch.set_num_threads(1)
     measure("transformer", lambda: transformer(384, 5))
-    measure("transformer", lambda: transformer(768, 11))
+    measure("transformer", lambda: transformer(768, 11), rounds=3)
     measure("2×64 MLP", mlp)
 
 
