@@ -140,7 +140,13 @@ def train(
 
 @app.command(rich_help_panel=LABS)
 def demo(
-    serve: Annotated[bool, typer.Option("--serve/--no-serve", help="Show the runs in a browser at the end.")] = True,
+    serve: Annotated[
+        bool,
+        typer.Option(
+            "--serve/--no-serve",
+            help="Show the runs in a browser; no dashboard yet.",
+        ),
+    ] = True,
     total_steps: Annotated[int, typer.Option(min=1024, help="Environment steps of each training.")] = 60_000,
     out: Annotated[str, typer.Option(help="Where the two runs go.")] = "runs/demo",
 ) -> None:
