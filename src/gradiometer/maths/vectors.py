@@ -1,0 +1,170 @@
+"""Named gradient vectors, kept until their inner products are wanted: in full, or as linear sketches.
+
+One interface for both, chosen by a memory limit. Adding to a name adds the vectors, so a gradient may come in pieces
+(micro-batches). Products are taken in float64: in float32 the norm of a sum of 10M-parameter gradients, c'Gc, can come
+out negative. A parameter may belong to one atom; the products of a block are the sum over its atoms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gradiometer.maths import sketch
+
+__all__ = ["ExactVectors", "SketchedVectors", "Vectors", "products_of", "vectors_for"]
+
+CHUNK = 1 << 15  # columns turned to float64 at a time: n vectors of 32k stay in the cache
+Gradients = Sequence[Tensor | None]
+"""One for each parameter; None where there is no path."""
+
+
+class Vectors(Protocol):
+    """What both kinds can do."""
+
+    cosine_error: float | None
+    """Standard error of a cosine (the widest case); None when exact."""
+
+    def add(self, name: str, gradients: Gradients) -> None:
+        """Add to the vector of that name, which starts at zero."""
+
+    def products(self, names: Sequence[str], others: Sequence[str] | None = None) -> Tensor:
+        """<a, b> for each atom, [atoms, names, others] in float64 on the device."""
+
+    def names(self) -> list[str]:
+        """In the order they came."""
+
+
+class ExactVectors:
+    """Every element of every vector, one row [P] each, in float32 (float64 for a float64 model)."""
+
+    cosine_error: float | None = None
+
+    def __init__(self, parameters: Sequence[Tensor], atoms: Sequence[Sequence[int]] | None = None) -> None:
+        self._sizes = [p.numel() for p in parameters]
+        self._starts = np.cumsum([0, *self._sizes]).tolist()
+        self._atoms = [[i] for i in range(len(parameters))] if atoms is None else [list(atom) for atom in atoms]
+        self._device = parameters[0].device
+        wide = any(p.dtype == torch.float64 for p in parameters)
+        self._dtype = torch.float64 if wide else torch.float32
+        self._rows: dict[str, Tensor] = {}
+
+    @torch.no_grad()
+    def add(self, name: str, gradients: Gradients) -> None:
+        """Add to the vector of that name."""
+        row = self._rows.get(name)
+        if row is None:
+            row = self._rows[name] = torch.zeros(self._starts[-1], dtype=self._dtype, device=self._device)
+        for gradient, start, size in zip(gradients, self._starts, self._sizes, strict=False):
+            if gradient is not None:
+                dense = gradient.to_dense() if gradient.is_sparse else gradient
+                row[start : start + size] += dense.reshape(-1).to(self._device)
+
+    @torch.no_grad()
+    def products(self, names: Sequence[str], others: Sequence[str] | None = None) -> Tensor:
+        """<a, b> for each atom, [atoms, names, others]."""
+        rows = [self._rows[name] for name in names]
+        columns = rows if others is None else [self._rows[name] for name in others]
+        out = torch.zeros(len(self._atoms), len(rows), len(columns), dtype=_wide(self._device), device=self._device)
+        for total, atom in zip(out, self._atoms, strict=True):
+            for start, stop in _runs(atom, self._starts):
+                for at in range(start, stop, CHUNK):
+                    part = slice(at, min(at + CHUNK, stop))
+                    left = torch.stack([row[part] for row in rows]).to(out.dtype)
+                    right = left if others is None else torch.stack([row[part] for row in columns]).to(out.dtype)
+                    total.addmm_(left, right.T)
+        return out
+
+    def names(self) -> list[str]:
+        """In the order they came."""
+        return list(self._rows)
+
+
+class SketchedVectors:
+    """k numbers for each atom of each vector, linear in the gradient; products are estimates."""
+
+    def __init__(
+        self,
+        parameters: Sequence[Tensor],
+        atoms: Sequence[Sequence[int]] | None = None,
+        *,
+        k: int = 1024,
+        seed: int = 0,
+    ) -> None:
+        self._atoms = [[i] for i in range(len(parameters))] if atoms is None else [list(atom) for atom in atoms]
+        self._shapes = [p.shape for p in parameters]
+        self._device = parameters[0].device
+        self._sketcher = sketch.Sketcher(seed, k)
+        self._keys = [sketch.key_of(str(i)) for i in range(len(parameters))]
+        self.cosine_error: float | None = sketch.cosine_error(k)
+        self._rows: dict[str, Tensor] = {}
+
+    @torch.no_grad()
+    def add(self, name: str, gradients: Gradients) -> None:
+        """Add the sketch of the gradient to that of its name."""
+        there = [i for i, gradient in enumerate(gradients) if gradient is not None]
+        place = {i: at for at, i in enumerate(there)}
+        dense = [_dense(gradients[i]) for i in there]
+        groups = [[place[i] for i in atom if i in place] for atom in self._atoms]
+        taken = self._sketcher.sketch_groups(dense, [self._keys[i] for i in there], groups).to(self._device)
+        held = self._rows.get(name)
+        self._rows[name] = taken if held is None else held + taken
+
+    @torch.no_grad()
+    def products(self, names: Sequence[str], others: Sequence[str] | None = None) -> Tensor:
+        """<S(a), S(b)> for each atom, [atoms, names, others]: unbiased, sd about ‖a‖‖b‖/√k."""
+        wide = _wide(self._device)
+        left = torch.stack([self._rows[name] for name in names], 1).to(wide)
+        right = left if others is None else torch.stack([self._rows[name] for name in others], 1).to(wide)
+        return left @ right.transpose(1, 2)
+
+    def names(self) -> list[str]:
+        """In the order they came."""
+        return list(self._rows)
+
+
+def vectors_for(
+    parameters: Sequence[Tensor],
+    atoms: Sequence[Sequence[int]] | None = None,
+    *,
+    expected: int,
+    memory_limit: int,
+    k: int = 1024,
+    seed: int = 0,
+) -> Vectors:
+    """Exact if `expected` vectors fit into `memory_limit` bytes, sketched otherwise."""
+    itemsize = 8 if any(p.dtype == torch.float64 for p in parameters) else 4
+    needed = expected * sum(p.numel() for p in parameters) * itemsize
+    if needed <= memory_limit:
+        return ExactVectors(parameters, atoms)
+    return SketchedVectors(parameters, atoms, k=k, seed=seed)
+
+
+def products_of(vectors: Vectors, names: Sequence[str], others: Sequence[str] | None = None) -> NDArray[np.float64]:
+    """The products on the host, [atoms, names, others]: a sync."""
+    return vectors.products(names, others).cpu().numpy().astype(np.float64, copy=False)
+
+
+def _dense(gradient: Tensor | None) -> Tensor:
+    assert gradient is not None
+    return gradient.to_dense() if gradient.is_sparse else gradient
+
+
+def _wide(device: torch.device) -> torch.dtype:
+    return torch.float32 if device.type == "mps" else torch.float64  # MPS has no float64
+
+
+def _runs(atom: Sequence[int], starts: Sequence[int]) -> list[tuple[int, int]]:
+    """The atom's columns as few long slices: neighbouring parameters lie side by side."""
+    runs: list[tuple[int, int]] = []
+    for i in sorted(atom):
+        if runs and runs[-1][1] == starts[i]:
+            runs[-1] = (runs[-1][0], starts[i + 1])
+        else:
+            runs.append((starts[i], starts[i + 1]))
+    return runs

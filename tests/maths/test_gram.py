@@ -1,0 +1,156 @@
+"""A Gram matrix stands in for the vectors: checked against the vectors themselves, and against planted truths."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gradiometer.maths import gram
+
+
+def products(vectors: np.ndarray) -> np.ndarray:
+    return vectors @ vectors.T
+
+
+GOLDEN = np.array([[3.0, 0.0, 4.0], [0.0, 2.0, 0.0], [-3.0, 0.0, -4.0], [0.0, 0.0, 0.0]])
+
+
+def test_norms_cosines_and_alignment_of_vectors_worked_out_by_hand() -> None:
+    matrix = products(GOLDEN)
+    assert gram.norms(matrix).tolist() == [5.0, 2.0, 5.0, 0.0]
+    cosine = gram.cosines(matrix)
+    assert cosine[0, 1] == 0.0
+    assert cosine[0, 2] == -1.0
+    assert np.isnan(cosine[3]).all(), "a zero vector has no direction"
+    assert gram.alignment(matrix[:2, :2]) == pytest.approx(math.sqrt(29) / 7)
+    assert gram.alignment(products(GOLDEN[:1].repeat(3, 0))) == pytest.approx(1.0)
+    assert np.isnan(gram.alignment(np.zeros((2, 2))))
+
+
+def test_shares_add_up_to_one_and_a_term_against_the_sum_has_a_negative_one() -> None:
+    shares = gram.shares(products(np.array([[2.0, 0.0], [-1.0, 0.0], [0.0, 1.0]])))
+    assert shares.tolist() == [1.0, -0.5, 0.5]
+    assert np.isnan(gram.shares(np.zeros((3, 3)))).all()
+
+
+@given(st.integers(0, 10_000))
+def test_any_combination_has_the_norm_of_the_combined_vectors(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    vectors, weights = rng.normal(size=(5, 17)), rng.normal(size=(3, 5))
+    assert np.allclose(gram.combine(products(vectors), weights), products(weights @ vectors))
+
+
+def test_leading_axes_are_blocks() -> None:
+    rng = np.random.default_rng(0)
+    stacked = np.stack([products(rng.normal(size=(3, 8))) for _ in range(4)])
+    for function in (gram.norms, gram.cosines, gram.shares, gram.alignment):
+        assert np.allclose(function(stacked), np.stack([function(matrix) for matrix in stacked]))
+
+
+def test_additivity_fits_a_common_factor_and_judges_the_rest() -> None:
+    rng = np.random.default_rng(1)
+    terms, hidden = rng.normal(size=(3, 1000)), rng.normal(size=1000)
+    for factor in (1.0, 65536.0, 0.25):
+        error, scale = gram.additivity(products(np.vstack([terms, factor * terms.sum(0)])))
+        assert scale == pytest.approx(factor)
+        assert error < 1e-7
+    total = terms.sum(0) + 0.5 * hidden
+    error, _ = gram.additivity(products(np.vstack([terms, total])))
+    fitted = total @ terms.sum(0) / (terms.sum(0) @ terms.sum(0))
+    assert error == pytest.approx(np.linalg.norm(total - fitted * terms.sum(0)) / np.linalg.norm(total))
+    assert math.isnan(gram.additivity(np.zeros((3, 3)))[0])
+
+
+def planted(rng: np.random.Generator, *, m: int, signal: float, noise: float, dim: int = 40) -> tuple[np.ndarray, ...]:
+    """m units of unequal weight whose gradient per weight is `signal` long, with noise of that total sd for weight one."""
+    weights = rng.integers(20, 60, m).astype(float)
+    mean = np.zeros(dim)
+    mean[0] = signal
+    per_weight = mean + rng.normal(size=(m, dim)) * noise / np.sqrt(dim * weights)[:, None]
+    return per_weight * weights[:, None], weights
+
+
+@pytest.mark.parametrize(("signal", "noise"), [(1.0, 20.0), (1.0, 5.0), (0.2, 20.0)])
+def test_the_interval_covers_a_planted_signal_and_the_plain_norm_is_biased(signal: float, noise: float) -> None:
+    rng = np.random.default_rng(7)
+    covered, plain, corrected, noises = 0, [], [], []
+    for _ in range(200):
+        vectors, weights = planted(rng, m=24, signal=signal, noise=noise)
+        found = gram.signal(products(vectors), weights)
+        assert found is not None
+        assert found.low is not None
+        assert found.high is not None
+        covered += found.low <= signal**2 <= found.high
+        plain.append(np.sum((vectors.sum(0) / weights.sum()) ** 2))
+        corrected.append(found.signal_sq)
+        noises.append(found.noise_sq)
+    assert 0.90 <= covered / 200 <= 0.99
+    truth, error = signal**2, np.std(corrected) / math.sqrt(200)
+    assert abs(np.mean(corrected) - truth) < 4 * error
+    assert np.mean(plain) > truth + 5 * np.std(plain) / math.sqrt(200)
+    assert np.mean(plain) - truth == pytest.approx(np.mean(noises), rel=0.05), "the bias is the noise we report"
+
+
+def test_signal_by_hand() -> None:
+    """Two units of weight one, x = (1, 0) and (1, 2): <x, y> = 1; g = (1, 1); tr Σ = 1 + 1 over m−1."""
+    found = gram.signal(products(np.array([[1.0, 0.0], [1.0, 2.0]])))
+    assert found is not None
+    assert found.signal_sq == 1.0
+    assert found.noise_sq == 1.0
+    assert found.snr == 1.0
+    assert found.low is None
+    assert found.p_value is None
+
+
+def test_the_jackknife_leaves_out_whole_units() -> None:
+    rng = np.random.default_rng(3)
+    vectors, weights = planted(rng, m=6, signal=1.0, noise=5.0)
+    found = gram.signal(products(vectors), weights)
+    without = []
+    for i in range(6):
+        keep = np.arange(6) != i
+        one_less = gram.signal(products(vectors[keep]), weights[keep])
+        assert one_less is not None
+        without.append(one_less.signal_sq)
+    error = math.sqrt(5 / 6 * np.sum((np.array(without) - np.mean(without)) ** 2))
+    assert found is not None
+    assert found.high is not None
+    assert found.high - found.signal_sq == pytest.approx(2.570582 * error, rel=1e-5)  # t, 5 degrees of freedom
+
+
+def test_a_single_unit_or_one_without_weight_says_nothing() -> None:
+    assert gram.signal(np.ones((1, 1))) is None
+    assert gram.signal(products(np.eye(3)), [1.0, 0.0, 0.0]) is None
+    with_empty = gram.signal(products(np.vstack([np.eye(4), np.zeros((1, 4))])), [1, 1, 1, 1, 0])
+    assert with_empty == gram.signal(products(np.eye(4)), [1, 1, 1, 1])
+
+
+def test_sign_flips_are_uniform_without_a_signal_and_small_with_one() -> None:
+    rng = np.random.default_rng(11)
+    null = [gram.sign_flip_p_value(products(rng.normal(size=(12, 30)))) for _ in range(300)]
+    assert 0.02 < np.mean(np.array(null) <= 0.05) < 0.09
+    assert gram.sign_flip_p_value(products(rng.normal(size=(12, 30)) + 1.0)) <= 0.002
+    exact = products(np.ones((5, 3)))
+    assert gram.sign_flip_p_value(exact) == 1 / 16, "of the 16 sign vectors up to a common sign only one is as long"
+
+
+def test_permuting_inside_groups_leaves_what_groups_share() -> None:
+    rng = np.random.default_rng(5)
+    vectors, groups = rng.normal(size=(12, 20)), np.repeat([0, 1, 2], 4)
+    between = np.repeat([1.0, -2.0, 3.0], 4)
+    assert np.allclose(
+        gram.permuted_null(products(vectors), between, groups, draws=20), between @ products(vectors) @ between
+    )
+    within = rng.normal(size=12)
+    drawn = gram.permuted_null(products(vectors), within, groups, draws=2000)
+    shuffled = within.copy()
+    by_hand = []
+    for _ in range(2000):
+        for group in range(3):
+            shuffled[groups == group] = rng.permutation(within[groups == group])
+        by_hand.append(np.sum((shuffled @ vectors) ** 2))
+    assert drawn.mean() == pytest.approx(np.mean(by_hand), rel=0.05)
