@@ -17,10 +17,10 @@ from typing import Literal
 
 from gradiometer.errors import UnknownName
 
-__all__ = ["CATALOGUE", "Alias", "Metric", "find", "resolve"]
+__all__ = ["CATALOGUE", "Alias", "Metric", "find", "key", "parse", "resolve"]
 
 Scale = Literal["linear", "log"]
-Origin = Literal["light", "standard", "deep", "logged"]
+Origin = Literal["light", "standard", "deep", "logged", "terms", "anatomy"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,8 @@ class Alias:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """One quantity. `origin` is the lowest tier that measures it, or `logged` when the user gives it to `meter.log`."""
+    """One quantity. `origin` is the lowest tier that measures it; `logged` when the user gives it to `meter.log`, `terms`
+    when it comes from `meter.terms`, `anatomy` when from that probe."""
 
     name: str
     unit: str
@@ -72,6 +73,22 @@ def _patterns() -> tuple[tuple[re.Pattern[str], Metric], ...]:
     return tuple(
         (re.compile(re.sub(r"<[a-z_]+>", "[^/]+", name)), metric) for name, metric in CATALOGUE.items() if "<" in name
     )
+
+
+def key(template: str, **parts: str) -> str:
+    """The series that a name of the catalogue stands for once its placeholders are filled."""
+    if template not in CATALOGUE:
+        raise KeyError(f"{template!r} is not in the catalogue")
+    name = re.sub(r"<([a-z_]+)>", lambda found: parts[found[1]], template)
+    return name
+
+
+def parse(template: str, name: str) -> dict[str, str] | None:
+    """The other way round: what stands in the placeholders of a series' name; None when it is not of that template."""
+    if template not in CATALOGUE:
+        raise KeyError(f"{template!r} is not in the catalogue")
+    found = re.fullmatch(re.sub(r"<([a-z_]+)>", r"(?P<\1>[^/]+)", template), name)
+    return None if found is None else found.groupdict()
 
 
 @cache

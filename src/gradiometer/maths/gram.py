@@ -173,14 +173,14 @@ def sign_flip_p_value(products: ArrayLike, *, flips: int = FLIPS, seed: int = 0)
     Without a signal x_i and −x_i are equally likely, so the sum is as long under any signs.
     """
     matrix = np.asarray(products, np.float64)
-    m, observed = len(matrix), float(np.asarray(products, np.float64).sum())
+    m, observed = len(matrix), float(matrix.sum())
     if not np.isfinite(observed):
         return float("nan")
     tolerance = 1e-12 * float(np.abs(matrix).sum())
     if m <= EXACT_UNITS:
         signs = np.array([(1, *rest) for rest in itertools.product((1, -1), repeat=m - 1)], np.float64)
         return float(np.mean(_quadratic(matrix, signs) >= observed - tolerance))
-    signs = np.random.default_rng(seed).integers(0, 2, (flips, m)) * 2.0 - 1.0
+    signs = np.where(np.random.default_rng(seed).integers(0, 2, (flips, m)), 1.0, -1.0)
     return float((1 + np.sum(_quadratic(matrix, signs) >= observed - tolerance)) / (flips + 1))
 
 
