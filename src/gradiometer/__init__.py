@@ -20,27 +20,35 @@ if TYPE_CHECKING:
     from gradiometer.capture.meter import Meter
     from gradiometer.capture.watch import watch
     from gradiometer.errors import GradiometerError, GradiometerWarning, NonFiniteGradient, UsageError
+    from gradiometer.maths.groups import RolloutFilter
+    from gradiometer.probes.anatomy import Anatomy, anatomy
     from gradiometer.store.reader import Run, load
 
 __all__ = [
+    "Anatomy",
     "GradiometerError",
     "GradiometerWarning",
     "Meter",
     "NonFiniteGradient",
+    "RolloutFilter",
     "Run",
     "UsageError",
     "__version__",
+    "anatomy",
     "load",
     "watch",
 ]
 
 _HOME = {
+    "Anatomy": "probes.anatomy",
     "GradiometerError": "errors",
     "GradiometerWarning": "errors",
     "Meter": "capture.meter",
     "NonFiniteGradient": "errors",
+    "RolloutFilter": "maths.groups",
     "Run": "store.reader",
     "UsageError": "errors",
+    "anatomy": "probes.anatomy",
     "load": "store.reader",
     "watch": "capture.watch",
 }

@@ -11,6 +11,13 @@ from gradiometer.metrics import CATALOGUE, Alias, Metric, find
 __all__ = ["metrics"]
 
 
+ORIGINS = {
+    "logged": "given to meter.log",
+    "terms": "measured by meter.terms",
+    "anatomy": "measured by gradiometer analyze and gm.anatomy",
+}
+
+
 def metrics(name: str, *, as_json: bool) -> None:
     """One metric in full, or a line for each."""
     if name:
@@ -43,7 +50,7 @@ def _print_one(metric: Metric, alias: Alias | None, asked: str) -> None:
         estimator = f"estimator {alias.estimator}" if alias.estimator else ""
         how = ", ".join(part for part in (sign, estimator) if part)
         out.print(f"{asked} is {alias.library}'s name for it{', ' + how if how else ''}")
-    origin = "given to meter.log" if metric.origin == "logged" else f"measured in tier {metric.origin}"
+    origin = ORIGINS.get(metric.origin, f"measured in tier {metric.origin}")
     out.print(f"{metric.meaning}\n")
     for label, text in (
         ("unit", metric.unit),

@@ -36,6 +36,9 @@ class Vectors(Protocol):
     def products(self, names: Sequence[str], others: Sequence[str] | None = None) -> Tensor:
         """<a, b> for each atom, [atoms, names, others] in float64 on the device."""
 
+    def row(self, name: str) -> Tensor:
+        """The vector of that name as it is kept, to be added to in place; zero if there is none yet."""
+
     def names(self) -> list[str]:
         """In the order they came."""
 
@@ -57,9 +60,7 @@ class ExactVectors:
     @torch.no_grad()
     def add(self, name: str, gradients: Gradients) -> None:
         """Add to the vector of that name."""
-        row = self._rows.get(name)
-        if row is None:
-            row = self._rows[name] = torch.zeros(self._starts[-1], dtype=self._dtype, device=self._device)
+        row = self.row(name)
         for gradient, start, size in zip(gradients, self._starts, self._sizes, strict=False):
             if gradient is not None:
                 dense = gradient.to_dense() if gradient.is_sparse else gradient
@@ -68,8 +69,8 @@ class ExactVectors:
     @torch.no_grad()
     def products(self, names: Sequence[str], others: Sequence[str] | None = None) -> Tensor:
         """<a, b> for each atom, [atoms, names, others]."""
-        rows = [self._rows[name] for name in names]
-        columns = rows if others is None else [self._rows[name] for name in others]
+        rows = [self.row(name) for name in names]
+        columns = rows if others is None else [self.row(name) for name in others]
         out = torch.zeros(len(self._atoms), len(rows), len(columns), dtype=_wide(self._device), device=self._device)
         for total, atom in zip(out, self._atoms, strict=True):
             for start, stop in _runs(atom, self._starts):
@@ -79,6 +80,12 @@ class ExactVectors:
                     right = left if others is None else torch.stack([row[part] for row in columns]).to(out.dtype)
                     total.addmm_(left, right.T)
         return out
+
+    def row(self, name: str) -> Tensor:
+        """The vector, [P]."""
+        if name not in self._rows:
+            self._rows[name] = torch.zeros(self._starts[-1], dtype=self._dtype, device=self._device)
+        return self._rows[name]
 
     def names(self) -> list[str]:
         """In the order they came."""
@@ -97,7 +104,6 @@ class SketchedVectors:
         seed: int = 0,
     ) -> None:
         self._atoms = [[i] for i in range(len(parameters))] if atoms is None else [list(atom) for atom in atoms]
-        self._shapes = [p.shape for p in parameters]
         self._device = parameters[0].device
         self._sketcher = sketch.Sketcher(seed, k)
         self._keys = [sketch.key_of(str(i)) for i in range(len(parameters))]
@@ -112,16 +118,21 @@ class SketchedVectors:
         dense = [_dense(gradients[i]) for i in there]
         groups = [[place[i] for i in atom if i in place] for atom in self._atoms]
         taken = self._sketcher.sketch_groups(dense, [self._keys[i] for i in there], groups).to(self._device)
-        held = self._rows.get(name)
-        self._rows[name] = taken if held is None else held + taken
+        self.row(name).add_(taken)
 
     @torch.no_grad()
     def products(self, names: Sequence[str], others: Sequence[str] | None = None) -> Tensor:
         """<S(a), S(b)> for each atom, [atoms, names, others]: unbiased, sd about ‖a‖‖b‖/√k."""
         wide = _wide(self._device)
-        left = torch.stack([self._rows[name] for name in names], 1).to(wide)
-        right = left if others is None else torch.stack([self._rows[name] for name in others], 1).to(wide)
+        left = torch.stack([self.row(name) for name in names], 1).to(wide)
+        right = left if others is None else torch.stack([self.row(name) for name in others], 1).to(wide)
         return left @ right.transpose(1, 2)
+
+    def row(self, name: str) -> Tensor:
+        """The sketch of each atom, [atoms, k]."""
+        if name not in self._rows:
+            self._rows[name] = torch.zeros(len(self._atoms), self._sketcher.k, device=self._device)
+        return self._rows[name]
 
     def names(self) -> list[str]:
         """In the order they came."""

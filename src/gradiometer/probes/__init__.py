@@ -1,0 +1,1 @@
+"""Experiments on a model held still: what its gradients say when asked on purpose."""

@@ -1,0 +1,209 @@
+"""Anatomy: what each loss term does to the weights, on which samples, and with how much certainty.
+
+A batch of rollouts in groups is sorted by how much rewards vary inside each group, cut into buckets, and every loss term's
+gradient is taken on every group by itself: one forward for each micro-batch, one backward for each term. All else is
+arithmetic on inner products (`maths.gram`): norms of buckets and of their sum, cosines, shares, and, with whole groups as
+independent units, the part of a norm that is signal and the part that is noise.
+
+Reference: RAGEN's gradient analysis by reward-variance buckets (source 003), whose keys these are. It ran a forward and
+a backward for each bucket and term and dropped what did not divide over the ranks; nothing is dropped here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from gradiometer.capture.blocks import Blocks, Model, Selector, find_blocks, named_parameters
+from gradiometer.errors import UsageError
+from gradiometer.maths.groups import RolloutFilter
+from gradiometer.maths.vectors import ExactVectors
+from gradiometer.probes import plan as planning
+from gradiometer.probes import report
+from gradiometer.probes.plan import ALL, Plan
+from gradiometer.probes.stillness import held_still
+from gradiometer.probes.survey import LossTerms, Progress, Survey
+
+if TYPE_CHECKING:
+    from gradiometer.capture.meter import Meter
+
+__all__ = ["Anatomy", "anatomy"]
+
+MEMORY_LIMIT = 2**30
+Null = bool | Callable[[Tensor], Mapping[str, Tensor]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Anatomy:
+    """The result: `metrics` by name, `tables` by name (groups of each bucket, and how it was measured)."""
+
+    metrics: dict[str, float]
+    tables: dict[str, Any] = field(repr=False)
+    terms: tuple[str, ...]
+    """Those with a gradient path."""
+    dead: tuple[str, ...]
+    """Terms of the loss that no parameter feels."""
+    buckets: tuple[str, ...]
+    """`all` first, then from the lowest reward variance to the highest."""
+
+
+def anatomy(
+    model: Model,
+    batch: Mapping[str, Tensor],
+    loss_terms: LossTerms,
+    *,
+    rewards: Any,
+    groups: Any,
+    mask: Tensor | None = None,
+    aggregation: str = "token-mean",
+    rollout_filter: RolloutFilter | None = None,
+    bucket_mode: str = "quantile",
+    num_buckets: int = 6,
+    null: Null = False,
+    cross_fit: bool = False,
+    micro_batch_size: int | None = None,
+    trim: str | None = None,
+    blocks: Mapping[str, Selector] | None = None,
+    memory_limit: int = MEMORY_LIMIT,
+    sketch_size: int = 1024,
+    seed: int = 0,
+    meter: Meter | None = None,
+    progress: Progress | None = None,
+) -> Anatomy:
+    """Take the gradient of `model` apart, by loss term and by reward-variance bucket; nothing of the training changes.
+
+    `batch` holds tensors with a row for each of N samples, `rewards` [N] one number each, `groups` [N] which samples share
+    a prompt. `loss_terms(rows)` gets some rows of the batch and gives, by name, the losses of each token [n, T] (or of each
+    sample [n], without a `mask`), coefficients included and not reduced; the first term is the task's. `aggregation` is
+    token-mean, seq-mean-token-sum, seq-mean-token-mean or seq-mean-token-sum-norm, taken over a whole bucket.
+
+    `rollout_filter` drops groups first. `bucket_mode` is quantile, quantile_source, fixed_rv or pass_rate. `null` also
+    measures the task with rewards permuted inside groups: True permutes batch["advantages"] [N]; a function gets the order
+    [N] (row i has the reward of row order[i]) and gives the entries of the batch that change. A loss_terms that returns a
+    term `null` for an entry `null_advantages` saves the second forward. `cross_fit` sorts groups by half of their rollouts
+    and takes gradients of the other half. `trim` names an attention mask whose padding at the right is cut off.
+
+    Vectors are kept in full up to `memory_limit` bytes, otherwise as sketches of `sketch_size` numbers. With `meter` the
+    result is kept in its run, at its step. Under torch.distributed every rank calls this with the same batch.
+    """
+    named = named_parameters(model)
+    trained = {name: p for name, p in named.items() if p.requires_grad}
+    found = find_blocks(trained, blocks)
+    plan = planning.make_plan(
+        rewards,
+        groups,
+        rollout_filter=rollout_filter,
+        bucket_mode=bucket_mode,
+        num_buckets=num_buckets,
+        cross_fit=cross_fit,
+    )
+    num_rows = len(rewards)
+    planning.check_batch(batch, num_rows)
+    _check_sizes(micro_batch_size, memory_limit)
+    weights = planning.weights_of(mask, num_rows, aggregation)
+    atoms, atoms_of = _atoms(found, trained)
+    survey = Survey(
+        list(trained.values()), atoms, plan, weights, memory_limit=memory_limit, sketch_size=sketch_size, seed=seed
+    )
+    with held_still(model):
+        replaced = _replaced(null, batch, planning.permuted_inside(groups, seed))
+        survey.run(batch, loss_terms, null=replaced, micro_batch_size=micro_batch_size, trim=trim, progress=progress)
+        products = report.measure(survey, plan)
+        metrics = report.metrics_of(products, plan, weights, survey.losses, seed=seed)
+    dead = tuple(term for term in survey.terms if term not in survey.reached)
+    tables = _group_tables(plan)
+    tables["anatomy"] = {
+        "unit": "group",
+        "aggregation": aggregation,
+        "bucket_mode": bucket_mode,
+        "cross_fit": cross_fit,
+        "filter": None if rollout_filter is None else {n: getattr(rollout_filter, n) for n in _FILTER_FIELDS},
+        "num_groups": plan.num_groups,
+        "kept_groups": len(plan.parts),
+        "terms": list(products.terms),
+        "dead": list(dead),
+        "buckets": list(plan.buckets),
+        "vectors": "exact" if isinstance(survey.vectors, ExactVectors) else "sketch",
+        "cosine_error": survey.sums.cosine_error,
+        "signal_error": survey.vectors.cosine_error,
+        "blocks": _block_norms(products, plan, weights, found, atoms_of),
+    }
+    result = Anatomy(metrics=metrics, tables=tables, terms=products.terms, dead=dead, buckets=tuple(plan.buckets))
+    if meter is not None:
+        meter.record(result.metrics, tables=result.tables)
+    return result
+
+
+_FILTER_FIELDS = ("strategy", "value", "type", "top_p_prob_mode", "metric", "include_zero")
+
+
+def _check_sizes(micro_batch_size: int | None, memory_limit: int) -> None:
+    if micro_batch_size is not None and micro_batch_size < 1:
+        raise UsageError(f"micro_batch_size is the number of rows of a forward, 1 or more; found {micro_batch_size}")
+    if memory_limit < 0:
+        raise UsageError(f"memory_limit is a number of bytes; found {memory_limit}")
+
+
+def _replaced(null: Null, batch: Mapping[str, Tensor], order: Tensor) -> dict[str, Tensor] | None:
+    """The entries of the batch under permuted rewards."""
+    if null is False:
+        return None
+    if callable(null):
+        entries = dict(null(order))
+        planning.check_batch(entries, len(order))
+        return entries
+    advantages = batch.get("advantages")
+    if advantages is None or advantages.ndim != 1:
+        found = "no such entry" if advantages is None else f"the shape {list(advantages.shape)}"
+        raise UsageError(
+            f'null=True permutes batch["advantages"] of shape [N]; found {found}. Give a function of the order instead: '
+            'null=lambda order: {"advantages": advantages_from(rewards[order])}'
+        )
+    return {"advantages": advantages[order.to(advantages.device)]}
+
+
+def _atoms(blocks: Blocks, parameters: Mapping[str, nn.Parameter]) -> tuple[list[list[int]], dict[str, list[int]]]:
+    """The finest parts that the named blocks have in common, and which of them each block is made of."""
+    names = blocks.names[: blocks.num_named]
+    members = [frozenset(part) for part in blocks.members[: blocks.num_named]]
+    atoms: dict[tuple[bool, ...], list[int]] = {}
+    for index in range(len(parameters)):
+        atoms.setdefault(tuple(index in part for part in members), []).append(index)
+    inside = {name: [at for at, signature in enumerate(atoms) if signature[i]] for i, name in enumerate(names)}
+    return list(atoms.values()), inside
+
+
+def _block_norms(
+    products: report.Products,
+    plan: Plan,
+    weights: planning.Weights,
+    blocks: Blocks,
+    atoms_of: Mapping[str, list[int]],
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Norm of each term on each bucket, block by block."""
+    norms: dict[str, dict[str, dict[str, float]]] = {block: {} for block in blocks.names[: blocks.num_named]}
+    for bucket in plan.buckets:
+        weight = float(weights.row[plan.rows(bucket)].sum())
+        if not (products.terms and weight):
+            continue
+        per_atom = products.of_bucket(bucket)
+        for block, atoms in atoms_of.items():
+            lengths = np.sqrt(np.maximum(np.diagonal(per_atom[atoms].sum(0)), 0.0)) / weight
+            norms[block][bucket] = dict(zip(products.terms, lengths.tolist(), strict=True))
+    return norms
+
+
+def _group_tables(plan: Plan) -> dict[str, Any]:
+    columns = ["bucket", "group_id", "reward_std"]
+    return {
+        f"grad_norm/{bucket}/group_rv_table": {
+            "columns": columns,
+            "data": [[bucket, plan.parts[i].id, plan.parts[i].reward_std] for i in parts],
+        }
+        for bucket, parts in plan.buckets.items()
+        if bucket != ALL or len(plan.buckets) > 1
+    }

@@ -1,0 +1,179 @@
+"""Which rows of a batch belong to which group, and which group to which bucket: decided before the first forward."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gradiometer.errors import UsageError
+from gradiometer.maths import groups as grouping
+from gradiometer.maths import losses
+from gradiometer.maths.groups import RolloutFilter
+
+__all__ = ["ALL", "Part", "Plan", "Weights", "check_batch", "make_plan", "permuted_inside", "weights_of"]
+
+ALL = "all"
+MIN_CROSS_FIT = 4  # rollouts of a group: two for its reward std, two for its gradient
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """An independent unit: one group, with the rows whose gradient is taken."""
+
+    id: Hashable
+    reward_std: float
+    rows: NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The parts, and the buckets as positions among them; `all` is every part and comes first."""
+
+    parts: tuple[Part, ...]
+    buckets: Mapping[str, tuple[int, ...]]
+    num_groups: int
+    """Before the filter."""
+
+    def rows(self, bucket: str) -> NDArray[np.intp]:
+        """The rows of the batch in that bucket."""
+        return np.concatenate([self.parts[i].rows for i in self.buckets[bucket]])
+
+    def micro_batches(self, size: int | None) -> Iterator[tuple[int, NDArray[np.intp]]]:
+        """Rows that go through the model together, each time of one part."""
+        for number, part in enumerate(self.parts):
+            step = len(part.rows) if size is None else size
+            for start in range(0, len(part.rows), step):
+                yield number, part.rows[start : start + step]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """Σ token · loss / Σ row is the aggregated loss of any set of rows."""
+
+    token: Tensor
+    """[N, T], or [N] for losses per sample."""
+    row: NDArray[np.float64]
+    """[N]"""
+    tokens: NDArray[np.float64]
+    """[N]: how many tokens count at all."""
+
+
+def make_plan(
+    rewards: Any,
+    groups: Any,
+    *,
+    rollout_filter: RolloutFilter | None,
+    bucket_mode: str,
+    num_buckets: int,
+    cross_fit: bool,
+) -> Plan:
+    """Score the groups, filter them, sort them into buckets."""
+    reward, ids = _array(rewards), _labels(groups)
+    if len(reward) != len(ids):
+        raise UsageError(f"there are {len(reward)} rewards and {len(ids)} group ids: give one of each for every row")
+    scored, probed = _halves(ids) if cross_fit else (np.arange(len(ids)), np.arange(len(ids)))
+    scores = grouping.reward_std(reward[scored], [ids[i] for i in scored])
+    chosen = rollout_filter or RolloutFilter()
+    kept = np.sort(chosen.select(chosen.scores_of(scores)))
+    if len(kept) == 0:
+        raise UsageError(_nothing_kept(chosen, scores.scores))
+    split = grouping.split(scores.scores[kept], mode=bucket_mode, num_buckets=num_buckets, means=scores.means[kept])
+    rows_of: dict[Hashable, list[int]] = {}
+    for row in probed:
+        rows_of.setdefault(ids[row], []).append(int(row))
+    order = [int(i) for bucket in split for i in kept[bucket.groups]]
+    parts = tuple(
+        Part(id=scores.ids[i], reward_std=float(scores.scores[i]), rows=np.array(rows_of[scores.ids[i]])) for i in order
+    )
+    buckets: dict[str, tuple[int, ...]] = {ALL: tuple(range(len(parts)))}
+    first = 0
+    for bucket in split:
+        buckets[bucket.name] = tuple(range(first, first + len(bucket.groups)))
+        first += len(bucket.groups)
+    return Plan(parts=parts, buckets=buckets, num_groups=len(scores.ids))
+
+
+def weights_of(mask: Tensor | None, num_rows: int, aggregation: str) -> Weights:
+    """Weights of tokens and rows; a mask with nothing in it is an error, for a mean over nothing is no number."""
+    if mask is None:
+        if aggregation not in losses.AGGREGATIONS:
+            losses.aggregate(torch.zeros(1, 1), torch.ones(1, 1), aggregation)  # says which there are
+        ones = np.ones(num_rows)
+        return Weights(token=torch.ones(num_rows), row=ones, tokens=ones)
+    if len(mask) != num_rows:
+        raise UsageError(f"the mask has {len(mask)} rows and the batch {num_rows}: give one row for each sample")
+    token = losses.token_weights(mask, aggregation)
+    row = losses.sequence_weights(mask, aggregation).double().cpu().numpy()
+    if not row.any():
+        raise UsageError(f"the mask {list(mask.shape)} is zero everywhere: check which tokens it marks as trained")
+    return Weights(token=token, row=row, tokens=(mask != 0).sum(-1).double().cpu().numpy())
+
+
+def check_batch(batch: Mapping[str, Tensor], num_rows: int) -> None:
+    """Every entry is a tensor with one row for each sample."""
+    if not batch:
+        raise UsageError("the batch is empty: give a mapping from names to tensors with one row for each sample")
+    for name, entry in batch.items():
+        if not isinstance(entry, Tensor):
+            raise UsageError(f"batch[{name!r}] is a {type(entry).__name__}: give tensors, one row for each sample")
+        if entry.ndim == 0 or len(entry) != num_rows:
+            raise UsageError(f"batch[{name!r}] has shape {list(entry.shape)}, but there are {num_rows} rewards")
+
+
+def permuted_inside(groups: Any, seed: int) -> Tensor:
+    """A permutation that moves rows inside their group only, [N]: row i gets the reward of row order[i]."""
+    ids, rng = _labels(groups), np.random.default_rng(seed)
+    order, members = np.arange(len(ids)), dict[Hashable, list[int]]()
+    for row, name in enumerate(ids):
+        members.setdefault(name, []).append(row)
+    for rows in members.values():
+        order[rows] = rng.permutation(rows)
+    return torch.from_numpy(order)
+
+
+def _halves(ids: Sequence[Hashable]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Every other rollout of each group: one half scores the group, the other gives its gradient."""
+    seen: dict[Hashable, int] = {}
+    first: list[bool] = []
+    for name in ids:
+        seen[name] = seen.get(name, 0) + 1
+        first.append(seen[name] % 2 == 1)
+    small = [name for name, count in seen.items() if count < MIN_CROSS_FIT]
+    if small:
+        raise UsageError(
+            f"cross_fit=True halves each group, and group {small[0]!r} has {seen[small[0]]} rollouts: "
+            f"use groups of {MIN_CROSS_FIT} or more, or cross_fit=False"
+        )
+    mask = np.array(first)
+    return np.flatnonzero(mask), np.flatnonzero(~mask)
+
+
+def _nothing_kept(chosen: RolloutFilter, scores: NDArray[np.float64]) -> str:
+    what = f"{chosen.strategy} {chosen.value:g}"
+    if not (scores > grouping.ZERO).any():
+        return (
+            f"the rollout filter ({what}) keeps none of {len(scores)} groups: inside each, all rewards are equal. No "
+            "group-relative gradient can come of this batch; change the task's difficulty or sample more rollouts"
+        )
+    return f"the rollout filter ({what}) keeps none of {len(scores)} groups: relax rollout_filter_value"
+
+
+def _array(numbers: Any) -> NDArray[np.float64]:
+    if isinstance(numbers, Tensor):
+        numbers = numbers.detach().double().cpu().numpy()
+    array = np.asarray(numbers, dtype=np.float64)
+    if array.ndim != 1:
+        raise UsageError(f"rewards are one number for each sample, [N]; found the shape {list(array.shape)}")
+    return array
+
+
+def _labels(groups: Any) -> list[Hashable]:
+    if isinstance(groups, Tensor | np.ndarray):
+        return list(groups.tolist())
+    return list(groups)

@@ -1,0 +1,208 @@
+"""From the inner products of a survey to named numbers: the keys of source 003, and the sound ones beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradiometer.maths import gram
+from gradiometer.maths.gram import signed_root
+from gradiometer.maths.vectors import products_of
+from gradiometer.metrics import key
+from gradiometer.probes.plan import ALL, Plan, Weights
+from gradiometer.probes.survey import NULL, Survey, part_name
+
+__all__ = ["Products", "measure", "metrics_of"]
+
+Floats = NDArray[np.float64]
+LOSS_NAMES = {"task": "policy"}
+"""What the source calls the loss of a term whose gradient it calls otherwise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Products:
+    """All that is left of the vectors."""
+
+    units: Mapping[str, Floats]
+    """By term, <x_i, x_j> of the parts, [parts, parts]."""
+    own: Floats
+    """<a_i, b_i> of two terms on one part, [parts, terms, terms]."""
+    sums: Floats
+    """Of buckets × terms, bucket by bucket, for each atom [atoms, buckets·terms, buckets·terms]."""
+    terms: tuple[str, ...]
+    """Those with a gradient path, in the order of the loss."""
+    buckets: tuple[str, ...]
+    """Without `all`."""
+
+    def of_bucket(self, bucket: str) -> Floats:
+        """The terms' products on that bucket (for `all`, by linearity), per atom [atoms, terms, terms]."""
+        n, where = len(self.terms), range(len(self.buckets)) if bucket == ALL else [self.buckets.index(bucket)]
+        mixing = np.zeros((n, len(self.buckets) * n))
+        for number in where:
+            mixing[:, number * n : (number + 1) * n] = np.eye(n)
+        return gram.combine(self.sums, mixing)
+
+
+def measure(survey: Survey, plan: Plan) -> Products:
+    """Take every product that is wanted; the vectors can go afterwards."""
+    terms = tuple(term for term in survey.terms if term in survey.reached)
+    buckets = tuple(name for name in plan.buckets if name != ALL)
+    numbers = range(len(plan.parts))
+    units = {term: products_of(survey.vectors, [part_name(i, term) for i in numbers]).sum(0) for term in terms}
+    own = [products_of(survey.vectors, [part_name(i, term) for term in terms]).sum(0) for i in numbers if terms]
+    names = [part_name(bucket, term) for bucket in buckets for term in terms]
+    sums = products_of(survey.sums, names) if names else np.zeros((1, 0, 0))
+    return Products(
+        units=units,
+        own=np.array(own).reshape(len(numbers), len(terms), len(terms)),
+        sums=sums,
+        terms=terms,
+        buckets=buckets,
+    )
+
+
+def metrics_of(
+    products: Products, plan: Plan, weights: Weights, losses: Mapping[str, Floats], *, seed: int
+) -> dict[str, float]:
+    """Every key of the analysis. What has no value is left out: a term without a path, a bucket without a token."""
+    values: dict[str, float] = {}
+    part_weights = np.array([weights.row[part.rows].sum() for part in plan.parts])
+    for bucket, parts in plan.buckets.items():
+        at = list(parts)
+        values.update(_counts(bucket, plan, weights))
+        weight = float(part_weights[at].sum())
+        if weight == 0:
+            continue
+        values.update(_losses(bucket, {term: float(sums[at].sum()) / weight for term, sums in losses.items()}))
+        if products.terms:
+            values.update(_norms(bucket, products, weight, plan, weights))
+            values.update(_relations(bucket, products, at))
+        for term in products.terms:
+            values.update(_signals(bucket, term, products.units[term][np.ix_(at, at)], part_weights[at], seed))
+    values.update(_between(products))
+    values.update(_top_level(values, products.terms, losses))
+    return values
+
+
+def _counts(bucket: str, plan: Plan, weights: Weights) -> dict[str, float]:
+    rows, stds = plan.rows(bucket), np.array([plan.parts[i].reward_std for i in plan.buckets[bucket]])
+    found = {
+        "grad_norm/<bucket>/sample_count": len(rows),
+        "grad_norm/<bucket>/sample_pct": len(rows) / len(plan.rows(ALL)),
+        "grad_norm/<bucket>/token_count": weights.tokens[rows].sum(),
+        "grad_norm/<bucket>/group_rv_count": len(stds),
+        "grad_norm/<bucket>/reward_std_mean": stds.mean(),
+        "grad_norm/<bucket>/reward_std_min": stds.min(),
+        "grad_norm/<bucket>/reward_std_max": stds.max(),
+    }
+    return {key(template, bucket=bucket): float(value) for template, value in found.items()}
+
+
+def _losses(bucket: str, means: Mapping[str, float]) -> dict[str, float]:
+    named = {LOSS_NAMES.get(term, term): mean for term, mean in means.items() if term != NULL}
+    named["total"] = sum(named.values())
+    return {key("grad_norm/<bucket>/loss/<name>", bucket=bucket, name=name): mean for name, mean in named.items()}
+
+
+def _norms(bucket: str, products: Products, weight: float, plan: Plan, weights: Weights) -> dict[str, float]:
+    """‖g‖ = ‖Σx‖/T of each term and of their sum, and what the source divides them by."""
+    rows = plan.rows(bucket)
+    samples, tokens = len(rows), float(weights.tokens[rows].sum())
+    values: dict[str, float] = {}
+    for term, length in _lengths(products, products.of_bucket(bucket).sum(0)):
+        if term == NULL:
+            values[key("grad_norm/<bucket>/null/<term>", bucket=bucket, term="task")] = length / weight
+            continue
+        found = {
+            "grad_norm/<bucket>/<term>": length / weight,
+            "grad_norm/<bucket>/per_sample/<term>": length / weight / samples,
+            "grad_norm/<bucket>/per_token/<term>": length / weight / tokens,
+            "grad_norm/<bucket>/per_sample_sum/<term>": length / samples,
+            "grad_norm/<bucket>/per_token_sum/<term>": length / tokens,
+        }
+        values.update({key(template, bucket=bucket, term=term): value for template, value in found.items()})
+    return values
+
+
+def _lengths(products: Products, matrix: Floats) -> Iterator[tuple[str, float]]:
+    yield from zip(products.terms, gram.norms(matrix).tolist(), strict=True)
+    real = _real(products)
+    yield "total", float(np.sqrt(max(matrix[np.ix_(real, real)].sum(), 0.0)))
+
+
+def _real(products: Products) -> list[int]:
+    """The terms that are in the loss: all but the null."""
+    return [i for i, term in enumerate(products.terms) if term != NULL]
+
+
+def _relations(bucket: str, products: Products, parts: Sequence[int]) -> dict[str, float]:
+    """Shares of the total, cosines between terms, and the same cosines free of the noise both terms share.
+
+    Two terms on one sample share its noise. <A, B> − Σ_i <a_i, b_i> leaves only products of different units.
+    """
+    real = _real(products)
+    terms = [products.terms[i] for i in real]
+    matrix = products.of_bucket(bucket).sum(0)[np.ix_(real, real)]
+    values = {
+        key("grad_norm/<bucket>/share/<term>", bucket=bucket, term=term): float(share)
+        for term, share in zip(terms, gram.shares(matrix), strict=True)
+    }
+    cosine = gram.cosines(matrix)
+    across = matrix - products.own[list(parts)].sum(0)[np.ix_(real, real)]
+    for (i, a), (j, b) in combinations(enumerate(terms), 2):
+        values[key("grad_norm/<bucket>/cos/<term_a>~<term_b>", bucket=bucket, term_a=a, term_b=b)] = float(cosine[i, j])
+        scale = across[i, i] * across[j, j]
+        if len(parts) >= gram.MIN_UNITS and across[i, i] > 0 and scale > 0:
+            name = key("grad_norm/<bucket>/cos_signal/<term_a>~<term_b>", bucket=bucket, term_a=a, term_b=b)
+            values[name] = float(across[i, j] / np.sqrt(scale))
+    return {name: value for name, value in values.items() if not np.isnan(value)}
+
+
+def _signals(bucket: str, term: str, matrix: Floats, weights: Floats, seed: int) -> dict[str, float]:
+    found = gram.signal(matrix, weights, seed=seed)
+    if found is None:
+        return {}
+    prefix, named = ("null_", "task") if term == NULL else ("", term)
+    values: dict[str, float | None] = {
+        "signal": signed_root(found.signal_sq),
+        "signal_low": None if found.low is None else signed_root(found.low),
+        "signal_high": None if found.high is None else signed_root(found.high),
+    }
+    if term != NULL:
+        values |= {"noise": float(np.sqrt(found.noise_sq)), "p_value": found.p_value}
+        values |= {"snr": found.snr if found.noise_sq > 0 else None}
+    return {
+        key(f"grad_norm/<bucket>/{prefix}{name}/<term>", bucket=bucket, term=named): value
+        for name, value in values.items()
+        if value is not None
+    }
+
+
+def _between(products: Products) -> dict[str, float]:
+    """Cosines of one term's gradient on two buckets, which share no sample."""
+    n, cosine = len(products.terms), gram.cosines(products.sums.sum(0))
+    return {
+        key("grad_norm/between/<term>/<bucket_a>~<bucket_b>", term=term, bucket_a=a, bucket_b=b): float(value)
+        for place, term in enumerate(products.terms)
+        if term != NULL
+        for (i, a), (j, b) in combinations(enumerate(products.buckets), 2)
+        if not np.isnan(value := cosine[i * n + place, j * n + place])
+    }
+
+
+def _top_level(values: Mapping[str, float], terms: Sequence[str], losses: Iterable[str]) -> dict[str, float]:
+    """The source writes the norms and losses of `all` to the top level too."""
+    norms = {
+        key("actor/grad_norm/<term>", term=term): key("grad_norm/<bucket>/<term>", bucket=ALL, term=term)
+        for term in [*(term for term in terms if term != NULL), "total"]
+    }
+    named = [*(LOSS_NAMES.get(term, term) for term in losses if term != NULL), "total"]
+    copied = norms | {
+        key("actor/loss/<name>", name=name): key("grad_norm/<bucket>/loss/<name>", bucket=ALL, name=name)
+        for name in named
+    }
+    return {copy: values[name] for copy, name in copied.items() if name in values}

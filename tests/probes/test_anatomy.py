@@ -1,0 +1,443 @@
+"""The anatomy against brute force: every bucket's gradient by a backward of its own."""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gradiometer as gm
+from gradiometer.maths import gram, losses
+from gradiometer.maths.groups import RolloutFilter
+from gradiometer.metrics import resolve
+from gradiometer.probes.anatomy import Anatomy, anatomy
+
+GROUPS, SIZE, TOKENS, WORDS = 9, 4, 7, 11
+
+
+class Policy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(WORDS, 12)
+        self.body = nn.Linear(12, 12)
+        self.norm = nn.BatchNorm1d(12)
+        self.drop = nn.Dropout(0.0)
+        self.head = nn.Linear(12, WORDS)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        hidden = torch.tanh(self.body(self.embed(tokens)))
+        return self.head(self.drop(hidden))
+
+
+def batch_of(seed: int = 0) -> tuple[Policy, dict[str, Tensor], Tensor, list[str]]:
+    generator = torch.Generator().manual_seed(seed)
+    torch.manual_seed(seed)
+    model, number = Policy(), GROUPS * SIZE
+    tokens = torch.randint(0, WORDS, (number, TOKENS), generator=generator)
+    lengths = torch.randint(2, TOKENS + 1, (number,), generator=generator)
+    spread = torch.linspace(0.1, 3.0, GROUPS)[torch.randperm(GROUPS, generator=generator)].repeat_interleave(SIZE)
+    rewards = torch.randn(number, generator=generator) * spread
+    batch = {
+        "tokens": tokens,
+        "mask": (torch.arange(TOKENS) < lengths[:, None]).float(),
+        "old": torch.randn(number, TOKENS, generator=generator) * 0.1 - 2.4,
+        "ref": torch.randn(number, TOKENS, generator=generator) * 0.1 - 2.4,
+        "advantages": rewards - rewards.view(GROUPS, SIZE).mean(1).repeat_interleave(SIZE),
+    }
+    return model, batch, rewards, [f"level {i // SIZE}" for i in range(number)]
+
+
+def terms_of(model: nn.Module):
+    def loss_terms(rows: dict[str, Tensor]) -> dict[str, Tensor]:
+        logits = model(rows["tokens"])
+        log_probs = losses.token_log_probs(logits, rows["tokens"])
+        return {
+            "task": losses.policy_loss(log_probs, rows["old"], rows["advantages"][:, None].expand_as(log_probs)),
+            "entropy": -0.01 * losses.entropy(logits),
+            "kl": 0.1 * losses.kl_loss(log_probs, rows["ref"], "k3"),
+        }
+
+    return loss_terms
+
+
+def probe(**options: object) -> tuple[Anatomy, Policy, dict[str, Tensor], Tensor, list[str]]:
+    model, batch, rewards, groups = batch_of()
+    arguments: dict[str, object] = {"mask": batch["mask"], "num_buckets": 3, **options}
+    return (
+        anatomy(model, batch, terms_of(model), rewards=rewards, groups=groups, **arguments),
+        model,
+        batch,
+        rewards,
+        groups,
+    )
+
+
+def flat_grad(model: nn.Module, loss: Tensor) -> np.ndarray:
+    parameters = list(model.parameters())
+    found = torch.autograd.grad(loss, parameters, retain_graph=True, allow_unused=True)
+    return np.concatenate(
+        [
+            np.zeros(p.numel()) if g is None else g.reshape(-1).double().numpy()
+            for p, g in zip(parameters, found, strict=True)
+        ]
+    )
+
+
+@pytest.mark.parametrize("aggregation", losses.AGGREGATIONS)
+@pytest.mark.parametrize("micro_batch_size", [None, 1, 3])
+def test_every_bucket_equals_a_backward_of_its_own(aggregation: str, micro_batch_size: int | None) -> None:
+    result, model, batch, rewards, groups = probe(aggregation=aggregation, micro_batch_size=micro_batch_size)
+    per_token = terms_of(model)(batch)
+    buckets = {name: [] for name in result.buckets}
+    for bucket in result.buckets[1:]:
+        for _, group, std in result.tables[f"grad_norm/{bucket}/group_rv_table"]["data"]:
+            rows = [i for i, name in enumerate(groups) if name == group]
+            assert std == pytest.approx(float(rewards[rows].std()), rel=1e-6)
+            buckets[bucket] += rows
+            buckets["all"] += rows
+    assert sorted(buckets["all"]) == list(range(GROUPS * SIZE))
+    for bucket, rows in buckets.items():
+        vectors = {}
+        for term, loss in per_token.items():
+            aggregated = losses.aggregate(loss[rows], batch["mask"][rows], aggregation)
+            name = "policy" if term == "task" else term
+            assert result.metrics[f"grad_norm/{bucket}/loss/{name}"] == pytest.approx(
+                float(aggregated.detach()), rel=1e-4, abs=1e-7
+            )
+            vectors[term] = flat_grad(model, aggregated)
+            assert result.metrics[f"grad_norm/{bucket}/{term}"] == pytest.approx(
+                np.linalg.norm(vectors[term]), rel=1e-5
+            )
+        total = sum(vectors.values())
+        assert result.metrics[f"grad_norm/{bucket}/total"] == pytest.approx(np.linalg.norm(total), rel=1e-5)
+        cosine = vectors["task"] @ vectors["kl"] / np.linalg.norm(vectors["task"]) / np.linalg.norm(vectors["kl"])
+        assert result.metrics[f"grad_norm/{bucket}/cos/task~kl"] == pytest.approx(cosine, abs=1e-5)
+        share = vectors["kl"] @ total / (total @ total)
+        assert result.metrics[f"grad_norm/{bucket}/share/kl"] == pytest.approx(share, abs=1e-5)
+        tokens = float(batch["mask"][rows].sum())
+        norm = result.metrics[f"grad_norm/{bucket}/task"]
+        assert result.metrics[f"grad_norm/{bucket}/sample_count"] == len(rows)
+        assert result.metrics[f"grad_norm/{bucket}/sample_pct"] == len(rows) / (GROUPS * SIZE)
+        assert result.metrics[f"grad_norm/{bucket}/token_count"] == tokens
+        assert result.metrics[f"grad_norm/{bucket}/per_sample/task"] == pytest.approx(norm / len(rows))
+        assert result.metrics[f"grad_norm/{bucket}/per_token/task"] == pytest.approx(norm / tokens)
+        weights = losses.token_weights(batch["mask"], aggregation)[rows]
+        summed = np.linalg.norm(flat_grad(model, (weights * per_token["task"][rows]).sum()))
+        assert result.metrics[f"grad_norm/{bucket}/per_token_sum/task"] == pytest.approx(summed / tokens, rel=1e-5)
+
+
+def test_signal_and_noise_are_those_of_whole_groups() -> None:
+    result, model, batch, _, groups = probe()
+    per_token, mask = terms_of(model)(batch), batch["mask"]
+    for bucket in result.buckets:
+        parts = result.tables[f"grad_norm/{bucket}/group_rv_table"]["data"]
+        rows = [[i for i, name in enumerate(groups) if name == group] for _, group, _ in parts]
+        vectors = np.stack([flat_grad(model, (mask[r] * per_token["task"][r]).sum()) for r in rows])
+        weights = [float(mask[r].sum()) for r in rows]
+        expected = gram.signal(vectors @ vectors.T, weights)
+        assert expected is not None
+        assert result.metrics[f"grad_norm/{bucket}/signal/task"] == pytest.approx(
+            gram.signed_root(expected.signal_sq), rel=1e-4
+        )
+        assert result.metrics[f"grad_norm/{bucket}/snr/task"] == pytest.approx(expected.snr, rel=1e-4)
+        few = len(parts) < gram.MIN_UNITS
+        assert (f"grad_norm/{bucket}/signal_low/task" not in result.metrics) == few
+        assert (f"grad_norm/{bucket}/p_value/task" not in result.metrics) == few
+
+
+def test_every_key_of_the_source_is_there_and_every_key_is_in_the_catalogue() -> None:
+    result, *_ = probe(null=True)
+    for bucket in ("all", "bucket_1", "bucket_2", "bucket_3"):
+        for key in (
+            "sample_count",
+            "sample_pct",
+            "reward_std_mean",
+            "reward_std_min",
+            "reward_std_max",
+            "group_rv_count",
+        ):
+            assert f"grad_norm/{bucket}/{key}" in result.metrics
+        for term in ("task", "entropy", "kl"):
+            for prefix in ("", "per_sample/", "per_token/"):
+                assert result.metrics[f"grad_norm/{bucket}/{prefix}{term}"] > 0
+        for name in ("policy", "entropy", "kl", "total"):
+            assert f"grad_norm/{bucket}/loss/{name}" in result.metrics
+        assert result.tables[f"grad_norm/{bucket}/group_rv_table"]["columns"] == ["bucket", "group_id", "reward_std"]
+    for name in ("policy", "entropy", "kl", "total"):
+        assert result.metrics[f"actor/loss/{name}"] == result.metrics[f"grad_norm/all/loss/{name}"]
+    for term in ("task", "entropy", "kl"):
+        assert result.metrics[f"actor/grad_norm/{term}"] == result.metrics[f"grad_norm/all/{term}"]
+    assert [name for name in result.metrics if resolve(name) is None] == []
+    assert {name for name in result.metrics if name.startswith("actor/")} == {
+        f"actor/{kind}"
+        for kind in (
+            "loss/policy",
+            "loss/entropy",
+            "loss/kl",
+            "loss/total",
+            "grad_norm/task",
+            "grad_norm/entropy",
+            "grad_norm/kl",
+            "grad_norm/total",
+        )
+    }
+
+
+def test_the_null_is_the_task_with_rewards_permuted_inside_groups() -> None:
+    result, model, batch, _, groups = probe(null=True, seed=5)
+    from gradiometer.probes.plan import permuted_inside
+
+    order = permuted_inside(groups, 5)
+    assert [groups[i] for i in order] == groups
+    assert order.tolist() != list(range(len(groups)))
+    permuted = {**batch, "advantages": batch["advantages"][order]}
+    loss = losses.aggregate(terms_of(model)(permuted)["task"], batch["mask"], "token-mean")
+    assert result.metrics["grad_norm/all/null/task"] == pytest.approx(np.linalg.norm(flat_grad(model, loss)), rel=1e-5)
+    assert "grad_norm/all/null_signal/task" in result.metrics
+    given, *_ = probe(null=lambda order: {"advantages": batch["advantages"][order]}, seed=5)
+    assert given.metrics == result.metrics
+
+
+def test_a_loss_that_knows_the_null_saves_the_second_forward() -> None:
+    model, batch, rewards, groups = batch_of()
+    plain, calls = terms_of(model), 0
+
+    def knowing(rows: dict[str, Tensor]) -> dict[str, Tensor]:
+        nonlocal calls
+        calls += 1
+        found = plain(rows)
+        if "null_advantages" in rows:
+            found["null"] = plain({**rows, "advantages": rows["null_advantages"]})["task"]
+        return found
+
+    options = {"rewards": rewards, "groups": groups, "mask": batch["mask"], "null": True}
+    assert anatomy(model, batch, knowing, **options).metrics == anatomy(model, batch, plain, **options).metrics
+    assert calls == GROUPS
+
+
+def test_under_a_null_the_plain_norm_stays_and_the_signal_does_not() -> None:
+    """Rewards that are noise: the norm rises with reward variance all the same, the signal's interval covers zero."""
+    torch.manual_seed(0)
+    model, number, size = nn.Linear(30, 1, bias=False), 60, 8
+    features = torch.randn(number * size, 30)
+    spread = torch.linspace(0.1, 4, number).repeat_interleave(size)
+    rewards = torch.randn(number * size) * spread
+    advantages = rewards - rewards.view(number, size).mean(1).repeat_interleave(size)
+    result = anatomy(
+        model,
+        {"features": features, "advantages": advantages},
+        lambda rows: {"task": rows["advantages"] * model(rows["features"]).squeeze(-1)},
+        rewards=rewards,
+        groups=np.arange(number * size) // size,
+        null=True,
+    )
+    norms = [result.metrics[f"grad_norm/bucket_{i}/task"] for i in range(1, 7)]
+    assert norms[5] > 3 * norms[0]
+    assert norms[5] == pytest.approx(result.metrics["grad_norm/bucket_6/null/task"], rel=0.5)
+    inside = [
+        result.metrics[f"grad_norm/bucket_{i}/signal_low/task"]
+        <= 0
+        <= result.metrics[f"grad_norm/bucket_{i}/signal_high/task"]
+        for i in range(1, 7)
+    ]
+    assert sum(inside) >= 5
+
+
+def test_nothing_of_the_training_changes() -> None:
+    """Weights, gradients, random states, buffers, modes, and the next step, to the bit."""
+    model, batch, rewards, groups = batch_of()
+    model.drop.p = 0.3
+    model.norm.train()
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def with_noise(rows: dict[str, Tensor]) -> dict[str, Tensor]:
+        model.norm(torch.randn(8, 12))
+        model.eval()
+        random.random(), np.random.rand()
+        model.train()
+        return terms_of(model)(rows)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        sum(losses.aggregate(loss, batch["mask"], "token-mean") for loss in terms_of(model)(batch).values()).backward()
+        optimizer.step()
+
+    step()
+    model.head.eval()
+    before = copy.deepcopy((model.state_dict(), optimizer.state_dict(), [p.grad for p in model.parameters()]))
+    states = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
+    modes = [part.training for part in model.modules()]
+    anatomy(model, batch, with_noise, rewards=rewards, groups=groups, mask=batch["mask"], null=True)
+    assert [part.training for part in model.modules()] == modes
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert np.array_equal(np.random.get_state()[1], states[1])
+    assert random.getstate() == states[2]
+    after = (model.state_dict(), optimizer.state_dict(), [p.grad for p in model.parameters()])
+    for one, other in zip(_tensors(before), _tensors(after), strict=True):
+        assert torch.equal(one, other)
+    step()
+    with_probe = [p.clone() for p in model.parameters()]
+    model.load_state_dict(before[0])
+    optimizer.load_state_dict(before[1])
+    torch.set_rng_state(states[0])
+    step()
+    assert all(torch.equal(one, other) for one, other in zip(with_probe, model.parameters(), strict=True))
+
+
+def _tensors(value: object) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else []
+    return [tensor for item in items for tensor in _tensors(item)]
+
+
+def test_a_dead_term_is_named_and_a_stationary_one_is_zero() -> None:
+    model, batch, rewards, groups = batch_of()
+
+    def loss_terms(rows: dict[str, Tensor]) -> dict[str, Tensor]:
+        found = terms_of(model)(rows)
+        with torch.no_grad():
+            found["entropy"] = -0.01 * losses.entropy(model(rows["tokens"]))
+        found["kl"] = 0.0 * found["kl"]
+        return found
+
+    result = anatomy(model, batch, loss_terms, rewards=rewards, groups=groups, mask=batch["mask"])
+    assert result.dead == ("entropy",)
+    assert "grad_norm/all/entropy" not in result.metrics
+    assert result.metrics["grad_norm/all/loss/entropy"] < 0
+    assert result.metrics["grad_norm/all/kl"] == 0.0
+    assert "grad_norm/all/cos/task~kl" not in result.metrics, "a zero vector has no direction"
+    assert "grad_norm/all/share/kl" in result.metrics
+
+
+def test_sketches_stand_in_where_there_is_no_memory_and_say_so() -> None:
+    exact, *_ = probe()
+    both = 3 * 3 * sum(p.numel() for p in Policy().parameters()) * 4
+    for limit, error in ((both, None), (0, 1 / 32)):
+        rough, *_ = probe(memory_limit=limit)
+        assert rough.tables["anatomy"]["vectors"] == "sketch"
+        assert rough.tables["anatomy"]["signal_error"] == 1 / 32
+        assert rough.tables["anatomy"]["cosine_error"] == error
+        tolerance = 1e-5 if error is None else 0.2
+        assert rough.metrics["grad_norm/all/task"] == pytest.approx(exact.metrics["grad_norm/all/task"], rel=tolerance)
+        assert rough.metrics["grad_norm/all/signal/task"] == pytest.approx(
+            exact.metrics["grad_norm/all/signal/task"], rel=0.5
+        )
+    assert exact.tables["anatomy"]["vectors"] == "exact"
+
+
+def test_blocks_are_norms_of_their_own_parameters() -> None:
+    result, model, batch, *_ = probe(blocks={"head": "^head", "body": "^body"})
+    loss = losses.aggregate(terms_of(model)(batch)["task"], batch["mask"], "token-mean")
+    head = torch.autograd.grad(loss, list(model.head.parameters()))
+    expected = math.sqrt(sum(float(g.square().sum()) for g in head))
+    assert result.tables["anatomy"]["blocks"]["head"]["all"]["task"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_padding_that_is_trimmed_changes_nothing() -> None:
+    model, batch, rewards, groups = batch_of()
+    batch["mask"][:, -2:] = 0
+    whole = anatomy(model, batch, terms_of(model), rewards=rewards, groups=groups, mask=batch["mask"])
+    widths = set()
+
+    def loss_terms(rows: dict[str, Tensor]) -> dict[str, Tensor]:
+        widths.add(rows["tokens"].shape[1])
+        return terms_of(model)(rows)
+
+    cut = anatomy(model, batch, loss_terms, rewards=rewards, groups=groups, mask=batch["mask"], trim="mask")
+    assert max(widths) == TOKENS - 2
+    for name, value in whole.metrics.items():
+        assert cut.metrics[name] == pytest.approx(value, rel=1e-4, abs=1e-7)
+
+
+def test_cross_fitting_scores_one_half_and_probes_the_other() -> None:
+    result, _, _, rewards, groups = probe(cross_fit=True)
+    assert result.metrics["grad_norm/all/sample_count"] == GROUPS * SIZE / 2
+    table = {row[1]: row[2] for row in result.tables["grad_norm/all/group_rv_table"]["data"]}
+    rows = [i for i, name in enumerate(groups) if name == "level 3"]
+    assert table["level 3"] == pytest.approx(float(rewards[rows[::2]].std()))
+
+
+def test_a_filter_goes_first() -> None:
+    result, *_ = probe(rollout_filter=RolloutFilter(strategy="top_k_abs", value=4))
+    assert result.metrics["grad_norm/all/group_rv_count"] == 4
+    assert result.metrics["grad_norm/all/sample_pct"] == 1.0
+    assert result.tables["anatomy"]["filter"]["strategy"] == "top_k_abs"
+    everything, *_ = probe()
+    highest = everything.metrics["grad_norm/all/reward_std_max"]
+    assert result.metrics["grad_norm/all/reward_std_max"] == highest
+
+
+def test_more_buckets_than_groups_leaves_one_group_in_each() -> None:
+    result, *_ = probe(num_buckets=50)
+    assert len(result.buckets) == GROUPS + 1
+    assert "grad_norm/bucket_1/signal/task" not in result.metrics, "one group has no signal to tell from noise"
+
+
+def test_a_bucket_without_a_token_has_counts_and_no_gradient() -> None:
+    model, batch, rewards, groups = batch_of()
+    quiet = {name for name in groups if name in ("level 0",)}
+    batch["mask"][[i for i, name in enumerate(groups) if name in quiet]] = 0
+    result = anatomy(
+        model, batch, terms_of(model), rewards=rewards, groups=groups, mask=batch["mask"], num_buckets=GROUPS
+    )
+    bucket = next(
+        b for b in result.buckets[1:] if result.tables[f"grad_norm/{b}/group_rv_table"]["data"][0][1] in quiet
+    )
+    assert result.metrics[f"grad_norm/{bucket}/token_count"] == 0
+    assert f"grad_norm/{bucket}/task" not in result.metrics
+
+
+BAD = {
+    "a group of one": ({"groups": list(range(GROUPS * SIZE))}, "one"),
+    "a reward that is NaN": ({"rewards": [float("nan")] * GROUPS * SIZE}, "nan|NaN"),
+    "a mask of zeros": ({"mask": torch.zeros(GROUPS * SIZE, TOKENS)}, "zero everywhere"),
+    "another length of rewards": ({"rewards": [1.0, 2.0], "groups": [0, 0]}, "rewards"),
+    "unknown mode": ({"bucket_mode": "quantiles"}, "did you mean 'quantile'"),
+    "unknown aggregation": ({"aggregation": "token_mean"}, "did you mean 'token-mean'"),
+    "no bucket": ({"num_buckets": 0}, "at least 1"),
+    "no rows in a forward": ({"micro_batch_size": 0}, "micro_batch_size"),
+    "equal rewards": (
+        {"rewards": [1.0] * GROUPS * SIZE, "rollout_filter": RolloutFilter(value=0.9)},
+        "all rewards are equal",
+    ),
+    "trim of nothing": ({"trim": "attention"}, "attention mask"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_clear_error(case: str) -> None:
+    options, message = BAD[case]
+    model, batch, rewards, groups = batch_of()
+    arguments = {"rewards": rewards, "groups": groups, "mask": batch["mask"], **options}
+    with pytest.raises(gm.UsageError, match=message):
+        anatomy(model, batch, terms_of(model), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda found: {"task": found["task"].mean()}, "not reduced"),
+        (lambda found: {"task": 1.0}, "float"),
+        (lambda found: {"a/b": found["task"]}, "plain word"),
+        (lambda found: {"total": found["task"]}, "plain word"),
+    ],
+)
+def test_losses_of_a_wrong_shape_or_name_are_refused(wrong, message: str) -> None:
+    model, batch, rewards, groups = batch_of()
+    with pytest.raises(gm.UsageError, match=message):
+        anatomy(
+            model, batch, lambda rows: wrong(terms_of(model)(rows)), rewards=rewards, groups=groups, mask=batch["mask"]
+        )
+
+
+def test_a_null_of_token_advantages_asks_for_a_function() -> None:
+    model, batch, rewards, groups = batch_of()
+    batch["advantages"] = batch["advantages"][:, None]
+    with pytest.raises(gm.UsageError, match="null=lambda order"):
+        anatomy(model, batch, terms_of(model), rewards=rewards, groups=groups, mask=batch["mask"], null=True)

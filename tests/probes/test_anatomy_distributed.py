@@ -1,0 +1,79 @@
+"""Two real ranks share the micro-batches of a probe: the same numbers as one process, and nothing is dropped."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+import json, os, sys
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+import gradiometer as gm
+
+rank, world, limit = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 1))
+if world > 1:
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=world)
+    model = DistributedDataParallel(model)
+rows = torch.arange(7 * 3)   # 7 groups of 3: nothing divides by 2
+generator = torch.Generator().manual_seed(1)
+features, rewards = torch.randn(21, 6, generator=generator), torch.randn(21, generator=generator)
+
+def terms(rows):
+    value = model(rows["features"]).squeeze(-1)
+    found = {"task": rows["advantages"] * value, "square": 0.1 * value**2}
+    return found
+
+result = gm.anatomy(model, {"features": features, "advantages": rewards}, terms, rewards=rewards, groups=rows // 3,
+                    num_buckets=2, null=True, memory_limit=limit)
+# the next step of a data-parallel model goes on as if nothing had happened
+model(features).sum().backward()
+gradient = float(sum(p.grad.norm() ** 2 for p in model.parameters()))
+if rank == 0:
+    print(json.dumps({"metrics": result.metrics, "gradient": gradient, "tables": result.tables["anatomy"]["vectors"]}))
+if world > 1:
+    torch.distributed.destroy_process_group()
+"""
+
+
+def run(world: int, limit: int) -> dict:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    call = [sys.executable, "-W", "ignore", "-c", SCRIPT]
+    ranks = [
+        subprocess.Popen(
+            [*call, str(rank), str(world), str(limit)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parent,
+        )
+        for rank in range(world)
+    ]
+    outputs = [process.communicate(timeout=120) for process in ranks]
+    assert [process.returncode for process in ranks] == [0] * world, outputs
+    return json.loads(outputs[0][0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("limit", [2**30, 0])
+def test_two_ranks_give_the_numbers_of_one(limit: int) -> None:
+    alone, together = run(1, limit), run(2, limit)
+    assert together["tables"] == ("exact" if limit else "sketch")
+    assert together["metrics"]["grad_norm/all/sample_count"] == 21
+    assert set(alone["metrics"]) == set(together["metrics"])
+    for name, value in alone["metrics"].items():
+        assert together["metrics"][name] == pytest.approx(value, rel=1e-4, abs=1e-7), name
+    assert together["gradient"] == pytest.approx(alone["gradient"], rel=1e-5)
