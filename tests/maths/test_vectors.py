@@ -42,7 +42,8 @@ def test_exact_products_equal_the_vectors_own_in_total_and_per_atom() -> None:
     assert np.allclose(found.sum(0), both @ both.T, rtol=1e-12)
     cut = np.r_[1200:1240, 1345]
     assert np.allclose(found[1], both[:, cut] @ both[:, cut].T, rtol=1e-12)
-    assert np.allclose(products_of(held, ["a"], ["b"]), found[:, :1, 1:])
+    assert np.allclose(held.products(["a"], ["b"]).numpy(), found[:, :1, 1:])
+    assert np.allclose(products_of(held, ["a", "b"], wide=False), found, rtol=1e-5)
     assert held.cosine_error is None
 
 
@@ -94,3 +95,25 @@ def test_a_sparse_gradient_counts_where_its_rows_are() -> None:
         held.add("a", [sparse])
         held.add("b", [sparse.to_dense()])
         assert np.allclose(products_of(held, ["a", "b"])[0], 3.0)
+
+
+def test_one_more_gradient_is_held_against_the_sum_where_it_has_elements() -> None:
+    a, b, raw = drawn(1), drawn(2, missing=1), drawn(3, missing=2)
+    held = ExactVectors(parameters())
+    held.add("a", a)
+    held.add("b", b)
+    pair = np.stack([flat(a) + flat(b), flat(raw)])
+    pair[:, 1240:1345] = 0.0  # the gradient has no third parameter
+    assert np.allclose(held.against(["a", "b"], raw).numpy(), pair @ pair.T, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [ExactVectors, SketchedVectors])
+def test_complex_and_sparse_gradients_are_real_and_dense_in_the_products(kind: type) -> None:
+    wave = torch.tensor([3.0 + 4.0j, 1.0j])
+    rows = torch.sparse_coo_tensor(
+        torch.tensor([[1, 1]]), torch.tensor([[1.0, 0.0], [1.0, 2.0]]), (4, 2), check_invariants=True
+    )
+    held = kind([torch.zeros(2, dtype=torch.complex64), torch.zeros(4, 2)])
+    held.add("a", [wave, rows])
+    squares = products_of(held, ["a"])[:, 0, 0]
+    assert squares == pytest.approx([26.0, 8.0], rel=1e-6 if kind is ExactVectors else 0.5)

@@ -317,7 +317,7 @@ def test_a_dead_term_is_named_and_a_stationary_one_is_zero() -> None:
 
 def test_sketches_stand_in_where_there_is_no_memory_and_say_so() -> None:
     exact, *_ = probe()
-    both = 3 * 3 * sum(p.numel() for p in Policy().parameters()) * 4
+    both = 4 * 3 * sum(p.numel() for p in Policy().parameters()) * 4
     for limit, error in ((both, None), (0, 1 / 32)):
         rough, *_ = probe(memory_limit=limit)
         assert rough.tables["anatomy"]["vectors"] == "sketch"

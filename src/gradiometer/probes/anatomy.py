@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["Anatomy", "anatomy"]
 
 MEMORY_LIMIT = 2**30
-Null = bool | Callable[[Tensor], Mapping[str, Tensor]]
+Null = bool | Callable[[Tensor], Mapping[str, Tensor]] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +150,7 @@ def _check_sizes(micro_batch_size: int | None, memory_limit: int) -> None:
 
 def _replaced(null: Null, batch: Mapping[str, Tensor], order: Tensor) -> dict[str, Tensor] | None:
     """The entries of the batch under permuted rewards."""
-    if null is False:
+    if null is None or null is False:
         return None
     if callable(null):
         entries = dict(null(order))
@@ -190,7 +190,7 @@ def _block_norms(
         weight = float(weights.row[plan.rows(bucket)].sum())
         if not (products.terms and weight):
             continue
-        per_atom = products.of_bucket(bucket)
+        per_atom = products.sums[bucket]
         for block, atoms in atoms_of.items():
             lengths = np.sqrt(np.maximum(np.diagonal(per_atom[atoms].sum(0)), 0.0)) / weight
             norms[block][bucket] = dict(zip(products.terms, lengths.tolist(), strict=True))

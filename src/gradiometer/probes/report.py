@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from gradiometer.maths import gram
 from gradiometer.maths.gram import signed_root
-from gradiometer.maths.vectors import products_of
+from gradiometer.maths.vectors import Vectors, products_of
 from gradiometer.metrics import key
 from gradiometer.probes.plan import ALL, Plan, Weights
 from gradiometer.probes.survey import NULL, Survey, part_name
@@ -31,37 +31,31 @@ class Products:
     """By term, <x_i, x_j> of the parts, [parts, parts]."""
     own: Floats
     """<a_i, b_i> of two terms on one part, [parts, terms, terms]."""
-    sums: Floats
-    """Of buckets × terms, bucket by bucket, for each atom [atoms, buckets·terms, buckets·terms]."""
+    sums: Mapping[str, Floats]
+    """By bucket, the products of the terms' gradients, for each atom [atoms, terms, terms]."""
     terms: tuple[str, ...]
     """Those with a gradient path, in the order of the loss."""
-    buckets: tuple[str, ...]
-    """Without `all`."""
-
-    def of_bucket(self, bucket: str) -> Floats:
-        """The terms' products on that bucket (for `all`, by linearity), per atom [atoms, terms, terms]."""
-        n, where = len(self.terms), range(len(self.buckets)) if bucket == ALL else [self.buckets.index(bucket)]
-        mixing = np.zeros((n, len(self.buckets) * n))
-        for number in where:
-            mixing[:, number * n : (number + 1) * n] = np.eye(n)
-        return gram.combine(self.sums, mixing)
 
 
 def measure(survey: Survey, plan: Plan) -> Products:
     """Take every product that is wanted; the vectors can go afterwards."""
     terms = tuple(term for term in survey.terms if term in survey.reached)
-    buckets = tuple(name for name in plan.buckets if name != ALL)
     numbers = range(len(plan.parts))
-    units = {term: products_of(survey.vectors, [part_name(i, term) for i in numbers]).sum(0) for term in terms}
-    own = [products_of(survey.vectors, [part_name(i, term) for term in terms]).sum(0) for i in numbers if terms]
-    names = [part_name(bucket, term) for bucket in buckets for term in terms]
-    sums = products_of(survey.sums, names) if names else np.zeros((1, 0, 0))
+
+    def units_of(term: str) -> Floats:
+        products: Floats = products_of(survey.vectors, [part_name(i, term) for i in numbers], wide=False).sum(0)
+        return products
+
+    def terms_of(vectors: Vectors, part: int | str, *, wide: bool) -> Floats:
+        return products_of(vectors, [part_name(part, term) for term in terms], wide=wide)
+
+    if not terms:
+        return Products(units={}, own=np.zeros((len(numbers), 0, 0)), sums={}, terms=())
     return Products(
-        units=units,
-        own=np.array(own).reshape(len(numbers), len(terms), len(terms)),
-        sums=sums,
+        units={term: units_of(term) for term in terms},
+        own=np.array([terms_of(survey.vectors, i, wide=False).sum(0) for i in numbers]),
+        sums={bucket: terms_of(survey.sums, bucket, wide=True) for bucket in plan.buckets},
         terms=terms,
-        buckets=buckets,
     )
 
 
@@ -83,7 +77,7 @@ def metrics_of(
             values.update(_relations(bucket, products, at))
         for term in products.terms:
             values.update(_signals(bucket, term, products.units[term][np.ix_(at, at)], part_weights[at], seed))
-    values.update(_between(products))
+    values.update(_between(products, plan))
     values.update(_top_level(values, products.terms, losses))
     return values
 
@@ -113,7 +107,7 @@ def _norms(bucket: str, products: Products, weight: float, plan: Plan, weights: 
     rows = plan.rows(bucket)
     samples, tokens = len(rows), float(weights.tokens[rows].sum())
     values: dict[str, float] = {}
-    for term, length in _lengths(products, products.of_bucket(bucket).sum(0)):
+    for term, length in _lengths(products, products.sums[bucket].sum(0)):
         if term == NULL:
             values[key("grad_norm/<bucket>/null/<term>", bucket=bucket, term="task")] = length / weight
             continue
@@ -146,7 +140,7 @@ def _relations(bucket: str, products: Products, parts: Sequence[int]) -> dict[st
     """
     real = _real(products)
     terms = [products.terms[i] for i in real]
-    matrix = products.of_bucket(bucket).sum(0)[np.ix_(real, real)]
+    matrix = products.sums[bucket].sum(0)[np.ix_(real, real)]
     values = {
         key("grad_norm/<bucket>/share/<term>", bucket=bucket, term=term): float(share)
         for term, share in zip(terms, gram.shares(matrix), strict=True)
@@ -182,16 +176,18 @@ def _signals(bucket: str, term: str, matrix: Floats, weights: Floats, seed: int)
     }
 
 
-def _between(products: Products) -> dict[str, float]:
-    """Cosines of one term's gradient on two buckets, which share no sample."""
-    n, cosine = len(products.terms), gram.cosines(products.sums.sum(0))
-    return {
-        key("grad_norm/between/<term>/<bucket_a>~<bucket_b>", term=term, bucket_a=a, bucket_b=b): float(value)
-        for place, term in enumerate(products.terms)
-        if term != NULL
-        for (i, a), (j, b) in combinations(enumerate(products.buckets), 2)
-        if not np.isnan(value := cosine[i * n + place, j * n + place])
-    }
+def _between(products: Products, plan: Plan) -> dict[str, float]:
+    """Cosines of one term's gradient on two buckets, which share no sample: sums over blocks of the units' products."""
+    buckets = [bucket for bucket in plan.buckets if bucket != ALL]
+    members = np.array([[i in plan.buckets[bucket] for i in range(len(plan.parts))] for bucket in buckets], np.float64)
+    values: dict[str, float] = {}
+    for term in products.terms:
+        cosine = gram.cosines(gram.combine(products.units[term], members))
+        for (i, a), (j, b) in combinations(enumerate(buckets), 2):
+            if term != NULL and not np.isnan(cosine[i, j]):
+                name = key("grad_norm/between/<term>/<bucket_a>~<bucket_b>", term=term, bucket_a=a, bucket_b=b)
+                values[name] = float(cosine[i, j])
+    return values
 
 
 def _top_level(values: Mapping[str, float], terms: Sequence[str], losses: Iterable[str]) -> dict[str, float]:

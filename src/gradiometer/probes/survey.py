@@ -82,8 +82,7 @@ class Survey:
                 progress(number + 1, len(pieces))
         if world > 1:
             self._reduce()
-        if self.sums is self.vectors:
-            self._add_up()
+        self._add_up()
 
     def _take(
         self,
@@ -125,7 +124,7 @@ class Survey:
             if "/" in name or "~" in name or name == "total":
                 raise UsageError(f"a term cannot be called {name!r}: choose a plain word such as 'task' or 'entropy'")
         self.terms = terms
-        parts, buckets = len(self._plan.parts), len(self._plan.buckets) - 1
+        parts, buckets = len(self._plan.parts), len(self._plan.buckets)
         chosen: dict[str, Any] = {"memory_limit": self._memory_limit, "k": self._sketch_size, "seed": self._seed}
         self.vectors = vectors_for(self._parameters, self._atoms, expected=(parts + buckets) * len(terms), **chosen)
         # Too many parts to keep in full still leaves room for the buckets, whose norms are then exact.
@@ -163,12 +162,17 @@ class Survey:
                         dist.all_reduce(self.sums.row(part_name(bucket, term)))
 
     def _add_up(self) -> None:
-        """A bucket's gradient is the sum of its parts': no backward of its own."""
-        for bucket, parts in self._plan.buckets.items():
-            for term in self.reached if bucket != ALL else ():
-                row = self.vectors.row(part_name(bucket, term))
-                for part in parts:
-                    row += self.vectors.row(part_name(part, term))
+        """A bucket's gradient is the sum of its parts', and that of `all` the sum of the buckets': no backward more."""
+        for term in sorted(self.reached):
+            everything = self.sums.row(part_name(ALL, term))
+            for bucket in self._plan.buckets:
+                if bucket == ALL:
+                    continue
+                row = self.sums.row(part_name(bucket, term))
+                if self.sums is self.vectors:
+                    for part in self._plan.buckets[bucket]:
+                        row += self.vectors.row(part_name(part, term))
+                everything += row
 
 
 def _rows_of(batch: Mapping[str, Tensor], rows: NDArray[np.intp]) -> dict[str, Tensor]:

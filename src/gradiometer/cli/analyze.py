@@ -1,0 +1,161 @@
+"""`gradiometer analyze`: probe a checkpoint, or a lab at its first step, once, and print what each loss term does."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gradiometer import labs
+from gradiometer.cli.printing import console, number, print_json, table
+from gradiometer.cli.train import prepared, progress_bar
+from gradiometer.errors import UnknownName, UsageError
+from gradiometer.metrics import key
+
+if TYPE_CHECKING:
+    from gradiometer.probes.anatomy import Anatomy
+
+__all__ = ["analyze"]
+
+ONCE = (
+    "trainer.gradient_analysis_mode=true",
+    "trainer.gradient_analysis_every=1",
+    "trainer.gradient_analysis_null=true",
+    "trainer.exit_after_gradient_analysis=true",
+    "trainer.val_before_train=false",
+)
+BUCKET_COLUMNS = ("rollouts", "tokens", "groups", "reward std")
+TERM_COLUMNS = ("norm", "shuffled", "signal", "95 % interval", "SNR", "share")
+CHECKPOINT = re.compile(r"global_step_(\d+)")
+
+
+def analyze(target: str, overrides: list[str], *, config_name: str | None, as_json: bool) -> None:
+    """One probe, with the shuffled-reward null beside each number; nothing is trained but the critic of that step."""
+    name, given = _of_checkpoint(Path(target)) if Path(target).is_dir() else _of_lab(target)
+    config = prepared(name, [*given, *ONCE, *overrides], config_name=config_name)
+    with progress_bar(name) as progress:
+        result = labs.find(name).train(config, progress)
+    step, found = next(iter(result.analyses.items()))
+    if as_json:
+        print_json(
+            {
+                "run": None if result.run is None else str(result.run),
+                "step": step,
+                "buckets": list(found.buckets),
+                "terms": list(found.terms),
+                "dead": list(found.dead),
+                "metrics": found.metrics,
+                "tables": found.tables,
+            }
+        )
+        return
+    _print(step, found, result.run)
+
+
+def _of_lab(target: str) -> tuple[str, list[str]]:
+    """A lab by name, probed at step 1."""
+    if target not in labs.LABS:
+        if "/" in target or CHECKPOINT.fullmatch(target):
+            raise UsageError(f"no checkpoint at {target}: give a folder global_step_<N>, or a lab by name")
+        raise UnknownName("lab", target, _with_analysis(), hint="Or give the folder of a checkpoint, global_step_<N>.")
+    if target not in _with_analysis():
+        raise UsageError(
+            f"the {target} lab has no groups of rollouts to analyse: use {' or '.join(_with_analysis())}, or "
+            "gm.anatomy(...) in your own training"
+        )
+    return target, ["trainer.total_training_steps=1"]
+
+
+def _with_analysis() -> list[str]:
+    return [lab.name for lab in labs.LABS.values() if lab.length_key.startswith("trainer.")]
+
+
+def _of_checkpoint(folder: Path) -> tuple[str, list[str]]:
+    """The config the checkpoint was made with, set to resume there and take the one step that probes."""
+    if not (folder / "config.json").exists() and folder.parent.joinpath("config.json").exists():
+        folder = folder.parent  # people point at global_step_100/actor
+    found = CHECKPOINT.fullmatch(folder.resolve().name)
+    if found is None or not (folder / "config.json").exists():
+        inside = sorted(str(each) for each in folder.glob("**/global_step_*"))
+        hint = f"; did you mean {inside[-1]}?" if inside else ""
+        raise UsageError(f"{folder} is not a checkpoint: expected a folder global_step_<N> with a config.json{hint}")
+    from gradiometer.labs.config import overrides_of
+
+    saved = _read(folder / "config.json")
+    saved.pop("run", None)
+    trainer = ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={folder}"]
+    length = [f"trainer.total_training_steps={int(found[1]) + 1}", "trainer.save_freq=-1", "trainer.test_freq=-1"]
+    unused = labs.find("sokoban").config().NO_EFFECT
+    kept = [each for each in overrides_of(saved) if each.partition("=")[0] not in unused]
+    return "sokoban", [*kept, *trainer, *length]
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        saved = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as problem:
+        raise UsageError(
+            f"{file} cannot be read ({problem}): the checkpoint is damaged, use an earlier one"
+        ) from problem
+    if not isinstance(saved, dict):
+        raise UsageError(f"{file} is not the config of a checkpoint")
+    return saved
+
+
+def _print(step: int, found: Anatomy, run: Path | None) -> None:
+    out = console()
+    about = found.tables["anatomy"]
+    out.print(
+        f"step {step}: {about['kept_groups']} groups, {about['aggregation']}, {about['bucket_mode']} buckets from the "
+        f"lowest to the highest reward spread; {about['vectors']} vectors, whole groups as units\n"
+    )
+    shown = [_bucket(found, bucket) for bucket in found.buckets]
+    out.print(table("bucket", *BUCKET_COLUMNS, rows=shown, right=BUCKET_COLUMNS))
+    for term in [term for term in found.terms if term != "null"]:
+        out.print(
+            table(term, *TERM_COLUMNS, rows=[_row(found, each, term) for each in found.buckets], right=TERM_COLUMNS)
+        )
+    for term in found.dead:
+        out.print(f"{term}: no gradient path to any parameter. Look for no_grad, detach or .item() on its way.")
+    out.print(f"\n{_verdict(found)}")
+    if run is not None:
+        out.print(f"kept in {run}; draw it with: gradiometer plot {run}")
+
+
+def _bucket(found: Anatomy, bucket: str) -> tuple[str, ...]:
+    names = ("sample_count", "token_count", "group_rv_count", "reward_std_min", "reward_std_max")
+    values = [found.metrics[key(f"grad_norm/<bucket>/{name}", bucket=bucket)] for name in names]
+    return bucket, *(number(value) for value in values[:3]), f"{_short(values[3])} … {_short(values[4])}"
+
+
+def _row(found: Anatomy, bucket: str, term: str) -> tuple[str, ...]:
+    def value(template: str) -> float | None:
+        return found.metrics.get(key(template, bucket=bucket, term=term))
+
+    low, high = value("grad_norm/<bucket>/signal_low/<term>"), value("grad_norm/<bucket>/signal_high/<term>")
+    return (
+        bucket,
+        _short(value("grad_norm/<bucket>/<term>")),
+        _short(value("grad_norm/<bucket>/null/<term>")),
+        _short(value("grad_norm/<bucket>/signal/<term>")),
+        "-" if low is None or high is None else f"{_short(low)} … {_short(high)}",
+        _short(value("grad_norm/<bucket>/snr/<term>")),
+        _short(value("grad_norm/<bucket>/share/<term>")),
+    )
+
+
+def _short(value: float | None) -> str:
+    """Three digits: an interval should fit on the line."""
+    return "-" if value is None else f"{value:.3g}"
+
+
+def _verdict(found: Anatomy) -> str:
+    """One sentence on the task's gradient of the whole batch."""
+    task = found.terms[0] if found.terms else "task"
+    p_value = found.metrics.get(key("grad_norm/<bucket>/p_value/<term>", bucket="all", term=task))
+    snr = found.metrics.get(key("grad_norm/<bucket>/snr/<term>", bucket="all", term=task))
+    if p_value is None or snr is None:
+        return "Too few groups to tell signal from noise: use 4 or more, better 32."
+    told = "is above its noise" if p_value < 0.05 else "cannot be told from noise"
+    return f"The {task} gradient of this batch {told}: SNR {number(snr)}, sign-flip p = {number(p_value)}."
