@@ -130,6 +130,18 @@ def test_a_single_unit_or_one_without_weight_says_nothing() -> None:
     assert with_empty == gram.signal(products(np.eye(4)), [1, 1, 1, 1])
 
 
+def test_one_unit_with_a_gradient_among_many_without_has_no_interval() -> None:
+    alone = np.zeros((8, 3))
+    alone[2] = 1.0
+    found = gram.signal(products(alone))
+    assert found is not None
+    assert found.signal_sq == 0.0
+    assert found.low is None
+    nothing = gram.signal(np.zeros((8, 8)))
+    assert nothing is not None
+    assert (nothing.low, nothing.high) == (0.0, 0.0), "no gradient anywhere is a measured zero"
+
+
 def test_sign_flips_are_uniform_without_a_signal_and_small_with_one() -> None:
     rng = np.random.default_rng(11)
     null = [gram.sign_flip_p_value(products(rng.normal(size=(12, 30)))) for _ in range(300)]

@@ -95,7 +95,8 @@ def additivity(products: ArrayLike) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signal:
-    """What is behind the noise of a mean gradient. `low` and `high` are None with fewer than `MIN_UNITS` units."""
+    """What is behind the noise of a mean gradient. `low` and `high` are None with fewer than `MIN_UNITS` units, or
+    when a single one of them has a gradient at all."""
 
     signal_sq: float
     """‖E g‖², unbiased: negative when the noise has the upper hand by chance. Never clipped at zero."""
@@ -157,12 +158,14 @@ def _noise_sq(matrix: Floats, weight: Floats) -> float:
     return float(max((weight * distance).sum() / (m - 1), 0.0) / total)
 
 
-def _jackknife(matrix: Floats, weight: Floats, value: float) -> tuple[float, float]:
+def _jackknife(matrix: Floats, weight: Floats, value: float) -> tuple[float | None, float | None]:
     from scipy.special import stdtrit  # 40 ms to import: not for a training that never asks
 
     m, own = len(matrix), np.diagonal(matrix)
     without = _signal_sq(matrix.sum() - 2 * matrix.sum(1) + own, np.trace(matrix) - own, weight.sum() - weight, m - 1)
     error = math.sqrt((m - 1) / m * float(((without - without.mean()) ** 2).sum()))
+    if error == 0 and own.any():  # one unit alone has a gradient: nothing is known of what another would add
+        return None, None
     width = float(stdtrit(m - 1, 0.5 + CONFIDENCE / 2)) * error
     return value - width, value + width
 
