@@ -104,11 +104,119 @@ def test_the_users_own_backward_hooks_switch_terms_off_with_one_warning(model: n
         (lambda t: {"policy": t.expand(3)}, r"shape \(3,\)"),
         (lambda t: {"policy": t, "value": t}, "the same tensor"),
         (lambda t: {"a/b": t}, "slash"),
+        (lambda t: {"a~b": t}, "tilde"),
+        (lambda t: {"policy": lambda advantages: t}, "no advantages to call it with"),
+        (lambda t: {"policy": t, "advantages": {}}, "nothing in it"),
+        (lambda t: {"policy": t, "advantages": {"a": 1.0}}, "floating point numbers; found float"),
+        (lambda t: {"policy": t, "advantages": {"a": torch.ones(2, dtype=torch.int64)}}, "torch.int64"),
+        (lambda t: {"policy": t, "advantages": {"a/b": torch.ones(2)}}, "reward name 'a/b'"),
+        (lambda t: {"policy": t, "advantages": {"a": t, "b": t}}, "the same tensor of advantages"),
+        (lambda t: {"policy": t, "advantages": {"a": torch.ones(2), "b": torch.ones(3)}}, r"'b' \(3,\)"),
+        (
+            lambda t: {"policy": t, "advantages": {"a": torch.ones(2)}},
+            "function of the summed advantages.*requires_grad_",
+        ),
+        (lambda t: {"policy": lambda a: 1.0, "advantages": {"a": torch.ones(2)}}, "is a float, not a tensor"),
+        (lambda t: {"policy": lambda a: a, "advantages": {"a": torch.ones(2)}}, r"shape \(2,\)"),
     ],
 )
-def test_what_cannot_be_a_term_is_refused(given: object, says: str, model: nn.Module) -> None:
+@pytest.mark.parametrize("disabled", [False, True])
+def test_what_cannot_be_a_term_is_refused(
+    given: object, says: str, disabled: bool, model: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRADIOMETER_DISABLED", str(int(disabled)))
     tensor = torch.ones((), requires_grad=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with gm.watch(model, optimizer, budget=None, run=None) as meter, pytest.raises(UsageError, match=says):  # noqa: SIM117
         with meter.terms(**given(tensor)):  # type: ignore[operator]
             pass
+
+
+def test_a_term_outside_of_any_graph_is_named_on_a_step_that_is_not_measured(model: nn.Module, tmp_path: Path) -> None:
+    attributes(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with gm.watch(model, optimizer, budget=None, run=tmp_path / "run", every=10) as meter:
+        for number in range(9):
+            optimizer.zero_grad()
+            with meter.terms(**parts(model, entropy_under_no_grad=number >= 7)) as loss:
+                loss.backward()
+            optimizer.step()
+    (event,) = gm.load(tmp_path / "run").events("dead-term")
+    assert event.step == 7
+    assert event.detail["term"] == "entropy"
+
+
+def test_when_every_term_is_dead_the_users_own_backward_says_so(model: nn.Module, tmp_path: Path) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with gm.watch(model, optimizer, budget=None, run=tmp_path / "run") as meter:
+        with meter.terms(policy=torch.tensor(1.0), value=torch.tensor(2.0)) as loss:
+            assert float(loss) == 3.0
+            with pytest.raises(RuntimeError, match="does not require grad"):
+                loss.backward()
+        with meter.terms(**parts(attributes(model))) as loss:
+            loss.backward()
+        optimizer.step()
+    run = gm.load(tmp_path / "run")
+    assert {event.detail["term"] for event in run.events("dead-term")} == {"policy", "value"}
+    assert not run.events("fault")
+
+
+def test_a_validation_loss_under_no_grad_is_no_dead_term(model: nn.Module, tmp_path: Path) -> None:
+    attributes(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with gm.watch(model, optimizer, budget=None, run=tmp_path / "run") as meter:
+        with meter.terms(**parts(model)) as loss:
+            loss.backward()
+        with torch.no_grad(), meter.terms(**parts(model)) as same:
+            assert same == loss
+        optimizer.step()
+    run = gm.load(tmp_path / "run")
+    assert not run.events("dead-term")
+    assert run.series("grad/all/term/additivity_error")[1][0] < 5e-6
+
+
+def test_a_gradient_that_is_exactly_zero_is_stationary_and_not_dead(model: nn.Module, tmp_path: Path) -> None:
+    attributes(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with gm.watch(model, optimizer, budget=None, run=tmp_path / "run") as meter:
+        for number in range(4):
+            optimizer.zero_grad()
+            out = model.actor(model.trunk(torch.ones(2, 4)))  # type: ignore[operator,union-attr]
+            kl = (out - out.detach()).square().mean()  # at the reference: zero, with a path
+            with meter.terms(policy=out.mean(), kl=kl * 0.1 if number < 2 else kl + out[0, 0] * 0.1) as loss:
+                loss.backward()
+            optimizer.step()
+    run = gm.load(tmp_path / "run")
+    assert not run.events("dead-term")
+    (event,) = run.events("stationary-term")
+    assert event.step == 0
+    assert event.detail == {"term": "kl", "severity": "info"}
+    assert list(run.series("grad/all/term/kl/norm")[1][:2]) == [0.0, 0.0]
+    assert 0 not in run.series("grad/all/term/policy~kl/cos")[0], "a zero has no direction"
+    assert list(run.series("grad/all/term/kl/share")[1][:2]) == [0.0, 0.0]
+
+
+def test_the_table_of_terms_says_what_each_one_reaches_and_is_written_when_it_changes(
+    model: nn.Module, tmp_path: Path
+) -> None:
+    attributes(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with gm.watch(model, optimizer, budget=None, run=tmp_path / "run") as meter:
+        for number in range(4):
+            optimizer.zero_grad()
+            given = parts(model, entropy_under_no_grad=number < 2)
+            given["value"] = given["value"] * (0.0 if number == 3 else 1.0)
+            with meter.terms(**given) as loss:
+                loss.backward()
+            optimizer.step()
+    run = gm.load(tmp_path / "run")
+    path = {"all": "path", "actor": "path", "critic": "none", "shared": "path"}
+    value = {"all": "path", "actor": "none", "critic": "path", "shared": "path"}
+    dead = dict.fromkeys(path, "none")
+    zero = {block: "zero" if state == "path" else state for block, state in value.items()}
+    tables = {table.step: table.content for table in run.tables("terms")}
+    assert sorted(tables) == [0, 2, 3]
+    assert tables[0] == {"policy": path, "value": value, "entropy": dead}
+    assert tables[2] == {"policy": path, "value": value, "entropy": path}
+    assert tables[3] == {"policy": path, "value": zero, "entropy": path}
+    assert [event.step for event in run.events("stationary-term")] == [3]

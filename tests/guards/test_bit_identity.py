@@ -91,15 +91,71 @@ def split_into_terms(model: Policy, watch: Watch) -> None:
     with watch(model, optimizer) as meter:
         for _ in range(STEPS):
             optimizer.zero_grad()
-            terms = terms_of(model, torch.randn(8, 6))
-            split = (
-                nullcontext(sum(list(terms.values())[1:], terms["policy"])) if meter is None else meter.terms(**terms)
-            )
-            with split as loss:
+            with summed(meter, terms_of(model, torch.randn(8, 6))) as loss:
                 loss.backward()
             optimizer.step()
             if meter is not None:
                 meter.log(loss=loss)
+
+
+def terms_of_micro_batches(model: Policy, watch: Watch) -> None:
+    """Accumulation under autocast, a loss that is scaled, a clip."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    with watch(model, optimizer) as meter:
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            for _ in range(3):
+                with torch.autocast("cpu", dtype=torch.bfloat16):
+                    terms = terms_of(model, torch.randn(8, 6))
+                with summed(meter, terms) as loss:
+                    (loss * (1024.0 / 3)).backward()
+            for p in model.parameters():
+                p.grad.div_(1024.0)  # type: ignore[union-attr]
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+
+
+def terms_in_a_closure(model: Policy, watch: Watch) -> None:
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.05, max_iter=2)
+    with watch(model, optimizer) as meter:
+        for _ in range(STEPS):
+            x = torch.randn(8, 6)
+
+            def evaluate(x: Tensor = x) -> Tensor:
+                optimizer.zero_grad()
+                with summed(meter, terms_of(model, x)) as loss:
+                    loss.backward()
+                return loss  # type: ignore[no-any-return]
+
+            optimizer.step(evaluate)
+
+
+def split_by_reward(model: Policy, watch: Watch) -> None:
+    """The policy term is a function of the advantages with a forward of its own: dropout masks, running statistics."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    with watch(model, optimizer) as meter:
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            x, correct, brief = torch.randn(8, 6), torch.randn(8), torch.randn(8)
+
+            def policy(advantages: Tensor, x: Tensor = x) -> Tensor:
+                log_prob = model(x)[0].log_softmax(-1)[:, 0]
+                ratio = (log_prob - log_prob.detach() + 0.1 * torch.randn(8)).exp()
+                return -torch.minimum(ratio * advantages, ratio.clamp(0.9, 1.1) * advantages).mean()
+
+            value = terms_of(model, x)["value"]
+            with (
+                nullcontext(policy(correct + brief) + value)
+                if meter is None
+                else meter.terms(policy=policy, value=value, advantages={"correct": correct, "brief": brief})
+            ) as loss:
+                loss.backward()
+            optimizer.step()
+
+
+def summed(meter: Any, terms: dict[str, Tensor]) -> Any:
+    total = sum(list(terms.values())[1:], terms["policy"])
+    return nullcontext(total) if meter is None else meter.terms(**terms)
 
 
 def compiled(model: Policy, watch: Watch) -> None:
@@ -128,7 +184,18 @@ def closure(model: Policy, watch: Watch) -> None:
             optimizer.step(evaluate)
 
 
-LOOPS = [plain, clipping, two_optimizers, accumulation, split_into_terms, compiled, closure]
+LOOPS = [
+    plain,
+    clipping,
+    two_optimizers,
+    accumulation,
+    split_into_terms,
+    terms_of_micro_batches,
+    terms_in_a_closure,
+    split_by_reward,
+    compiled,
+    closure,
+]
 
 
 def state_after(loop: Callable[[Policy, Watch], None], watch: Watch) -> dict[str, Any]:
@@ -149,7 +216,7 @@ def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
 OPTIONS: dict[str, dict[str, Any]] = {
     "light": {"tier": "light"},
     "standard": {},
-    "sketch": {"direction": "sketch", "every": 3},
+    "sketch": {"direction": "sketch", "every": 3, "terms_memory": 0},
     "deep": {"tier": "deep", "on_nonfinite": "raise"},
 }
 

@@ -65,7 +65,7 @@ class Analyst:
         """The values of the step, and the vectors to keep with it."""
         values: dict[str, float] = {}
         vectors: dict[str, NDArray[Any]] = {}
-        self.sheet.terms(values, fetched)
+        self.sheet.terms(values, fetched, current.terms)
         if "raw" not in fetched.values:
             return values, vectors
         self.sheet.unscale(fetched, current)

@@ -15,16 +15,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.optim import Optimizer
 
-from gradiometer.capture import readout, terms
+from gradiometer.capture import readout, terms, termstates
 from gradiometer.capture.analyst import Analyst
 from gradiometer.capture.blocks import Blocks, Model, named_parameters
 from gradiometer.capture.isolation import guarded
-from gradiometer.capture.reading import Reading
+from gradiometer.capture.microbatches import SKETCH_SEED
+from gradiometer.capture.reading import Fetched, Reading
 from gradiometer.capture.rig import Rig
-from gradiometer.capture.rounds import Round
+from gradiometer.capture.rounds import Round, SeenTerms
 from gradiometer.capture.scalars import Scalars, Where
 from gradiometer.capture.settings import Settings
 from gradiometer.capture.states import States
+from gradiometer.capture.terms import Term
+from gradiometer.capture.termstates import TermStates
 from gradiometer.errors import GradiometerWarning, UnknownName, UsageError
 from gradiometer.maths.pairs import PairReading
 from gradiometer.records import Event, Flow, GradientHealth, Row, Table, Vector
@@ -33,6 +36,7 @@ from gradiometer.store.writer import Writer
 __all__ = ["Meter"]
 
 RATIO_LIMIT = 10.0  # π/π_old of a sample; PPO's clip stops paying at 1.2
+LEFT_OVER = 0.05  # of the policy gradient's norm; rounding in bfloat16 stays below 0.02
 PENDING_LIMIT = 10_000  # logged tensors that may wait for a sync when no step is measured for long
 
 
@@ -56,6 +60,9 @@ class Meter:
         self._coordinates: dict[str, int | None] = {"env_steps": None, "rollout": None, "epoch": None}
         self._scalars = Scalars()
         self._states = States()
+        self._term_states = TermStates()
+        self._term_vectors: str | None = None
+        self._said_left_over = False
         self._values: dict[str, float] = {}
         self._last_two: deque[tuple[int, dict[str, float]]] = deque(maxlen=2)
         self._latest: dict[str, float] = {}
@@ -112,16 +119,39 @@ class Meter:
         """Measure again."""
         self._rig.paused = self._rig.broken
 
+    @guarded
+    def record(
+        self, values: Mapping[str, float], *, tables: Mapping[str, Any] | None = None, step: int | None = None
+    ) -> None:
+        """The result of a probe, on the step axis: numbers by name, and tables (JSON) by name.
+
+        Without `step` it belongs to the step in progress, or else to the last one, like `log`. A NaN is kept as a NaN.
+        """
+        if self._closed:
+            return
+        at = self._rig.open.step if self._rig.open is not None else self._rig.last_step
+        where = Where(step=at if step is None else int(step), wall_time=time.time(), **self._coordinates)
+        ready = self._scalars.take(where, values)
+        if ready:
+            self._put(Row(values=ready, **where.as_row()))
+        for name, content in (tables or {}).items():
+            self._put(Table(step=where.step, name=name, content=content))
+
     @contextmanager
-    def terms(self, **given: Tensor) -> Iterator[Tensor]:
+    def terms(self, *, advantages: Mapping[str, Tensor] | None = None, **given: Term) -> Iterator[Tensor]:
         """The sum of the loss terms, after taking each one's gradient by itself on measured steps.
 
         `with meter.terms(policy=pg, value=0.5 * vf, entropy=-0.01 * ent) as loss: loss.backward()`
+
+        Several calls before a step add up, like the gradients, and so do the losses that are kept. With
+        `advantages={"correct": a1, "format": a2}` the policy gradient is split by reward too. Then either
+        `policy=lambda advantages: ...` is a function of their sum, called once more on measured steps, or each of the
+        advantages requires a gradient and lies in the graph of the loss. Exact for a loss that is piecewise linear in them.
         """
-        terms.check_terms(given)
+        split = terms.resolve(given, advantages)
         if not self._closed:
-            self._rig.measure_terms(given)
-        yield terms.total(given.values())
+            self._rig.measure_terms(split)
+        yield terms.total(split.terms.values())
 
     def gradient_health(self, block: str = "all") -> GradientHealth:
         """A block at its last measured step, under the names of earlier collectors; None where nothing was measured."""
@@ -213,7 +243,10 @@ class Meter:
             self._keep_logged(where, logged)
         for name, vector in vectors.items():
             self._put(Vector(step=current.step, name=name, values=vector))
-        self._note_states(current, self._analyst.sheet.nonfinite(fetched), terms.guilty(fetched))
+        guilty = termstates.guilty(current.terms, fetched)
+        self._note_states(current, self._analyst.sheet.nonfinite(fetched), guilty)
+        if current.terms is not None:
+            self._note_terms(current.step, current.terms, fetched)
         if any(x > 0 for name, x in fetched.scalars.items() if name.startswith("found_inf/")):
             self.event("skipped-step", "the fused optimizer found Inf or NaN and left the weights alone", current.step)
 
@@ -258,6 +291,28 @@ class Meter:
             self.event("nonfinite", message, current.step, **detail)
             if self.settings.on_nonfinite == "warn":
                 self.warn(f"step {current.step}: {message}")
+
+    def _note_terms(self, step: int, seen: SeenTerms, fetched: Fetched) -> None:
+        change = self._term_states.update(seen, fetched, self.blocks)
+        if change.changed:
+            self._put(Table(step=step, name="terms", content=self._term_states.current))
+        for name in change.newly_stationary:
+            message = f"the gradient of the term {name!r} is exactly zero on every watched parameter; its path is there"
+            self.event("stationary-term", message, step, term=name, severity="info")
+        left = termstates.rewards_left_over(seen, fetched)
+        if left is not None and left > LEFT_OVER and not self._said_left_over:
+            self._said_left_over = True
+            message = f"the rewards account for all of the policy gradient but {left:.2g} of its norm"
+            hint = "the loss is not linear in the advantages (normalised inside it?), or has a part without them"
+            self.event("rewards-not-additive", f"{message}: {hint}", step, error=left)
+        self._note_vectors("exact" if seen.cosine_error is None else "sketch")
+
+    def _note_vectors(self, kind: str) -> None:
+        """How the terms' gradients are kept, once it is known: among the facts of the run."""
+        if self._writer is not None and kind != self._term_vectors:
+            self._term_vectors = kind
+            facts = {**self.settings.plain(), "sketch_seed": SKETCH_SEED, "terms_vectors": kind}
+            self._writer.set_facts({"meter": facts})
 
     def _keep_logged(self, where: Where, values: Mapping[str, float]) -> None:
         self._put(Row(values=values, **where.as_row()))

@@ -3,44 +3,35 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
 
 from gradiometer.capture import hooks, terms
-from gradiometer.capture.blocks import Model, modules_of
+from gradiometer.capture.blocks import Model
 from gradiometer.capture.cadence import Cadence
 from gradiometer.capture.distributed import num_replicas
 from gradiometer.capture.gauge import Gauge
 from gradiometer.capture.isolation import guarded
+from gradiometer.capture.marks import Marks
 from gradiometer.capture.microbatches import MicroBatches
 from gradiometer.capture.reading import Reading
 from gradiometer.capture.roster import Roster
-from gradiometer.capture.rounds import Round, SeenClip
+from gradiometer.capture.rounds import Owner, Round, SeenClip
 from gradiometer.capture.samples import Samples
 from gradiometer.capture.settings import Settings
+from gradiometer.capture.termbook import TermBook
 from gradiometer.errors import NonFiniteGradient
 from gradiometer.maths import stats
 from gradiometer.maths.histogram import log_histogram
 
-__all__ = ["Owner", "Rig"]
+__all__ = ["Rig"]
 
 LONG_VIEW_EVERY = (
     4  # measured steps from one sketch, mean and cosine with the update to the next; a sketch costs a clip
 )
-FIRST_TERMS = 5  # the first measured steps always split the loss: a dead term should show at once
-
-
-class Owner(Protocol):
-    """What the rig reports to."""
-
-    def round_ended(self, current: Round) -> None: ...
-    def rescanned(self) -> None: ...
-    def event(self, kind: str, message: str, step: int | None = None, **detail: Any) -> None: ...
-    def warn(self, message: str) -> None: ...
 
 
 class Rig:
@@ -60,10 +51,8 @@ class Rig:
         self.seconds = self.entered = 0.0
         self._counted_seconds = 0.0
         self.num_measured = 0
-        self._terms_on = True
-        self._dead_terms: set[str] = set()
+        self._terms = TermBook(settings, owner)
         self._clipping: list[int] = []
-        self._backward_marks: dict[int, tuple[int, int, int] | None] = {}
         self._remove: list[hooks.Remove] = []
         self._remove_gradients: list[hooks.Remove] = []
         self.scan()
@@ -76,13 +65,13 @@ class Rig:
     def after_backward(self, reached: frozenset[int]) -> None:
         """A backward has ended: was the gradient before it dropped, and is this one of several micro-batches?"""
         self._begin_next_round([self.roster.sentinels[number] for number in reached])
-        if self.open is not None and self._was_dropped(reached):
+        if self.open is not None and self._marks.dropped(reached):
             self._drop(self.open)
         current = self.current()
         if current.in_step and not self.paused:
             self._stop_if_nonfinite(range(len(self.gauge.parameters)))
-        for number in reached:
-            self._backward_marks[number] = self._mark([self.roster.sentinels[number]])
+        self._marks.note(reached)
+        self._terms.backward_ended()
         # Under data parallelism the gradients are being averaged at this moment; the ranks give the noise there.
         if current.reading is not None and self._long_view_due() and not self.roster.data_parallel:
             self._micro_batches.read(current, reached)
@@ -97,6 +86,7 @@ class Rig:
         if self.open is not None and self.open.stepped:
             self._begin_next_round(self.gauge.indices(call.parameters))
         if self.open is not None and self._backward_ran_again(self.open):
+            self._terms.forget()  # of gradients from before the last clip and after it: of no one step
             self._drop(self.open)
         current = self.current()
         if current.reading is None and self._settings.on_nonfinite != "raise":
@@ -111,9 +101,8 @@ class Rig:
         current = self.open
         if current is None or not self._clipping:
             return
-        current.mark = self._mark(self._clipping)
-        for number in self._backward_marks:
-            self._backward_marks[number] = self._mark([self.roster.sentinels[number]])
+        current.mark = self._marks.of(self._clipping)
+        self._marks.note_again()
         if current.reading is None:
             return
         clip = SeenClip(name=f"clip/{len(current.clips)}", call=call, indices=tuple(self._clipping))
@@ -130,6 +119,7 @@ class Rig:
         """Gradients as the optimizer will see them, and the weights it starts from."""
         number = self.optimizers.index(optimizer)
         if self.open is not None and number in self.open.stepped:
+            self._terms.stepped_again()
             self.finish()
         current = self.current()
         current.in_step = closure is not None
@@ -153,7 +143,7 @@ class Rig:
         """What the step did; the last optimizer of the round closes it."""
         number = self.optimizers.index(optimizer)
         current = self.current()
-        self._backward_marks.clear()
+        self._marks.clear()
         current.mark = None
         if current.reading is not None:
             if closure is not None:
@@ -173,6 +163,7 @@ class Rig:
             self._keep_gradients(number, current.number)
         current.in_step = False
         current.stepped.add(number)
+        self._terms.stepped()
         if len(current.stepped) == len(self.optimizers):
             self.finish()
 
@@ -181,6 +172,7 @@ class Rig:
         self._owner.event("fault", problem)
         self.unhook()
         self.open = None
+        self._terms.forget()
         self.paused = self.broken = True
 
     # The round.
@@ -201,12 +193,14 @@ class Rig:
         current = self.open
         self.open = None
         if current is None or not (current.stepped or current.captured or skipped):
+            self._terms.forget()
             return
         self.last_step, self.next_step = current.step, current.step + 1
         self._round_number = current.number + 1
         if current.reading is not None:
             self._micro_batches.finish(current, current.reading)
             current.reading.add("local", list(current.local_norms), list(current.local_norms.values()))
+            self._terms.finish(current)
             self._owner.round_ended(current)
             self.num_measured += 1
             spent = self.seconds + time.perf_counter() - self.entered
@@ -226,16 +220,19 @@ class Rig:
         if self.open is not None and self.open.stepped and not self.open.in_step:
             owners = self.roster.owners(indices)
             if owners and owners <= self.open.stepped:
+                self._terms.overtaken()
                 self.finish()
 
     def _drop(self, current: Round) -> None:
         """Gradients were made anew: a closure was evaluated again, or the step was skipped."""
         if current.in_step:
             current.forget(self._new_reading() if current.reading else None)
+            self._terms.made_anew()
             return
         if not current.stepped:
             message = "gradients were made and then dropped without an optimizer step"
             self._owner.event("skipped-step", message, current.step)
+        self._terms.overtaken()
         self.finish(skipped=True)
 
     def _read_raw(self, current: Round, indices: Sequence[int]) -> None:
@@ -245,6 +242,7 @@ class Rig:
         current.captured.update(fresh)
         if not fresh:
             return
+        self._terms.read_raw(current.reading, frozenset(fresh))
         if not self._settings.standard:
             self.gauge.read_light(current.reading, fresh)
             return
@@ -279,26 +277,8 @@ class Rig:
         else:
             self._micro_batches.keep(held, step=step)
 
-    def _mark(self, indices: Sequence[int]) -> tuple[int, int, int] | None:
-        for i in indices:
-            if (grad := self.gauge.parameters[i].grad) is not None:
-                return i, id(grad), grad._version
-        return None
-
     def _backward_ran_again(self, current: Round) -> bool:
-        return current.mark is not None and self._mark([current.mark[0]]) != current.mark
-
-    def _was_dropped(self, reached: frozenset[int]) -> bool:
-        """Accumulating adds one change to the same tensor; anything else means the gradient was set to zero or None."""
-        if self.roster.data_parallel:
-            return (
-                False  # DDP touches gradients once more when it averages them, and may hand out new views of a buffer
-            )
-        for number in reached:
-            before, now = self._backward_marks.get(number), self._mark([self.roster.sentinels[number]])
-            if before is not None and now is not None and (now[1] != before[1] or now[2] != before[2] + 1):
-                return True
-        return False
+        return current.mark is not None and self._marks.of([current.mark[0]]) != current.mark
 
     def _stop_if_nonfinite(self, indices: Sequence[int]) -> None:
         if self._settings.on_nonfinite == "raise" and not self.paused:
@@ -320,7 +300,7 @@ class Rig:
         if not bad:
             return
         current, names = self.current(), [self.roster.names[i] for i in bad]
-        guilty = terms.nonfinite_terms(current.reading, bad)
+        guilty = self._terms.nonfinite(bad)
         message = f"step {current.step}: NaN or Inf in the gradient of {names[0]}"
         message += f" and {len(names) - 1} more tensors" if len(names) > 1 else ""
         message += f", from the term {guilty[0]!r}" if guilty else ""
@@ -331,33 +311,33 @@ class Rig:
     # Terms.
 
     @guarded
-    def measure_terms(self, given: Mapping[str, Tensor]) -> None:
-        """Each term's own gradient, on measured steps when it is due."""
-        if not self._terms_on or self.paused or self.broken:
+    def measure_terms(self, split: terms.Split) -> None:
+        """Each term's own gradient, on measured steps when it is due; a term outside of any graph on every step."""
+        if self.paused or self.broken:
+            self._terms.forget()
             return
+        if not torch.is_grad_enabled():
+            return
+        self._settle(split)
         current = self.current()
-        always = self.num_measured < FIRST_TERMS or self._settings.tier == "deep"
-        if current.reading is None or not (always or self.num_measured % self._settings.terms_every == 0):
+        self._terms.note_dead(split, current.step)
+        if current.reading is None or not self._terms.due(self.num_measured):
             return
-        if terms.has_user_hooks(modules_of(self._model).values(), self.gauge.parameters):
-            self._terms_off("you have backward hooks of your own, which a second backward would call twice")
-            return
-        try:
-            with terms.buffers_kept(modules_of(self._model).values()):
-                reaches = terms.measure_terms(given, self.gauge.parameters, current.reading)
-        except RuntimeError as problem:
-            self._terms_off(f"the graph cannot be walked twice ({str(problem).splitlines()[0]})")
-            return
-        for reach in reaches:
-            if not reach.reached and reach.term not in self._dead_terms:
-                self._dead_terms.add(reach.term)
-                message = f"the term {reach.term!r} has no gradient path to any watched parameter"
-                self._owner.event("dead-term", message, current.step, term=reach.term)
+        if problem := self._terms.measure(split, current.step):
+            self._say_unmeasurable(*problem)
 
-    def _terms_off(self, why: str) -> None:
-        self._terms_on = False
-        self._owner.event("terms-unmeasurable", why)
-        self._owner.warn(f"Gradiometer does not measure terms: {why}.")
+    def _say_unmeasurable(self, what: str, why: str) -> None:
+        self._owner.event(f"{what}-unmeasurable", why)
+        self._owner.warn(f"Gradiometer does not measure {what}: {why}.")
+
+    def _settle(self, split: terms.Split) -> None:
+        """Close the open round before terms that are of the next one."""
+        if self.open is not None and self._marks.all_dropped():
+            self._drop(self.open)
+            self._marks.clear()
+        current = self.open
+        if current is not None and current.stepped and (current.reading or self.cadence.due(current.number + 1)):
+            self._begin_next_round(self.gauge.indices(terms.leaves(split.terms.values())))
 
     # Set-up.
 
@@ -365,14 +345,15 @@ class Rig:
         """Read the model anew: at the start, and when an optimizer holds other parameters."""
         self.roster = Roster(self._model, self.optimizers, self._settings)
         self.gauge = Gauge(self.roster.parameters)
+        self._marks = Marks(self.gauge, self.roster)
         self._samples = Samples()
         self._micro_batches = MicroBatches(self.gauge, self.roster, self._settings.sketch_size)
         while self._remove_gradients:
             self._remove_gradients.pop()()
-        self._backward_marks.clear()
         parameters = self.roster.parameters
         self._remove_gradients.append(hooks.observe_backward([parameters[i] for i in self.roster.sentinels], self))
         self.num_replicas = num_replicas() if self.roster.data_parallel else 1
+        self._terms.scan(self._model, parameters)
         if self.num_replicas > 1 and self._settings.standard:
             self._remove_gradients.append(hooks.observe_gradients(parameters, self._note_local))
         if self._settings.tier == "deep" and self._settings.on_nonfinite == "raise":

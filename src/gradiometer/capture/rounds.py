@@ -6,8 +6,9 @@ With one optimizer a round is a step. With several, a round ends when each has s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,7 @@ from torch.optim import Optimizer
 from gradiometer.capture.hooks import ClipCall
 from gradiometer.capture.reading import Fetched, Reading
 
-__all__ = ["Round", "SeenClip"]
+__all__ = ["Owner", "Round", "SeenClip", "SeenTerms"]
 
 CLIP_EPSILON = 1e-6  # torch divides by total_norm + 1e-6; the factor is the one it used
 
@@ -34,6 +35,30 @@ class SeenClip:
         """What the call multiplied its gradients by: min(1, t/(r + 1e-6)); NaN when the norm was."""
         norm = fetched.scalars[self.name]
         return float("nan") if np.isnan(norm) else min(1.0, self.call.threshold / (norm + CLIP_EPSILON))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenTerms:
+    """What the products in the reading are of: `gram/term` [parameters, terms, terms], `gram/reward` and `gram/raw`."""
+
+    terms: tuple[str, ...]
+    """Those with a gradient, in the order of `gram/term`."""
+    rewards: tuple[str, ...]
+    entered: tuple[str, ...]
+    """The terms that the advantages enter; `gram/reward` is of the rewards and then of these."""
+    reached: Mapping[str, frozenset[int]]
+    """Which parameters `term/<term>` and `reward/<reward>` have a path to; none for a dead one."""
+    cosine_error: float | None
+    """Standard error of a cosine between sketches; None when the vectors were kept in full."""
+
+
+class Owner(Protocol):
+    """What the rig reports to."""
+
+    def round_ended(self, current: Round) -> None: ...
+    def rescanned(self) -> None: ...
+    def event(self, kind: str, message: str, step: int | None = None, **detail: Any) -> None: ...
+    def warn(self, message: str) -> None: ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -70,6 +95,8 @@ class Round:
     local_norms: dict[int, Tensor] = field(default_factory=dict)
     """Norms of this rank's own gradients, before they were averaged with the other ranks'."""
     learning_rates: dict[int, float] = field(default_factory=dict)
+    terms: SeenTerms | None = None
+    """Set when the round ends, if its loss was split."""
 
     def forget(self, reading: Reading | None) -> None:
         """Gradients were made anew within the step (a closure evaluated again): what was read is of the past."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from gradiometer.capture.blocks import Selector
 from gradiometer.errors import UsageError
@@ -31,6 +31,8 @@ class Settings:
     sketch_size: int
     on_nonfinite: OnNonfinite
     terms_every: int
+    terms_memory: int
+    """Bytes that the gradients of the terms may take while a step is measured; beyond it they are sketched."""
     micro_batch_size: int | None
 
     def __post_init__(self) -> None:
@@ -42,6 +44,8 @@ class Settings:
             if getattr(self, name) not in get_args(choices):
                 allowed = ", ".join(map(repr, get_args(choices)))
                 raise UsageError(f"{name} is one of {allowed}; found {getattr(self, name)!r}")
+        if not isinstance(self.terms_memory, int) or self.terms_memory < 0:
+            raise UsageError(f"terms_memory is a whole number of bytes, 0 or more; found {self.terms_memory!r}")
         if self.sketch_size > MAX_K:
             raise UsageError(f"sketch_size is at most {MAX_K}; found {self.sketch_size}")
         if self.budget is not None and not 0 < self.budget <= 1:
@@ -56,3 +60,7 @@ class Settings:
     def standard(self) -> bool:
         """Whether what the weights did, direction, sparsity and history are measured."""
         return self.tier != "light"
+
+    def plain(self) -> dict[str, Any]:
+        """What is kept among the facts of the run: blocks and pairs may hold modules, and are not."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in ("blocks", "pairs")}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cache
 from typing import TypeAlias
 
@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from gradiometer.capture.blocks import Blocks
 from gradiometer.capture.gauge import SAMPLE_SIZE
 from gradiometer.capture.reading import Fetched
-from gradiometer.capture.rounds import Round
+from gradiometer.capture.rounds import Round, SeenTerms
+from gradiometer.maths import gram
 from gradiometer.maths.stats import stride_of
 
 __all__ = ["Mask", "Numbers", "Sheet"]
@@ -130,12 +131,47 @@ class Sheet:
         agreeing = _ratio(self.sums(weight * fetched.values["agreeing"]), compared)
         self.write(values, "sign_agreement", agreeing, compared > 0)
 
-    def terms(self, values: dict[str, float], fetched: Fetched) -> None:
-        """Norm of each loss term's gradient by block, and its value."""
-        for quantity in [key for key in fetched.values if key.startswith("term/")]:
-            present = fetched.present[quantity]
-            self.write(values, f"{quantity}/norm", self.norms(fetched.values[quantity], present), self.any(present))
+    def terms(self, values: dict[str, float], fetched: Fetched, seen: SeenTerms | None) -> None:
+        """What each loss term, and each reward, contributes by block; and whether the terms are all there is."""
+        if seen is None:
+            return
         values.update((f"grad/all/{key}", x) for key, x in fetched.scalars.items() if key.startswith("term/"))
+        if seen.terms:
+            self._products(values, "term", seen.terms, fetched.arrays["gram/term"], seen)
+        if seen.rewards:
+            size = len(seen.rewards)
+            self._products(values, "reward", seen.rewards, fetched.arrays["gram/reward"][:, :size, :size], seen)
+        if seen.cosine_error is not None:
+            values["grad/all/term/cos_error"] = seen.cosine_error
+        if "gram/raw" in fetched.arrays:
+            pair = fetched.arrays["gram/raw"]
+            error, scale = gram.additivity(pair)
+            # Nothing against nothing has no error; a NaN of the gradients' own is recorded.
+            if not (np.isnan(error) and np.isfinite(pair).all()):
+                values["grad/all/term/additivity_error"], values["grad/all/term/scale"] = error, scale
+
+    def _products(
+        self, values: dict[str, float], kind: str, names: Sequence[str], products: Numbers, seen: SeenTerms
+    ) -> None:
+        """Norms, shares and cosines of each block, from inner products [parameters, n, n]."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            blocks = np.add.reduceat(products[self._order], self._starts, axis=0)
+            norms, shares, cosines = gram.norms(blocks), gram.shares(blocks), gram.cosines(blocks)
+        finite = np.isfinite(blocks).all((1, 2))
+        there = [self.any(self._mask(seen.reached[f"{kind}/{name}"])) for name in names]
+        for a, name in enumerate(names):
+            self.write(values, f"{kind}/{name}/norm", norms[:, a], there[a])
+            # A share of nothing and the direction of a zero are missing; what a NaN spoiled is a NaN.
+            self.write(values, f"{kind}/{name}/share", shares[:, a], there[a] & ~(np.isnan(shares[:, a]) & finite))
+            for b in range(a + 1, len(names)):
+                cosine = cosines[:, a, b]
+                both = there[a] & there[b] & ~(np.isnan(cosine) & finite)
+                self.write(values, f"{kind}/{name}~{names[b]}/cos", cosine, both)
+
+    def _mask(self, indices: Collection[int]) -> Mask:
+        mask: Mask = np.zeros(len(self.sizes), dtype=np.bool_)
+        mask[list(indices)] = True
+        return mask
 
     def nonfinite(self, fetched: Fetched) -> list[int]:
         """The parameters whose raw gradient holds a NaN or an Inf."""

@@ -1,44 +1,55 @@
-"""What each loss term contributes: its gradient by itself, from the same forward, before the ordinary backward."""
+"""A loss as the sum of its terms: what may be one, their sum, and each one's gradient from the same forward."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gradiometer.capture.reading import Fetched, Reading
+from gradiometer.capture.randomness import RandomState
 from gradiometer.errors import UsageError
-from gradiometer.maths import stats
 
-__all__ = [
-    "Reach",
-    "buffers_kept",
-    "check_terms",
-    "guilty",
-    "has_user_hooks",
-    "measure_terms",
-    "nonfinite_terms",
-    "total",
-]
+__all__ = ["Split", "Term", "buffers_kept", "gradients", "has_user_hooks", "leaves", "resolve", "total"]
+
+Function: TypeAlias = Callable[[Tensor], Tensor]
+Term: TypeAlias = Tensor | Function
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reach:
-    """Whether autograd finds a path from a term to the parameters: structure, not size."""
+class Split:
+    """What one call of `meter.terms` was given, the functions of the advantages evaluated at their sum."""
 
-    term: str
-    reached: frozenset[int]
-    """Parameters with a path; empty is a dead term."""
+    terms: Mapping[str, Tensor]
+    functions: Mapping[str, Function]
+    advantages: Mapping[str, Tensor]
+    """By reward; empty when the call was not about rewards."""
+    random: RandomState | None
+    """As it was before the functions ran, for those who run them again."""
 
 
-def check_terms(terms: Mapping[str, Tensor]) -> None:
-    """Refuse what cannot be a loss term. A tensor without a gradient path is not refused: it is what we look for."""
-    if not terms:
+def resolve(given: Mapping[str, Term], advantages: Mapping[str, Tensor] | None = None) -> Split:
+    """Check everything, then evaluate the functions in the order given: the same with and without the meter."""
+    if not given:
         raise UsageError("meter.terms() needs at least one term, e.g. meter.terms(policy=pg_loss, value=0.5 * v_loss)")
+    functions = {name: term for name, term in given.items() if not isinstance(term, Tensor) and callable(term)}
+    _check_terms({name: term for name, term in given.items() if name not in functions})
+    _check_names("term", given)
+    _check_advantages(advantages, functions)
+    by_reward = dict(advantages or {})
+    if not functions:
+        return Split(terms=dict(given), functions={}, advantages=by_reward, random=None)  # type: ignore[arg-type]
+    random, summed = RandomState.now(), total(by_reward.values())
+    terms = {name: functions[name](summed) if name in functions else term for name, term in given.items()}
+    _check_terms(terms)
+    return Split(terms=terms, functions=functions, advantages=by_reward, random=random)  # type: ignore[arg-type]
+
+
+def _check_terms(terms: Mapping[str, object]) -> None:
+    """Refuse what cannot be a loss term. A tensor without a gradient path is not refused: it is what we look for."""
     seen: dict[int, str] = {}
     for name, term in terms.items():
         if not isinstance(term, Tensor):
@@ -49,11 +60,50 @@ def check_terms(terms: Mapping[str, Tensor]) -> None:
             raise UsageError(
                 f"term {name!r} has shape {tuple(term.shape)}; reduce it to a scalar with .mean() or .sum()"
             )
-        if "/" in name or "~" in name:
-            raise UsageError(f"term name {name!r} holds a slash or a tilde; choose a plain word such as 'policy'")
         if id(term) in seen:
             raise UsageError(f"terms {seen[id(term)]!r} and {name!r} are the same tensor, which would count it twice")
         seen[id(term)] = name
+
+
+def _check_names(kind: str, names: Iterable[str]) -> None:
+    for name in names:
+        if not isinstance(name, str) or "/" in name or "~" in name:
+            raise UsageError(f"{kind} name {name!r} holds a slash or a tilde; choose a plain word such as 'policy'")
+
+
+def _check_advantages(advantages: Mapping[str, Tensor] | None, functions: Mapping[str, Function]) -> None:
+    """One tensor a reward, all of one shape; the loss must hang on them in a way that autograd can follow."""
+    if advantages is None:
+        if functions:
+            raise UsageError(
+                f"term {next(iter(functions))!r} is a function, but there are no advantages to call it with; "
+                "give advantages={'correct': a1, 'format': a2}, or the loss itself"
+            )
+        return
+    if not isinstance(advantages, Mapping) or not advantages:
+        found = "nothing in it" if isinstance(advantages, Mapping) else type(advantages).__name__
+        raise UsageError(f"advantages is a mapping of reward to tensor, {{'correct': a1, ...}}; found {found}")
+    _check_names("reward", advantages)
+    shapes: dict[str, tuple[int, ...]] = {}
+    seen: dict[int, str] = {}
+    for name, tensor in advantages.items():
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+            found = f"of {tensor.dtype}" if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise UsageError(f"the advantages of {name!r} are a tensor of floating point numbers; found {found}")
+        if id(tensor) in seen:
+            raise UsageError(f"rewards {seen[id(tensor)]!r} and {name!r} have the same tensor of advantages")
+        shapes[name], seen[id(tensor)] = tuple(tensor.shape), name
+    if len(set(shapes.values())) > 1:
+        found = ", ".join(f"{name!r} {shape}" for name, shape in shapes.items())
+        raise UsageError(f"the advantages of all rewards have one shape; found {found}")
+    outside = [name for name, tensor in advantages.items() if not tensor.requires_grad]
+    if outside and not functions:
+        raise UsageError(
+            f"the advantages of {outside[0]!r} are not in the graph of the loss, so nothing can be split by reward. "
+            "Either give the policy term as a function of the summed advantages, "
+            "policy=lambda advantages: ppo_loss(ratio, advantages); or call .requires_grad_() on the advantages of "
+            "each reward before you add them up"
+        )
 
 
 def total(terms: Iterable[Tensor]) -> Tensor:
@@ -65,23 +115,32 @@ def total(terms: Iterable[Tensor]) -> Tensor:
     return loss
 
 
-def measure_terms(terms: Mapping[str, Tensor], parameters: Sequence[Tensor], reading: Reading) -> list[Reach]:
-    """Each term's gradient norms into `reading`, and what each term reaches. The graph is kept for the real backward."""
-    trained = [(index, p) for index, p in enumerate(parameters) if p.requires_grad]
-    reaches: list[Reach] = []
-    for name, term in terms.items():
-        reading.add_scalar(f"term/{name}/loss", term)
-        grads: Sequence[Tensor | None] = ()
-        if term.requires_grad:
-            inputs = [p for _, p in trained]
-            grads = torch.autograd.grad(
-                term, inputs, grad_outputs=torch.ones_like(term), retain_graph=True, allow_unused=True
-            )
-        found = [(index, grad) for (index, _), grad in zip(trained, grads, strict=False) if grad is not None]
-        with torch.no_grad():
-            reading.add(f"term/{name}", [i for i, _ in found], stats.norms([stats.values(grad) for _, grad in found]))
-        reaches.append(Reach(term=name, reached=frozenset(index for index, _ in found)))
-    return reaches
+def gradients(term: Tensor, parameters: Sequence[Tensor]) -> list[Tensor | None]:
+    """d term/d parameter, None where there is no path. The graph is kept for the real backward."""
+    found: list[Tensor | None] = [None] * len(parameters)
+    if term.requires_grad:
+        trained = [i for i, p in enumerate(parameters) if p.requires_grad]
+        inputs, outside = [parameters[i] for i in trained], torch.ones_like(term)
+        grads = torch.autograd.grad(term, inputs, grad_outputs=outside, retain_graph=True, allow_unused=True)
+        for i, grad in zip(trained, grads, strict=True):
+            found[i] = grad
+    return found
+
+
+def leaves(terms: Iterable[Tensor]) -> list[Tensor]:
+    """The leaves of the graph behind the terms, found by walking it: no gradient is computed."""
+    found = [term for term in terms if term.grad_fn is None and term.requires_grad]
+    waiting = [term.grad_fn for term in terms if term.grad_fn is not None]
+    seen = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        if type(node).__name__ == "AccumulateGrad":
+            found.append(node.variable)  # type: ignore[attr-defined]
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                waiting.append(following)
+    return found
 
 
 @contextmanager
@@ -97,28 +156,6 @@ def buffers_kept(model: Iterable[nn.Module]) -> Iterator[None]:
         for buffer, before in kept:
             # By way of .data: the kernel changes statistics without counting it as a change, and so must we.
             buffer.data.copy_(before)
-
-
-def nonfinite_terms(reading: Reading | None, indices: Iterable[int]) -> list[str]:
-    """The terms whose own gradient of one of these parameters was not finite. A sync, for the way out only."""
-    wanted = set(indices)
-    guilty: list[str] = []
-    for quantity in sorted(reading.quantities()) if reading is not None else ():
-        if quantity.startswith("term/"):
-            for owners, norms in reading.of(quantity):  # type: ignore[union-attr]
-                bad = (~torch.isfinite(norms)).tolist()
-                if any(is_bad and i in wanted for i, is_bad in zip(owners, bad, strict=True)):
-                    guilty.append(quantity.removeprefix("term/"))
-    return guilty
-
-
-def guilty(fetched: Fetched) -> list[str]:
-    """The terms that had a gradient which was not finite."""
-    return [
-        quantity.removeprefix("term/")
-        for quantity, norms in fetched.values.items()
-        if quantity.startswith("term/") and not np.isfinite(norms[fetched.present[quantity]]).all()
-    ]
 
 
 def has_user_hooks(model: Iterable[nn.Module], parameters: Iterable[Tensor]) -> bool:

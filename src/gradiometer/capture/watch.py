@@ -22,6 +22,7 @@ from gradiometer.capture.meter import Meter
 from gradiometer.capture.microbatches import SKETCH_SEED
 from gradiometer.capture.readout import FEATURES
 from gradiometer.capture.settings import Direction, OnNonfinite, Pairs, Settings, Tier
+from gradiometer.capture.terms import Term
 from gradiometer.errors import UsageError
 from gradiometer.maths.pairs import PairReading
 from gradiometer.records import Flow, GradientHealth
@@ -47,6 +48,7 @@ def watch(
     sketch_size: int = 1024,
     on_nonfinite: OnNonfinite = "record",
     terms_every: int = 10,
+    terms_memory: int = 2**30,
     micro_batch_size: int | None = None,
     config: Mapping[str, Any] | None = None,
     seed: int | None = None,
@@ -65,7 +67,8 @@ def watch(
     step). `blocks` maps a name to a regular expression over parameter names, a module or a list of parameters; without it
     actor, critic and what they share are read off the names. `pairs` names two modules to hold side by side,
     `{"graft": ("seed_module", "host")}`. `direction="sketch"` compares gradients by sketches of `sketch_size` numbers
-    instead of keeping a copy. `on_nonfinite` is `record`, `warn` or `raise`. With `micro_batch_size` the noise scale is in
+    instead of keeping a copy; so are the gradients of the loss terms where a copy of each would take more than
+    `terms_memory` bytes. `on_nonfinite` is `record`, `warn` or `raise`. With `micro_batch_size` the noise scale is in
     samples, otherwise in micro-batches.
     """
     if os.environ.get("GRADIOMETER_DISABLED", "").lower() in ("1", "true", "yes"):
@@ -80,6 +83,7 @@ def watch(
         sketch_size=sketch_size,
         on_nonfinite=on_nonfinite,
         terms_every=terms_every,
+        terms_memory=terms_memory,
         micro_batch_size=micro_batch_size,
     )
     optimizers = _listed(optimizer)
@@ -87,7 +91,7 @@ def watch(
     writer = None
     if run is not None and writes_here():
         folder = Path("runs") / _run_name() if run == "auto" else Path(run)
-        kept = {**facts.collect(config, seed), "meter": _plain(settings)}
+        kept = {**facts.collect(config, seed), "meter": {**settings.plain(), "sketch_seed": SKETCH_SEED}}
         writer = Writer(folder, facts=kept, resume=resume, overwrite=overwrite, keep=keep)
     return Meter(model, optimizers, settings, writer=writer, first_step=0 if resume is None else resume + 1)
 
@@ -124,10 +128,14 @@ class NullMeter(Meter):
         """Nothing runs."""
 
     @contextmanager
-    def terms(self, **given: Tensor) -> Iterator[Tensor]:
+    def terms(self, *, advantages: Mapping[str, Tensor] | None = None, **given: Term) -> Iterator[Tensor]:
         """The same sum as the real meter's."""
-        terms.check_terms(given)
-        yield terms.total(given.values())
+        yield terms.total(terms.resolve(given, advantages).terms.values())
+
+    def record(
+        self, values: Mapping[str, float], *, tables: Mapping[str, Any] | None = None, step: int | None = None
+    ) -> None:
+        """Nothing is kept."""
 
     def gradient_health(self, block: str = "all") -> GradientHealth:
         """Nothing was measured."""
@@ -196,8 +204,3 @@ def _listed(optimizer: Any) -> list[Optimizer]:
 def _run_name() -> str:
     script = Path(sys.argv[0]).stem if sys.argv and sys.argv[0] else ""
     return f"{script if script not in ('', '-c') else 'python'}-{time.strftime('%Y%m%d-%H%M%S')}"
-
-
-def _plain(settings: Settings) -> dict[str, Any]:
-    names = ("tier", "every", "budget", "direction", "sketch_size", "on_nonfinite", "terms_every", "micro_batch_size")
-    return {**{name: getattr(settings, name) for name in names}, "sketch_seed": SKETCH_SEED}
