@@ -7,7 +7,7 @@ import gradiometer as gm
 torch.manual_seed(0)
 NUM_PROMPTS, NUM_ROLLOUTS, LENGTH, WORDS = 24, 8, 6, 10
 policy = torch.nn.Sequential(torch.nn.Linear(1, 32), torch.nn.Tanh(), torch.nn.Linear(32, LENGTH * WORDS))
-optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2)
+optimizer = torch.optim.Adam(policy.parameters(), lr=3e-3)
 difficulty = torch.linspace(0, 1, NUM_PROMPTS)  # on an easy prompt every word is right, on a hard one only the word 0
 
 
@@ -49,9 +49,9 @@ with gm.watch(policy, optimizer, run="runs/anatomy", overwrite=True) as meter:
                 meter=meter,
             )
             for bucket in found.buckets:
-                norm, shuffled = (found.metrics[f"grad_norm/{bucket}/{name}"] for name in ("task", "null/task"))
-                low, high = (found.metrics[f"grad_norm/{bucket}/signal_{end}/task"] for end in ("low", "high"))
-                print(f"step {step} {bucket}: norm {norm:.3f}, shuffled {shuffled:.3f}, signal {low:.3f} to {high:.3f}")
+                names = ("task", "null/task", "signal_low/task", "signal_high/task")  # an interval may be missing
+                norm, shuffled, *interval = (found.metrics.get(f"grad_norm/{bucket}/{name}") for name in names)
+                print(f"step {step} {bucket}: norm {norm:.3f}, shuffled {shuffled:.3f}, 95 % of signal {interval}")
         optimizer.zero_grad()
         with meter.terms(**{name: loss.mean() for name, loss in loss_terms(batch).items()}) as loss:
             loss.backward()

@@ -125,11 +125,12 @@ class Meter:
     ) -> None:
         """The result of a probe, on the step axis: numbers by name, and tables (JSON) by name.
 
-        Without `step` it belongs to the step in progress, or else to the last one, like `log`. A NaN is kept as a NaN.
+        A probe looks at the weights from which a step starts: without `step` it belongs to the step in progress, or else
+        to the coming one. A NaN is kept as a NaN.
         """
         if self._closed:
             return
-        at = self._rig.open.step if self._rig.open is not None else self._rig.last_step
+        at = self._rig.open.step if self._rig.open is not None else self._rig.next_step
         where = Where(step=at if step is None else int(step), wall_time=time.time(), **self._coordinates)
         ready = self._scalars.take(where, values)
         if ready:

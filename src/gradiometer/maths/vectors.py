@@ -20,6 +20,7 @@ from gradiometer.maths import sketch, stats
 __all__ = ["ExactVectors", "SketchedVectors", "Vectors", "products_of", "vectors_for"]
 
 CHUNK = 1 << 15  # columns turned to float64 at a time: n vectors of 32k stay in the cache
+DEVICE_CHUNK = 1 << 20  # off the CPU a launch costs more than a cache miss
 Gradients = Sequence[Tensor | None]
 """One for each parameter; None where there is no path."""
 
@@ -57,6 +58,7 @@ class ExactVectors:
         self._starts = np.cumsum([0, *self._sizes]).tolist()
         self._atoms = [[i] for i in range(len(parameters))] if atoms is None else [list(atom) for atom in atoms]
         self._device = parameters[0].device
+        self._chunk = CHUNK if self._device.type == "cpu" else DEVICE_CHUNK
         self._dtype = torch.float64 if _itemsize(parameters) == 8 else torch.float32
         self._rows: dict[str, Tensor] = {}
 
@@ -77,8 +79,8 @@ class ExactVectors:
         dtype = out.dtype if wide else self._dtype
         for total, atom in zip(out, self._atoms, strict=True):
             for start, stop in _runs(atom, self._starts):
-                for at in range(start, stop, CHUNK):
-                    part = slice(at, min(at + CHUNK, stop))
+                for at in range(start, stop, self._chunk):
+                    part = slice(at, min(at + self._chunk, stop))
                     left = torch.stack([row[part] for row in rows]).to(dtype)
                     right = left if others is None else torch.stack([row[part] for row in columns]).to(dtype)
                     total += left @ right.T
@@ -89,13 +91,13 @@ class ExactVectors:
         """Products [2, 2] of the sum of the named vectors and of one more gradient, over the parameters that one has."""
         rows = [self._rows[name] for name in names]
         out = torch.zeros(2, 2, dtype=_wide(self._device), device=self._device)
-        scratch = torch.empty(2, min(CHUNK, max(self._sizes)), dtype=out.dtype, device=self._device)
+        scratch = torch.empty(2, min(self._chunk, max(self._sizes)), dtype=out.dtype, device=self._device)
         for gradient, start, size in zip(gradients, self._starts, self._sizes, strict=False):
             if gradient is None:
                 continue
             flat = stats.filled(gradient).reshape(-1)
-            for at in range(0, size, CHUNK):
-                stop = min(at + CHUNK, size)
+            for at in range(0, size, self._chunk):
+                stop = min(at + self._chunk, size)
                 pair = scratch[:, : stop - at]
                 pair[0] = rows[0][start + at : start + stop]
                 for row in rows[1:]:

@@ -11,12 +11,13 @@ a backward for each bucket and term and dropped what did not divide over the ran
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-from torch import Tensor, nn
+from torch import Tensor
 
 from gradiometer.capture.blocks import Blocks, Model, Selector, find_blocks, named_parameters
 from gradiometer.errors import UsageError
@@ -90,55 +91,54 @@ def anatomy(
     Vectors are kept in full up to `memory_limit` bytes, otherwise as sketches of `sketch_size` numbers. With `meter` the
     result is kept in its run, at its step. Under torch.distributed every rank calls this with the same batch.
     """
-    named = named_parameters(model)
-    trained = {name: p for name, p in named.items() if p.requires_grad}
-    found = find_blocks(trained, blocks)
-    plan = planning.make_plan(
-        rewards,
-        groups,
-        rollout_filter=rollout_filter,
-        bucket_mode=bucket_mode,
-        num_buckets=num_buckets,
-        cross_fit=cross_fit,
-    )
-    num_rows = len(rewards)
-    planning.check_batch(batch, num_rows)
+    rules = {"rollout_filter": rollout_filter, "bucket_mode": bucket_mode, "cross_fit": cross_fit}
+    plan = planning.make_plan(rewards, groups, num_buckets=num_buckets, **rules)  # type: ignore[arg-type]
+    planning.check_batch(batch, len(rewards))
     _check_sizes(micro_batch_size, memory_limit)
-    weights = planning.weights_of(mask, num_rows, aggregation)
-    atoms, atoms_of = _atoms(found, trained)
-    survey = Survey(
-        list(trained.values()), atoms, plan, weights, memory_limit=memory_limit, sketch_size=sketch_size, seed=seed
-    )
+    weights = planning.weights_of(mask, len(rewards), aggregation)
+    trained = {name: p for name, p in named_parameters(model).items() if p.requires_grad}
+    atoms = Atoms.of(find_blocks(trained, blocks), len(trained))
+    parameters = list(trained.values())
+    survey = Survey(parameters, atoms.members, plan, weights, memory_limit=memory_limit, k=sketch_size, seed=seed)
     with held_still(model):
         replaced = _replaced(null, batch, planning.permuted_inside(groups, seed))
         survey.run(batch, loss_terms, null=replaced, micro_batch_size=micro_batch_size, trim=trim, progress=progress)
-        products = report.measure(survey, plan)
-        metrics = report.metrics_of(products, plan, weights, survey.losses, seed=seed)
-    dead = tuple(term for term in survey.terms if term not in survey.reached)
-    tables = _group_tables(plan)
-    tables["anatomy"] = {
-        "unit": "group",
-        "aggregation": aggregation,
-        "bucket_mode": bucket_mode,
-        "cross_fit": cross_fit,
-        "filter": None if rollout_filter is None else {n: getattr(rollout_filter, n) for n in _FILTER_FIELDS},
-        "num_groups": plan.num_groups,
-        "kept_groups": len(plan.parts),
-        "terms": list(products.terms),
-        "dead": list(dead),
-        "buckets": list(plan.buckets),
-        "vectors": "exact" if isinstance(survey.vectors, ExactVectors) else "sketch",
-        "cosine_error": survey.sums.cosine_error,
-        "signal_error": survey.vectors.cosine_error,
-        "blocks": _block_norms(products, plan, weights, found, atoms_of),
-    }
-    result = Anatomy(metrics=metrics, tables=tables, terms=products.terms, dead=dead, buckets=tuple(plan.buckets))
+        result = _result(survey, plan, weights, atoms, {"aggregation": aggregation, **rules}, seed=seed)
     if meter is not None:
         meter.record(result.metrics, tables=result.tables)
     return result
 
 
-_FILTER_FIELDS = ("strategy", "value", "type", "top_p_prob_mode", "metric", "include_zero")
+def _result(
+    survey: Survey, plan: Plan, weights: planning.Weights, atoms: Atoms, rules: dict[str, Any], *, seed: int
+) -> Anatomy:
+    """From vectors to products, from products to numbers."""
+    products = report.measure(survey, plan)
+    chosen: RolloutFilter | None = rules.pop("rollout_filter")
+    about = {**rules, "filter": None if chosen is None else dataclasses.asdict(chosen), **_circumstances(survey, plan)}
+    blocks = _block_norms(products, plan, weights, atoms)
+    return Anatomy(
+        metrics=report.metrics_of(products, plan, weights, survey.losses, seed=seed),
+        tables={**_group_tables(plan), "anatomy": {**about, "blocks": blocks}},
+        terms=products.terms,
+        dead=tuple(about["dead"]),
+        buckets=tuple(plan.buckets),
+    )
+
+
+def _circumstances(survey: Survey, plan: Plan) -> dict[str, Any]:
+    """How it was measured, for whoever reads the numbers later."""
+    return {
+        "unit": "group",
+        "num_groups": plan.num_groups,
+        "kept_groups": len(plan.parts),
+        "terms": [term for term in survey.terms if term in survey.reached],
+        "dead": [term for term in survey.terms if term not in survey.reached],
+        "buckets": list(plan.buckets),
+        "vectors": "exact" if isinstance(survey.vectors, ExactVectors) else "sketch",
+        "cosine_error": survey.sums.cosine_error,
+        "signal_error": survey.vectors.cosine_error,
+    }
 
 
 def _check_sizes(micro_batch_size: int | None, memory_limit: int) -> None:
@@ -166,33 +166,33 @@ def _replaced(null: Null, batch: Mapping[str, Tensor], order: Tensor) -> dict[st
     return {"advantages": advantages[order.to(advantages.device)]}
 
 
-def _atoms(blocks: Blocks, parameters: Mapping[str, nn.Parameter]) -> tuple[list[list[int]], dict[str, list[int]]]:
+@dataclass(frozen=True, slots=True)
+class Atoms:
     """The finest parts that the named blocks have in common, and which of them each block is made of."""
-    names = blocks.names[: blocks.num_named]
-    members = [frozenset(part) for part in blocks.members[: blocks.num_named]]
-    atoms: dict[tuple[bool, ...], list[int]] = {}
-    for index in range(len(parameters)):
-        atoms.setdefault(tuple(index in part for part in members), []).append(index)
-    inside = {name: [at for at, signature in enumerate(atoms) if signature[i]] for i, name in enumerate(names)}
-    return list(atoms.values()), inside
+
+    members: list[list[int]]
+    of_block: dict[str, list[int]]
+
+    @classmethod
+    def of(cls, blocks: Blocks, num_parameters: int) -> Self:
+        """Parameters that lie in the same named blocks are one atom."""
+        names, parts = blocks.names[: blocks.num_named], [frozenset(p) for p in blocks.members[: blocks.num_named]]
+        atoms: dict[tuple[bool, ...], list[int]] = {}
+        for index in range(num_parameters):
+            atoms.setdefault(tuple(index in part for part in parts), []).append(index)
+        inside = {name: [at for at, signature in enumerate(atoms) if signature[i]] for i, name in enumerate(names)}
+        return cls(list(atoms.values()), inside)
 
 
 def _block_norms(
-    products: report.Products,
-    plan: Plan,
-    weights: planning.Weights,
-    blocks: Blocks,
-    atoms_of: Mapping[str, list[int]],
+    products: report.Products, plan: Plan, weights: planning.Weights, atoms: Atoms
 ) -> dict[str, dict[str, dict[str, float]]]:
     """Norm of each term on each bucket, block by block."""
-    norms: dict[str, dict[str, dict[str, float]]] = {block: {} for block in blocks.names[: blocks.num_named]}
-    for bucket in plan.buckets:
+    norms: dict[str, dict[str, dict[str, float]]] = {block: {} for block in atoms.of_block}
+    for bucket, per_atom in products.sums.items():
         weight = float(weights.row[plan.rows(bucket)].sum())
-        if not (products.terms and weight):
-            continue
-        per_atom = products.sums[bucket]
-        for block, atoms in atoms_of.items():
-            lengths = np.sqrt(np.maximum(np.diagonal(per_atom[atoms].sum(0)), 0.0)) / weight
+        for block, inside in atoms.of_block.items() if weight else ():
+            lengths = np.sqrt(np.maximum(np.diagonal(per_atom[inside].sum(0)), 0.0)) / weight
             norms[block][bucket] = dict(zip(products.terms, lengths.tolist(), strict=True))
     return norms
 

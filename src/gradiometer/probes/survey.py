@@ -40,11 +40,11 @@ class Survey:
         weights: Weights,
         *,
         memory_limit: int,
-        sketch_size: int,
+        k: int,
         seed: int,
     ) -> None:
         self._parameters, self._atoms, self._plan, self._weights = parameters, atoms, plan, weights
-        self._memory_limit, self._sketch_size, self._seed = memory_limit, sketch_size, seed
+        self._chosen: dict[str, Any] = {"memory_limit": memory_limit, "k": k, "seed": seed}
         self._bucket_of = {i: name for name, parts in plan.buckets.items() if name != ALL for i in parts}
         self.terms: tuple[str, ...] = ()
         self.reached: set[str] = set()
@@ -125,13 +125,14 @@ class Survey:
                 raise UsageError(f"a term cannot be called {name!r}: choose a plain word such as 'task' or 'entropy'")
         self.terms = terms
         parts, buckets = len(self._plan.parts), len(self._plan.buckets)
-        chosen: dict[str, Any] = {"memory_limit": self._memory_limit, "k": self._sketch_size, "seed": self._seed}
-        self.vectors = vectors_for(self._parameters, self._atoms, expected=(parts + buckets) * len(terms), **chosen)
+        self.vectors = vectors_for(
+            self._parameters, self._atoms, expected=(parts + buckets) * len(terms), **self._chosen
+        )
         # Too many parts to keep in full still leaves room for the buckets, whose norms are then exact.
         self.sums = (
             self.vectors
             if isinstance(self.vectors, ExactVectors)
-            else vectors_for(self._parameters, self._atoms, expected=buckets * len(terms), **chosen)
+            else vectors_for(self._parameters, self._atoms, expected=buckets * len(terms), **self._chosen)
         )
         device = self._parameters[0].device
         self._losses = {name: torch.zeros(parts, dtype=torch.float64, device=device) for name in terms}
