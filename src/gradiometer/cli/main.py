@@ -12,6 +12,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from gradiometer.cli.lists import StepLists
 from gradiometer.errors import UsageError
 from gradiometer.version import __version__
 
@@ -26,7 +27,7 @@ app = typer.Typer(
     help="An instrument for the gradients of reinforcement-learning training in PyTorch.",
 )
 
-LOOK, LABS = "Look", "Labs"
+MEASURE, LOOK, LABS = "Measure", "Look", "Labs"
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 RunPath = Annotated[str, typer.Argument(metavar="RUN", help="A run folder, or the run.db in it.")]
@@ -99,6 +100,51 @@ def metrics(
     verb.metrics(name, as_json=json)
 
 
+@app.command(rich_help_panel=LOOK, cls=StepLists)
+def plot(
+    run: Annotated[
+        str, typer.Argument(metavar="[RUN]", help="A run folder, a .jsonl log, or an offline W&B file or folder.")
+    ] = "",
+    wandb_path: Annotated[
+        str, typer.Option(metavar="PATH", help="A W&B run: ENTITY/PROJECT/RUN_ID, or an offline file or folder.")
+    ] = "",
+    step: Annotated[
+        list[str] | None, typer.Option(metavar="N...", help="Only these steps, e.g. --step 1 11 21; all unless told.")
+    ] = None,
+    list_steps: Annotated[bool, typer.Option("--list-steps", help="Only say which steps have an analysis.")] = False,
+    output_dir: Annotated[
+        str, typer.Option(metavar="DIR", help="Where the files go; gradient_analysis_outputs/NAME_ID unless told.")
+    ] = "",
+    format: Annotated[str, typer.Option(metavar="png|pdf|svg", help="What the figures are.")] = "png",
+    json: Json = False,
+) -> None:
+    """The gradient analyses of a run: five figures, the metrics and the group table of each step."""
+    from gradiometer.cli import plot as verb
+
+    verb.plot(
+        run,
+        wandb_path=wandb_path,
+        steps=step or [],
+        list_steps=list_steps,
+        output_dir=output_dir,
+        kind=format,
+        as_json=json,
+    )
+
+
+@app.command(rich_help_panel=LOOK, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def figure(
+    ctx: typer.Context,
+    out: Annotated[str, typer.Option(metavar="FILE", help="The figure: .png, .pdf or .svg.")] = "",
+    mode: Annotated[str, typer.Option(metavar="ppo|grpo", help="The algorithm, for the title.")] = "",
+    json: Json = False,
+) -> None:
+    """Compare analysis steps side by side: --step0-dir DIR --step20-dir DIR ..., any steps, folders `plot` wrote."""
+    from gradiometer.cli import figure as verb
+
+    verb.figure(ctx.args, out=out, mode=mode, as_json=json)
+
+
 @app.command(rich_help_panel=LOOK)
 def prune(
     run: RunPath,
@@ -119,6 +165,23 @@ def env(json: Json = False) -> None:
     verb.env(as_json=json)
 
 
+@app.command(rich_help_panel=MEASURE)
+def analyze(
+    target: Annotated[
+        str, typer.Argument(metavar="CHECKPOINT_OR_LAB", help="A folder global_step_<N>, or a lab such as sokoban.")
+    ],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="What to change.")] = None,
+    config_name: Annotated[
+        str | None, typer.Option("--config-name", help="A configuration of the lab by name, such as _2_sokoban.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Probe once and exit: what each loss term does, on which groups, and how much of it is signal."""
+    from gradiometer.cli import analyze as verb
+
+    verb.analyze(target, overrides or [], config_name=config_name, as_json=json)
+
+
 @app.command(rich_help_panel=LABS)
 def labs(json: Json = False) -> None:
     """The small real trainings, and the faults they can be given."""
@@ -131,11 +194,14 @@ def labs(json: Json = False) -> None:
 def train(
     lab: Annotated[str, typer.Argument(metavar="LAB", help="Which lab; `gradiometer labs` lists them.")],
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="What to change.")] = None,
+    config_name: Annotated[
+        str | None, typer.Option("--config-name", metavar="NAME", help="A lab's named configuration.")
+    ] = None,
 ) -> None:
     """Train a lab, watched by the meter, e.g. `gradiometer train cartpole seed=2 run=runs/seed-2`."""
     from gradiometer.cli import train as verb
 
-    verb.train(lab, overrides or [])
+    verb.train(lab, overrides or [], config_name=config_name)
 
 
 @app.command(rich_help_panel=LABS)

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING
 
 from gradiometer import labs
 from gradiometer.cli.printing import console, number
 
-__all__ = ["progress_bar", "train"]
+if TYPE_CHECKING:
+    from gradiometer.labs.config import LabConfig, Progress
+
+__all__ = ["prepared", "progress_bar", "train"]
 
 PLAIN_LINES = 10  # where nobody looks, this many lines are enough
 
 
-def train(name: str, overrides: list[str]) -> None:
+def train(name: str, overrides: list[str], *, config_name: str | None = None) -> None:
     """Train with the overrides on top of the lab's defaults, and say where the run is."""
-    from gradiometer.labs.config import configure
-
+    config = prepared(name, overrides, config_name=config_name)
     lab = labs.find(name)
-    if not any(override.startswith("run=") for override in overrides):
-        overrides = [*overrides, f"run=runs/{name}-{time.strftime('%Y%m%d-%H%M%S')}"]
-    config = configure(lab.config(), overrides)
     with progress_bar(name) as progress:
         result = lab.train(config, progress)
     out = console()
@@ -33,40 +33,54 @@ def train(name: str, overrides: list[str]) -> None:
         out.print(f"kept in {result.run}; look at it with: gradiometer show {result.run}")
 
 
+def prepared(name: str, overrides: list[str], *, config_name: str | None = None) -> LabConfig:
+    """The lab's config with the overrides and a folder for the run; says on stderr which keys do nothing here."""
+    from gradiometer.labs.config import configure
+
+    config_class = labs.find(name).config()
+    now = time.strftime("%Y%m%d-%H%M%S")
+    config = configure(config_class, [f"run=runs/{name}-{now}", *overrides], config_name=config_name)
+    if config.run_name is not None and config.run == f"runs/{name}-{now}":
+        config = dataclasses.replace(config, run=f"runs/{config.run_name}-{now}")
+    unused = config_class.no_effect(overrides)
+    if unused:
+        print(f"no effect in this lab: {', '.join(unused)}", file=sys.stderr, flush=True)
+    return config
+
+
 @contextmanager
-def progress_bar(label: str) -> Iterator[Callable[[Any], None]]:
+def progress_bar(label: str) -> Iterator[Callable[[Progress], None]]:
     """A bar with the live return on a terminal, a few plain lines otherwise."""
     if not sys.stderr.isatty():
         yield _plain_lines(label)
         return
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
 
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
-        TextColumn("{task.completed}/{task.total}"),
+        TextColumn("{task.completed}/{task.total} {task.fields[unit]}"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, TextColumn("return {task.fields[value]}"), console=Console(stderr=True)) as bar:
-        task = bar.add_task(label, total=None, value="-")
-        yield lambda now: bar.update(task, completed=now.env_steps, total=now.total_steps, value=_return(now))
+    with Bar(*columns, TextColumn("return {task.fields[value]}"), console=Console(stderr=True)) as bar:
+        task = bar.add_task(label, total=None, value="-", unit="steps")
+        yield lambda now: bar.update(task, completed=now.done, total=now.total, unit=now.unit, value=_return(now))
 
 
-def _plain_lines(label: str) -> Callable[[Any], None]:
+def _plain_lines(label: str) -> Callable[[Progress], None]:
     said = 0
 
-    def say(now: Any) -> None:
+    def say(now: Progress) -> None:
         nonlocal said
-        part = now.env_steps * PLAIN_LINES // now.total_steps
+        part = now.done * PLAIN_LINES // now.total
         if part > said:
             said = part
-            print(
-                f"{label}: {now.env_steps}/{now.total_steps} steps, return {_return(now)}", file=sys.stderr, flush=True
-            )
+            print(f"{label}: {now.done}/{now.total} {now.unit}, return {_return(now)}", file=sys.stderr, flush=True)
 
     return say
 
 
-def _return(now: Any) -> str:
+def _return(now: Progress) -> str:
     return "-" if math.isnan(now.mean_return) else f"{now.mean_return:.1f}"

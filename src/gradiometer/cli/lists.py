@@ -1,0 +1,46 @@
+"""Options that take a list in every way people write one: `--step 1 11 21`, `--step 1 --step 11`, `--step 1,11`."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from typer.core import TyperCommand
+
+from gradiometer.errors import UsageError
+
+__all__ = ["StepLists", "whole_numbers"]
+
+NUMBERS = re.compile(r"\d+(,\d+)*,?")
+
+
+class StepLists(TyperCommand):
+    """A command whose `--step` takes all the whole numbers behind it; a run that is called `7` is written `./7`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Write `--step 1 11` as `--step 1 --step 11`, which the parser knows, and leave the rest alone."""
+        return super().parse_args(ctx, spelled_out(args, "--step"))
+
+
+def spelled_out(args: list[str], option: str) -> list[str]:
+    """The arguments with the option before each number that follows it."""
+    words: list[str] = []
+    listing = False
+    for place, word in enumerate(args):
+        if word == "--":
+            return [*words, *args[place:]]
+        behind = listing and NUMBERS.fullmatch(word) is not None
+        words += [option, word] if behind and words[-1] != option else [word]
+        listing = behind or word == option or word.startswith(f"{option}=")
+    return words
+
+
+def whole_numbers(texts: list[str], *, option: str) -> list[int]:
+    """The numbers of a list option, in order and each once."""
+    words = [word.strip() for text in texts for word in text.split(",") if word.strip()]
+    for word in words:
+        if not re.fullmatch(r"\d+", word):
+            raise UsageError(f"{option} {word}: a step is a whole number, as in {option} 1 11 21")
+    if texts and not words:
+        raise UsageError(f"{option} needs a step, as in {option} 1 11 21")
+    return list(dict.fromkeys(int(word) for word in words))

@@ -1,0 +1,142 @@
+"""A log that somebody else wrote, in memory, with the reading interface of our own `Run`."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from gradiometer.errors import UnknownName
+from gradiometer.records import Table
+from gradiometer.store.strictjson import SPOKEN
+
+__all__ = ["Log", "is_table", "short_id"]
+
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class Log:
+    """Rows of values by step, sorted into series and tables; rows of the same step are one row, the last word counts.
+
+    A nested value is named by its path, `a/b`. A dict with `columns` and `data` is a table. `left_out` names what was
+    logged and is neither a number nor a table.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        name: str,
+        run_id: str,
+        rows: Iterable[tuple[int, Mapping[str, Any]]],
+        facts: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.path = Path(path)
+        self.name = name
+        self.run_id = run_id
+        self.facts: dict[str, Any] = dict(facts or {})
+        self._points: dict[str, dict[int, float]] = {}
+        self._tables: dict[str, dict[int, Any]] = {}
+        self._steps: set[int] = set()
+        left_out: set[str] = set()
+        for step, values in rows:
+            self._steps.add(step)
+            left_out |= self._sort_in(step, values)
+        self.left_out: tuple[str, ...] = tuple(sorted(left_out))
+
+    @property
+    def newest_step(self) -> int | None:
+        """The last step of the log; None when it has none."""
+        return max(self._steps, default=None)
+
+    def names(self) -> list[str]:
+        """Every series of the log, in order."""
+        return sorted(self._points)
+
+    def series(self, name: str) -> tuple[Ints, Floats]:
+        """The steps and values of a series; NaN where a NaN was logged, nothing where nothing was."""
+        if name not in self._points:
+            raise UnknownName("series", name, self._points)
+        points = sorted(self._points[name].items())
+        steps, values = ([point[place] for point in points] for place in (0, 1))
+        return np.array(steps, dtype=np.int64), np.array(values, dtype=np.float64)
+
+    def table_names(self) -> list[str]:
+        """Every table of the log, in order."""
+        return sorted(self._tables)
+
+    def table(self, name: str, step: int | None = None) -> Table:
+        """A table at a step; the latest unless told."""
+        found = self.tables(name)
+        wanted = [table for table in found if step is None or table.step == step]
+        if not wanted:
+            near = sorted((table.step for table in found), key=lambda number: abs(number - (step or 0)))[:3]
+            hint = f"(nearest: {', '.join(map(str, near))})"
+            raise UnknownName(f"step of table {name!r}", str(step), (), hint=hint)
+        return wanted[-1]
+
+    def tables(self, name: str) -> list[Table]:
+        """A table at every step it was logged."""
+        if name not in self._tables:
+            raise UnknownName("table", name, self._tables)
+        return [Table(step=step, name=name, content=content) for step, content in sorted(self._tables[name].items())]
+
+    def close(self) -> None:
+        """Nothing to let go; here because a `Run` has it."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Log({str(self.path)!r})"
+
+    def _sort_in(self, step: int, values: Mapping[str, Any]) -> set[str]:
+        left_out = set()
+        for name, value in _leaves(values):
+            number = _number(value)
+            if number is not None:
+                self._points.setdefault(name, {})[step] = number
+            elif is_table(value):
+                self._tables.setdefault(name, {})[step] = {"columns": value["columns"], "data": value["data"]}
+            else:
+                left_out.add(name)
+        return left_out
+
+
+def is_table(value: Any) -> bool:
+    """Whether a logged value is a table: a dict that has its columns and its rows."""
+    return isinstance(value, Mapping) and isinstance(value.get("columns"), list) and isinstance(value.get("data"), list)
+
+
+def short_id(*parts: Any) -> str:
+    """Eight hexadecimal digits that stand for the parts: the same for the same parts, on every machine."""
+    return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:8]
+
+
+def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Each logged value with its path. A null is no value; a dict with a `_type` is a picture or a histogram, not rows."""
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if value is None:
+            continue
+        if isinstance(value, Mapping) and "_type" not in value and not is_table(value):
+            yield from _leaves(value, f"{name}/")
+        else:
+            yield name, value
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool | int | float):
+        return float(value)
+    return SPOKEN.get(value) if isinstance(value, str) else None

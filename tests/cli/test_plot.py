@@ -1,0 +1,239 @@
+"""`gradiometer plot` and `gradiometer figure` as a user types them: every call is a real process."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from gradiometer.cli.lists import spelled_out, whole_numbers
+from gradiometer.errors import UsageError
+from gradiometer.records import Row
+from gradiometer.store.writer import Writer
+
+PLAIN = {
+    **os.environ,
+    "NO_COLOR": "1",
+    "TERM": "dumb",
+    "COLUMNS": "200",
+    "TERMINAL_WIDTH": "200",
+    "OMP_NUM_THREADS": "1",
+}
+FIGURES = ("summary", "plots", "loss_plots", "reward_std", "normed_grads")
+
+
+def gradiometer(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "gradiometer", *arguments], capture_output=True, text=True, env=PLAIN)
+
+
+def fails(says: str, *arguments: str) -> None:
+    """One line on stderr, nothing on stdout, exit code 2."""
+    done = gradiometer(*arguments)
+    assert done.returncode == 2
+    assert re.search(says, done.stderr), done.stderr
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+
+
+def names(step: int, kind: str = "png") -> set[str]:
+    figures = {f"gradient_analysis_{figure}_step_{step}.{kind}" for figure in FIGURES}
+    return figures | {
+        f"gradient_analysis_metrics_step_{step}.json",
+        f"gradient_analysis_bucket_rv_table_step_{step}.csv",
+    }
+
+
+def synthetic() -> ModuleType:
+    file = Path(__file__).parents[1] / "plots" / "synthetic.py"
+    spec = importlib.util.spec_from_file_location("synthetic", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+SYNTHETIC = synthetic()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder: Path = SYNTHETIC.write_run(tmp_path_factory.mktemp("runs") / "ppo", (1, 11, 21))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def exported(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("exported")
+    done = gradiometer("plot", str(run), "--step", "1", "11", "--output-dir", str(folder), "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["steps"] == [1, 11]
+    assert {Path(file).name for file in json.loads(done.stdout)["files"]} == names(1) | names(11)
+    return folder
+
+
+def test_every_file_of_the_chosen_steps_is_written(exported: Path) -> None:
+    assert {file.name for file in exported.iterdir()} == names(1) | names(11)
+    metrics = json.loads((exported / "gradient_analysis_metrics_step_11.json").read_text())
+    assert metrics == pytest.approx(SYNTHETIC.metrics(11))
+    with (exported / "gradient_analysis_bucket_rv_table_step_1.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    tables = SYNTHETIC.group_tables(1)
+    expected = [row for table in tables.values() for row in table["data"]]
+    assert [[row["bucket"], int(row["group_id"]), float(row["reward_std"])] for row in rows] == expected
+
+
+@pytest.mark.slow
+def test_the_default_folder_is_named_after_the_run_and_its_id(run: Path, tmp_path: Path) -> None:
+    done = gradiometer("plot", str(run), "--step", "21", "--format", "svg")
+    assert done.returncode == 0, done.stderr
+    (folder,) = (tmp_path / "gradient_analysis_outputs").iterdir()
+    assert re.fullmatch(r"ppo_[0-9a-f]{8}", folder.name)
+    assert {file.name for file in folder.iterdir()} == names(21, "svg")
+    for name in names(21, "svg"):
+        assert str(Path("gradient_analysis_outputs") / folder.name / name) in done.stdout
+
+
+def test_the_steps_with_an_analysis_are_listed(run: Path) -> None:
+    shown = gradiometer("plot", str(run), "--list-steps").stdout
+    assert "3 gradient analyses" in shown
+    assert "step 11: 7 buckets, terms task, entropy, kl" in shown
+    listed = json.loads(gradiometer("plot", str(run), "--list-steps", "--json").stdout)
+    assert listed == {"run": str(run / "run.db"), "steps": [1, 11, 21], "files": []}
+
+
+def test_a_jsonl_log_is_plotted_and_its_cut_off_line_said_in_one(tmp_path: Path) -> None:
+    log = tmp_path / "my exp.jsonl"
+    small = {name: value for name, value in SYNTHETIC.metrics(1).items() if "/all/" in name}
+    log.write_text(json.dumps({"step": 1, "data": small}) + '\n{"step": 2, "da')
+    done = gradiometer("plot", str(log))
+    assert done.returncode == 0, done.stderr
+    assert "warning:" in done.stderr
+    assert "line 2: the last line is cut off" in done.stderr
+    assert "no group table; its CSV holds no rows" in done.stderr
+    assert "Traceback" not in done.stderr
+    (folder,) = (tmp_path / "gradient_analysis_outputs").iterdir()
+    assert folder.name.startswith("my-exp_")
+    assert {file.name for file in folder.iterdir()} == names(1)
+
+
+WANDB = """
+import json, sys, wandb
+run = wandb.init(project="p", name="exp 7", id="abc12345", mode="offline", settings=wandb.Settings(silent=True))
+run.log({"loss": 1.0}, step=0)
+run.log(json.load(sys.stdin), step=1)
+run.finish()
+"""
+
+
+def test_an_offline_wandb_run_is_found_by_file_and_by_folder(tmp_path: Path) -> None:
+    quiet = {**PLAIN, "WANDB_SILENT": "true", "HOME": str(tmp_path)}
+    command = [sys.executable, "-c", WANDB]
+    subprocess.run(
+        command, input=json.dumps(SYNTHETIC.metrics(1)), text=True, check=True, capture_output=True, env=quiet
+    )
+    (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    for typed in (["--wandb-path", str(file)], ["--wandb-path", str(file.parent)], [str(file)], [str(file.parent)]):
+        done = gradiometer("plot", *typed, "--list-steps", "--json")
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout) == {"run": str(file), "steps": [1], "files": []}
+
+
+def test_wrong_input_is_one_line(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("hello\n")
+    fails("no run at nope", "plot", "nope")
+    fails("is not a run but a folder of runs: open one of ppo", "plot", str(run.parent))
+    fails("notes.txt is not a run", "plot", "notes.txt")
+    fails("give a run", "plot")
+    fails("--step abc: a step is a whole number", "plot", str(run), "--step", "abc")
+    fails(r"unknown analysis step '7' \(ppo has an analysis at 1, 11, 21\)", "plot", str(run), "--step", "1", "7")
+    fails("cannot write into notes.txt", "plot", str(run), "--output-dir", "notes.txt")
+    fails(r"unknown format 'bmp' \(there are png, pdf, svg\)", "plot", str(run), "--format", "bmp")
+    fails("no W&B run at nope.wandb", "plot", "--wandb-path", "nope.wandb")
+    fails("not both", "plot", str(run), "--wandb-path", "a/b/c")
+
+
+def test_a_run_without_an_analysis_says_how_to_get_one(tmp_path: Path) -> None:
+    with Writer(tmp_path / "plain") as writer:
+        writer.put(Row(step=1, wall_time=0.0, values={"loss": 1.0}))
+    fails("no gradient analysis: train with trainer.gradient_analysis_every=50.*gradiometer analyze", "plot", "plain")
+    fails("no gradient analysis", "plot", "plain", "--list-steps")
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        ["RUN", "--step", "1", "11", "21"],
+        ["--step", "1", "11", "21", "RUN"],
+        ["--step", "1", "--step", "11", "RUN", "--step", "21"],
+        ["--step", "1,11", "RUN", "--step=21"],
+        ["--step=1", "11,21", "RUN"],
+        ["RUN", "--step", "1,", "11", "21", "11"],
+    ],
+)
+def test_steps_are_taken_however_a_list_is_written(typed: list[str]) -> None:
+    words = spelled_out(typed, "--step")
+    values = [words[place + 1] for place, word in enumerate(words) if word == "--step"]
+    values += [word.partition("=")[2] for word in words if word.startswith("--step=")]
+    assert sorted(whole_numbers(values, option="--step")) == [1, 11, 21]
+    assert words.count("RUN") == 1
+    assert words[words.index("RUN") - 1] != "--step"
+
+
+def test_a_list_ends_where_an_option_or_a_name_begins() -> None:
+    assert spelled_out(["--step", "1", "--output-dir", "7", "8"], "--step") == ["--step", "1", "--output-dir", "7", "8"]
+    assert spelled_out(["--step", "1", "run", "2"], "--step") == ["--step", "1", "run", "2"]
+    assert spelled_out(["--step", "1", "--", "2"], "--step") == ["--step", "1", "--", "2"]
+    with pytest.raises(UsageError, match="needs a step"):
+        whole_numbers([","], option="--step")
+
+
+def test_the_comparison_is_drawn_from_exported_folders(exported: Path, tmp_path: Path) -> None:
+    (tmp_path / "forty").mkdir()
+    (tmp_path / "forty" / "metrics.json").write_text(json.dumps(SYNTHETIC.metrics(40)))
+    folders = ["--step1-dir", str(exported), f"--step11-dir={exported}", "--step40-dir", "forty"]
+    done = gradiometer("figure", *folders, "--mode", "ppo", "--out", "out/ppo.png")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "out/ppo.png\n"
+    assert (tmp_path / "out" / "ppo.png").read_bytes().startswith(b"\x89PNG")
+    done = gradiometer("figure", "--out", "one.pdf", "--step40-dir", "forty", "--json")
+    assert json.loads(done.stdout) == {"steps": [40], "files": ["one.pdf"]}
+    assert (tmp_path / "one.pdf").read_bytes().startswith(b"%PDF")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["ppo.png"]
+
+
+def test_wrong_folders_are_one_line(exported: Path, tmp_path: Path) -> None:
+    for name, content in (("broken", "{oops"), ("list", "[1]"), ("other", '{"loss": 1}'), ("empty", None)):
+        (tmp_path / name).mkdir()
+        if content is not None:
+            (tmp_path / name / "metrics.json").write_text(content)
+    out = ("--out", "x.png")
+    fails("at least one folder", "figure", *out)
+    fails("say where the figure goes", "figure", "--step0-dir", str(exported))
+    fails(
+        "nor gradient_analysis_metrics_step_0.json, and 2 others",
+        "figure",
+        "--step0-dir",
+        str(exported),
+        *out,
+    )
+    fails("and no other", "figure", "--step0-dir", "empty", *out)
+    fails("no such folder", "figure", "--step0-dir", "nope", *out)
+    fails("not JSON", "figure", "--step0-dir", "broken", *out)
+    fails("one JSON object", "figure", "--step0-dir", "list", *out)
+    fails("no gradient analysis", "figure", "--step0-dir", "other", *out)
+    fails("--step0-dir needs a folder", "figure", *out, "--step0-dir")
+    fails("given twice", "figure", "--step0-dir", "a", "--step0-dir", "b", *out)
+    fails("unknown argument --stepx-dir", "figure", "--stepx-dir", "a", *out)
+    fails("unknown mode 'dqn'", "figure", "--step1-dir", str(exported), "--mode", "dqn", *out)
+    fails("unknown format", "figure", "--step1-dir", str(exported), "--out", "x.bmp")
+    fails("has no suffix", "figure", "--step1-dir", str(exported), "--out", "x")
+    assert not (tmp_path / "x.png").exists()
