@@ -96,6 +96,37 @@ def test_the_interval_covers_a_planted_signal_and_the_plain_norm_is_biased(signa
     assert bias == pytest.approx(np.mean(noises), abs=spread), "the bias is the noise we report"
 
 
+@pytest.mark.parametrize("spread", [0.0, 1.0, 2.0])
+@pytest.mark.parametrize("noise_per_token", [True, False])
+def test_units_of_very_different_weight_are_unbiased(spread: float, noise_per_token: bool) -> None:
+    """Lengths spread by a lognormal; noise that shrinks with length, and noise of a whole group, which does not."""
+    rng = np.random.default_rng(8)
+    signals, noises, errors, covered = [], [], [], 0
+    for _ in range(400):
+        weights = np.exp(spread * rng.normal(size=16))
+        scale = weights if not noise_per_token else np.sqrt(weights)
+        vectors = weights[:, None] * np.eye(20)[0] + scale[:, None] * rng.normal(size=(16, 20)) / math.sqrt(20) * 3
+        found = gram.signal(products(vectors), weights)
+        assert found is not None
+        assert found.low is not None
+        assert found.high is not None
+        signals.append(found.signal_sq)
+        noises.append(found.noise_sq)
+        errors.append(9 * np.square(scale).sum() / weights.sum() ** 2)
+        covered += found.low <= 1.0 <= found.high
+    assert abs(np.mean(signals) - 1) < 4 * np.std(signals) / 20
+    assert abs(np.mean(noises) - np.mean(errors)) < 4 * np.std(np.array(noises) - errors) / 20
+    assert 0.88 <= covered / 400 <= 0.99
+
+
+def test_identical_gradients_have_no_noise_whatever_their_weights() -> None:
+    weights = np.array([1.0, 1.0, 9.0, 9.0])
+    found = gram.signal(np.outer(weights, weights), weights)
+    assert found is not None
+    assert found.signal_sq == pytest.approx(1.0)
+    assert found.noise_sq == pytest.approx(0.0, abs=1e-12)
+
+
 def test_signal_by_hand() -> None:
     """Two units of weight one, x = (1, 0) and (1, 2): <x, y> = 1; g = (1, 1); tr Σ = 1 + 1 over m−1."""
     found = gram.signal(products(np.array([[1.0, 0.0], [1.0, 2.0]])))

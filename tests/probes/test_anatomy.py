@@ -400,7 +400,16 @@ BAD = {
     "another length of rewards": ({"rewards": [1.0, 2.0], "groups": [0, 0]}, "rewards"),
     "unknown mode": ({"bucket_mode": "quantiles"}, "did you mean 'quantile'"),
     "unknown aggregation": ({"aggregation": "token_mean"}, "did you mean 'token-mean'"),
-    "no bucket": ({"num_buckets": 0}, "at least 1"),
+    "no bucket": ({"num_buckets": 0}, "num_buckets is a whole number"),
+    "half a bucket": ({"num_buckets": 2.5}, "num_buckets is a whole number"),
+    "no groups": ({"groups": None}, "groups are ids"),
+    "groups that are lists": ({"groups": [[1]] * GROUPS * SIZE, "cross_fit": True}, "groups are ids"),
+    "a mask below zero": ({"mask": -torch.ones(GROUPS * SIZE, TOKENS)}, "negative number or a NaN"),
+    "a null that replaces nothing": ({"null": lambda order: {"advantage": order}}, "did you mean 'advantages'"),
+    "scores below the slack of linear top_p": (
+        {"rewards": torch.rand(GROUPS * SIZE) * 1e-4, "rollout_filter": RolloutFilter(value=0.9)},
+        "stops 0.01 below its share",
+    ),
     "no rows in a forward": ({"micro_batch_size": 0}, "micro_batch_size"),
     "equal rewards": (
         {"rewards": [1.0] * GROUPS * SIZE, "rollout_filter": RolloutFilter(value=0.9)},
@@ -426,6 +435,10 @@ def test_bad_input_is_one_clear_error(case: str) -> None:
         (lambda found: {"task": 1.0}, "float"),
         (lambda found: {"a/b": found["task"]}, "plain word"),
         (lambda found: {"total": found["task"]}, "plain word"),
+        (lambda found: {"sample_count": found["task"]}, "plain word"),
+        (lambda found: {"task": found["task"], "policy": found["kl"]}, "plain word"),
+        (lambda found: {"null": found["task"]}, "without null="),
+        (lambda found: {}, "no term"),
     ],
 )
 def test_losses_of_a_wrong_shape_or_name_are_refused(wrong, message: str) -> None:
@@ -441,3 +454,183 @@ def test_a_null_of_token_advantages_asks_for_a_function() -> None:
     batch["advantages"] = batch["advantages"][:, None]
     with pytest.raises(gm.UsageError, match="null=lambda order"):
         anatomy(model, batch, terms_of(model), rewards=rewards, groups=groups, mask=batch["mask"], null=True)
+
+
+def test_a_buffer_that_the_forward_rebinds_comes_back() -> None:
+    class Running(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 1)
+            self.register_buffer("mean", torch.zeros(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+            return self.layer(x - self.mean).squeeze(-1)
+
+    model = Running()
+    held = model.mean
+    batch = {"x": torch.randn(8, 3)}
+    anatomy(model, batch, lambda rows: {"task": model(rows["x"])}, rewards=torch.randn(8), groups=torch.arange(8) // 2)
+    assert model.mean is held
+    assert torch.equal(model.mean, torch.zeros(3))
+
+
+def test_autocasts_cache_is_as_it_was() -> None:
+    """Inside a region, between two forwards whose losses are added: the cached weights must stay the same objects."""
+
+    def gradients(probed: bool) -> list[Tensor]:
+        model, batch, rewards, groups = batch_of()
+        with torch.autocast("cpu", torch.bfloat16):
+            first = model(batch["tokens"]).square().mean()
+            if probed:
+                anatomy(model, batch, terms_of(model), rewards=rewards, groups=groups, mask=batch["mask"])
+            loss = first + model(batch["tokens"]).mean()
+        return list(torch.autograd.grad(loss, [p for n, p in model.named_parameters() if "norm" not in n]))
+
+    assert all(torch.equal(a, b) for a, b in zip(gradients(False), gradients(True), strict=True))
+
+
+def test_a_block_without_a_path_is_missing_and_not_zero() -> None:
+    model, batch, rewards, groups = batch_of()
+    parts = {"actor": model, "critic": nn.Linear(4, 1)}
+    found = anatomy(
+        parts,
+        batch,
+        terms_of(model),
+        rewards=rewards,
+        groups=groups,
+        mask=batch["mask"],
+        blocks={"actor": "^actor", "critic": "^critic"},
+    )
+    assert found.tables["anatomy"]["blocks"]["critic"]["all"] == {}
+    assert found.tables["anatomy"]["blocks"]["actor"]["all"]["task"] > 0
+
+
+def test_a_nan_in_one_group_is_kept_as_nan_and_leaves_the_other_buckets_alone() -> None:
+    model, batch, rewards, groups = batch_of()
+    clean = anatomy(model, batch, terms_of(model), rewards=rewards, groups=groups, mask=batch["mask"], num_buckets=3)
+    sick = next(row[1] for row in clean.tables["grad_norm/bucket_1/group_rv_table"]["data"])
+    batch["advantages"][[i for i, name in enumerate(groups) if name == sick]] = math.nan
+    found = anatomy(model, batch, terms_of(model), rewards=rewards, groups=groups, mask=batch["mask"], num_buckets=3)
+    assert set(found.metrics) >= {name for name in clean.metrics if "snr" not in name and "cos_signal" not in name}
+    for name in ("grad_norm/bucket_1/task", "grad_norm/bucket_1/share/task", "grad_norm/bucket_1/cos/task~kl"):
+        assert math.isnan(found.metrics[name])
+    assert math.isnan(found.metrics["grad_norm/between/task/bucket_1~bucket_2"])
+    for name in ("grad_norm/between/task/bucket_2~bucket_3", "grad_norm/bucket_2/signal/task", "grad_norm/all/kl"):
+        assert found.metrics[name] == pytest.approx(clean.metrics[name], rel=1e-4)
+
+
+def test_the_null_stands_beside_the_task_whatever_that_is_called() -> None:
+    model, batch, rewards, groups = batch_of()
+
+    def loss_terms(rows: dict[str, Tensor]) -> dict[str, Tensor]:
+        found = terms_of(model)(rows)
+        return {"policy": found["task"], "kl": found["kl"]}
+
+    result = anatomy(model, batch, loss_terms, rewards=rewards, groups=groups, mask=batch["mask"], null=True)
+    assert "grad_norm/all/null/policy" in result.metrics
+    assert result.terms == ("policy", "kl")
+    assert "null" not in result.tables["anatomy"]["terms"]
+    assert "null" not in result.tables["anatomy"]["blocks"]["all"]["all"]
+    total = sum(result.metrics[f"grad_norm/all/loss/{name}"] for name in ("policy", "kl"))
+    assert result.metrics["grad_norm/all/loss/total"] == pytest.approx(total)
+
+
+def test_half_precision_does_not_overflow_where_the_training_does_not() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(1, 1, bias=False).half()
+    batch = {"x": torch.full((64, 100, 1), 200.0).half()}
+    found = anatomy(
+        model,
+        batch,
+        lambda rows: {"task": model(rows["x"]).squeeze(-1)},
+        rewards=torch.randn(64),
+        groups=torch.arange(64) // 16,
+        mask=torch.ones(64, 100),
+    )
+    assert found.metrics["grad_norm/all/task"] == pytest.approx(200.0, rel=1e-2)
+
+
+@pytest.mark.parametrize("size", [1e15, 1e-20])
+def test_gradients_at_the_ends_of_float32_have_their_signal(size: float) -> None:
+    model, batch, rewards, groups = batch_of()
+    plain = anatomy(model, batch, terms_of(model), rewards=rewards, groups=groups, mask=batch["mask"])
+
+    def scaled(rows: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: size * loss for name, loss in terms_of(model)(rows).items()}
+
+    found = anatomy(model, batch, scaled, rewards=rewards, groups=groups, mask=batch["mask"])
+    for name in ("task", "signal/task", "noise/task"):
+        key = f"grad_norm/all/{name}"
+        assert found.metrics[key] == pytest.approx(size * plain.metrics[key], rel=1e-3)
+
+
+def test_many_buckets_are_compared_with_their_neighbours_and_the_first() -> None:
+    number = 40
+    model = nn.Linear(4, 1)
+    batch = {"x": torch.randn(number * 2, 4)}
+    found = anatomy(
+        model,
+        batch,
+        lambda rows: {"task": model(rows["x"]).squeeze(-1)},
+        rewards=torch.randn(number * 2),
+        groups=torch.arange(number * 2) // 2,
+        num_buckets=number,
+    )
+    pairs = [name for name in found.metrics if name.startswith("grad_norm/between/")]
+    assert len(pairs) == 2 * (number - 1) - 1
+    assert "grad_norm/all/token_count" not in found.metrics, "losses per sample have no tokens"
+
+
+def test_trimming_knows_shifted_losses_padding_and_what_is_no_token() -> None:
+    model, batch, rewards, groups = batch_of()
+    batch["attention"] = torch.ones(GROUPS * SIZE, TOKENS)
+    batch["attention"][:, -3:] = 0
+    batch["features"] = torch.randn(GROUPS * SIZE, TOKENS)
+    mask = batch["mask"][:, 1:].clone()
+    mask[:, -3:] = 0
+    widths = set()
+
+    def shifted(rows: dict[str, Tensor]) -> dict[str, Tensor]:
+        widths.add((rows["tokens"].shape[1], rows["features"].shape[1]))
+        return {"task": losses.token_log_probs(model(rows["tokens"][:, :-1]), rows["tokens"][:, 1:])}
+
+    options = {"rewards": rewards, "groups": groups, "mask": mask}
+    cut = anatomy(model, batch, shifted, trim=("attention", "tokens"), **options)
+    assert widths == {(TOKENS - 3, TOKENS)}
+    assert cut.metrics["grad_norm/all/task"] == pytest.approx(
+        anatomy(model, batch, shifted, **options).metrics["grad_norm/all/task"], rel=1e-5
+    )
+    with pytest.raises(gm.UsageError, match="calls padding"):
+        anatomy(model, batch, shifted, trim="attention", rewards=rewards, groups=groups, mask=torch.ones_like(mask))
+    batch["attention"][:] = 0
+    nothing = torch.zeros_like(mask)
+    nothing[:, 0] = 1
+    with pytest.raises(gm.UsageError, match=r"calls padding|not reduced"):
+        anatomy(model, batch, shifted, trim="attention", rewards=rewards, groups=groups, mask=nothing)
+
+
+def test_inference_mode_is_refused_instead_of_calling_every_term_dead() -> None:
+    model, batch, rewards, groups = batch_of()
+    with torch.inference_mode(), pytest.raises(gm.UsageError, match="inference_mode"):
+        anatomy(model, batch, terms_of(model), rewards=rewards, groups=groups, mask=batch["mask"])
+    with torch.no_grad():
+        assert anatomy(model, batch, terms_of(model), rewards=rewards, groups=groups, mask=batch["mask"]).dead == ()
+
+
+def test_the_horizon_of_a_trainer_can_be_given() -> None:
+    by_width, *_ = probe(aggregation="seq-mean-token-sum-norm")
+    given, *_ = probe(aggregation="seq-mean-token-sum-norm", horizon=2.0 * TOKENS)
+    assert given.metrics["grad_norm/all/task"] == pytest.approx(by_width.metrics["grad_norm/all/task"] / 2, rel=1e-5)
+
+
+def test_group_ids_of_any_kind_come_back_from_the_run(tmp_path) -> None:
+    model, batch, rewards, groups = batch_of()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with gm.watch(model, optimizer, run=tmp_path / "run") as meter:
+        ids = [torch.tensor(int(name.split()[1])) for name in groups]
+        anatomy(model, batch, terms_of(model), rewards=rewards, groups=ids, mask=batch["mask"], meter=meter)
+    run = gm.load(tmp_path / "run")
+    rows = run.table("grad_norm/all/group_rv_table").content["data"]
+    assert sorted(row[1] for row in rows) == list(range(GROUPS))
+    assert run.series("grad_norm/all/task")[0].tolist() == [0]

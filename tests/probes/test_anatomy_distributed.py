@@ -46,6 +46,10 @@ if world > 1:
 
 
 def run(world: int, limit: int) -> dict:
+    return json.loads(start(world, limit)[0][0])
+
+
+def start(world: int, limit: int) -> list[tuple[str, str]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -64,7 +68,7 @@ def run(world: int, limit: int) -> dict:
     ]
     outputs = [process.communicate(timeout=120) for process in ranks]
     assert [process.returncode for process in ranks] == [0] * world, outputs
-    return json.loads(outputs[0][0])
+    return outputs
 
 
 @pytest.mark.slow
@@ -77,3 +81,36 @@ def test_two_ranks_give_the_numbers_of_one(limit: int) -> None:
     for name, value in alone["metrics"].items():
         assert together["metrics"][name] == pytest.approx(value, rel=1e-4, abs=1e-7), name
     assert together["gradient"] == pytest.approx(alone["gradient"], rel=1e-5)
+
+
+DIFFERENT = """
+import sys
+import torch
+import gradiometer as gm
+rank = int(sys.argv[1])
+torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
+model = torch.nn.Linear(3, 1)
+torch.manual_seed(rank if sys.argv[3] == "0" else 0)
+rewards, features = torch.randn(8), torch.randn(8, 3)
+
+def terms(rows):
+    if sys.argv[3] == "1" and rank == 1:
+        raise KeyError("only here")
+    return {"task": model(rows["features"]).squeeze(-1)}
+
+try:
+    gm.anatomy(model, {"features": features}, terms, rewards=rewards, groups=torch.arange(8) // 2)
+except Exception as problem:
+    print(type(problem).__name__, problem)
+torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_ranks_with_batches_of_their_own_and_a_rank_in_trouble_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "SCRIPT", DIFFERENT)
+    said = start(2, 0)
+    assert all("same batch" in out for out, _ in said), said
+    said = start(2, 1)
+    assert "another rank could not go on: KeyError" in said[0][0]
+    assert said[1][0].startswith("KeyError")

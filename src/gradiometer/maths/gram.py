@@ -104,14 +104,14 @@ class Signal:
     high: float | None
     """95 % interval of signal_sq."""
     noise_sq: float
-    """E‖g − E g‖² of the mean gradient: tr Σ/ΣT."""
+    """E‖g − E g‖² of the mean gradient, what the squared norm has beyond the signal; by chance it may be negative too."""
     units: int
     p_value: float | None
     """How often random signs on the units give as long a sum: small means there is a signal."""
 
     @property
     def snr(self) -> float:
-        """signal²/noise²; NaN when there is no noise."""
+        """signal²/noise²; NaN when the noise is not above zero."""
         return self.signal_sq / self.noise_sq if self.noise_sq > 0 else float("nan")
 
 
@@ -123,46 +123,46 @@ def signed_root(square: float) -> float:
 def signal(products: ArrayLike, weights: ArrayLike | None = None, *, seed: int = 0) -> Signal | None:
     """Signal and noise of Σx_i/ΣT_i from the units' products [m, m] and weights T [m]; None with fewer than two units.
 
-    With S = Σ_{ij} G, d = Σ_i G_ii and T̄ the mean weight:
-        signal² = (S − d)/(m(m−1))/T̄²,      tr Σ = Σ_i T_i ‖x_i/T_i − ḡ‖²/(m−1),      noise² = tr Σ/ΣT
-    The interval is a delete-one-unit jackknife with Student's t. A bootstrap would bring the diagonal back.
+    With S = Σ_ij G_ij, d = Σ_i G_ii and T = ΣT_i:
+        signal² = (S − d)/(T² − ΣT_i²),      noise² = S/T² − signal²
+    Only products of different units enter the signal, and each pair is divided by its own T_i T_j: with equal weights
+    this is (S − d)/(m(m−1))/T̄², with unequal ones it stays unbiased. A squared norm is signal² + noise², always. The
+    interval is a delete-one-unit jackknife with Student's t. A bootstrap would bring the diagonal back.
     """
     matrix = np.asarray(products, np.float64)
-    m = len(matrix)
-    weight = np.ones(m) if weights is None else np.asarray(weights, np.float64)
+    weight = np.ones(len(matrix)) if weights is None else np.asarray(weights, np.float64)
     used = weight > 0
     if not used.all():
-        matrix, weight, m = matrix[np.ix_(used, used)], weight[used], int(used.sum())
+        matrix, weight = matrix[np.ix_(used, used)], weight[used]
+    m = len(matrix)
     if m < 2:
         return None
-    value = _signal_sq(matrix.sum(), np.trace(matrix), weight.sum(), m)
-    low, high = _jackknife(matrix, weight, float(value)) if m >= MIN_UNITS else (None, None)
+    value = float(_signal_sq(matrix.sum(), np.trace(matrix), weight.sum(), np.square(weight).sum()))
+    low, high = _jackknife(matrix, weight, value) if m >= MIN_UNITS else (None, None)
     return Signal(
-        signal_sq=float(value),
+        signal_sq=value,
         low=low,
         high=high,
-        noise_sq=_noise_sq(matrix, weight),
+        noise_sq=float(matrix.sum() / weight.sum() ** 2) - value,
         units=m,
         p_value=sign_flip_p_value(matrix, seed=seed) if m >= MIN_UNITS else None,
     )
 
 
-def _signal_sq(total: Any, diagonal: Any, weight: Any, m: int) -> Any:
-    return (total - diagonal) / (m * (m - 1)) / (weight / m) ** 2
-
-
-def _noise_sq(matrix: Floats, weight: Floats) -> float:
-    m, total = len(matrix), weight.sum()
-    # ‖x_i/T_i − X/T‖² = G_ii/T_i² − 2<x_i, X>/(T_i T) + ‖X‖²/T²
-    distance = np.diagonal(matrix) / weight**2 - 2 * matrix.sum(1) / (weight * total) + matrix.sum() / total**2
-    return float(max((weight * distance).sum() / (m - 1), 0.0) / total)
+def _signal_sq(total: Any, diagonal: Any, weight: Any, square: Any) -> Any:
+    return (total - diagonal) / (weight**2 - square)
 
 
 def _jackknife(matrix: Floats, weight: Floats, value: float) -> tuple[float | None, float | None]:
     from scipy.special import stdtrit  # 40 ms to import: not for a training that never asks
 
     m, own = len(matrix), np.diagonal(matrix)
-    without = _signal_sq(matrix.sum() - 2 * matrix.sum(1) + own, np.trace(matrix) - own, weight.sum() - weight, m - 1)
+    without = _signal_sq(
+        matrix.sum() - 2 * matrix.sum(1) + own,
+        np.trace(matrix) - own,
+        weight.sum() - weight,
+        np.square(weight).sum() - np.square(weight),
+    )
     error = math.sqrt((m - 1) / m * float(((without - without.mean()) ** 2).sum()))
     if error == 0 and own.any():  # one unit alone has a gradient: nothing is known of what another would add
         return None, None

@@ -17,7 +17,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["Interval", "Units", "mean_cosine", "replicate_trace", "signal_sq", "variance_ratio"]
+__all__ = [
+    "MIN_UNITS",
+    "Interval",
+    "Units",
+    "jackknife_width",
+    "mean_cosine",
+    "replicate_trace",
+    "signal_sq",
+    "variance_ratio",
+]
 
 Floats = NDArray[np.float64]
 MIN_UNITS = 4
@@ -104,7 +113,7 @@ def variance_ratio(first: Units, second: Units) -> Interval:
         return Interval(value=math.exp(value), low=None, high=None)
     with np.errstate(divide="ignore", invalid="ignore"):
         without = np.log((above.sum() - above) / (below.sum() - below))
-    width = _width(without)
+    width = jackknife_width(without)
     return Interval(value=math.exp(value), low=math.exp(value - width), high=math.exp(value + width))
 
 
@@ -114,11 +123,11 @@ def _jackknifed(values: Floats, weights: Floats) -> Interval:
     if len(values) < MIN_UNITS:
         return Interval(value=value, low=None, high=None)
     without = ((weights * values).sum() - weights * values) / (weights.sum() - weights)
-    width = _width(without)
+    width = jackknife_width(without)
     return Interval(value=value, low=value - width, high=value + width)
 
 
-def _width(without: Floats) -> float:
+def jackknife_width(without: Floats) -> float:
     """Half of the 95 % interval, from the delete-one-unit values and Student's t."""
     from scipy.special import stdtrit  # 40 ms to import
 

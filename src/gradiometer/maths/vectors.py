@@ -31,8 +31,8 @@ class Vectors(Protocol):
     cosine_error: float | None
     """Standard error of a cosine (the widest case); None when exact."""
 
-    def add(self, name: str, gradients: Gradients) -> None:
-        """Add to the vector of that name, which starts at zero."""
+    def add(self, name: str, gradients: Gradients, scale: float = 1.0) -> None:
+        """Add scale × gradient to the vector of that name, which starts at zero."""
 
     def products(self, names: Sequence[str], others: Sequence[str] | None = None, *, wide: bool = True) -> Tensor:
         """<a, b> for each atom, [atoms, names, others] in float64 on the device.
@@ -63,12 +63,12 @@ class ExactVectors:
         self._rows: dict[str, Tensor] = {}
 
     @torch.no_grad()
-    def add(self, name: str, gradients: Gradients) -> None:
+    def add(self, name: str, gradients: Gradients, scale: float = 1.0) -> None:
         """Add to the vector of that name."""
         row = self.row(name)
         for gradient, start, size in zip(gradients, self._starts, self._sizes, strict=False):
             if gradient is not None:
-                row[start : start + size] += stats.filled(gradient).reshape(-1).to(self._device)
+                row[start : start + size].add_(stats.filled(gradient).reshape(-1).to(self._device), alpha=scale)
 
     @torch.no_grad()
     def products(self, names: Sequence[str], others: Sequence[str] | None = None, *, wide: bool = True) -> Tensor:
@@ -136,14 +136,14 @@ class SketchedVectors:
         self._rows: dict[str, Tensor] = {}
 
     @torch.no_grad()
-    def add(self, name: str, gradients: Gradients) -> None:
+    def add(self, name: str, gradients: Gradients, scale: float = 1.0) -> None:
         """Add the sketch of the gradient to that of its name."""
         there = [i for i, gradient in enumerate(gradients) if gradient is not None]
         place = {i: at for at, i in enumerate(there)}
         dense = [self._filled(gradients[i]) for i in there]
         groups = [[place[i] for i in atom if i in place] for atom in self._atoms]
         taken = self._sketcher.sketch_groups(dense, [self._keys[i] for i in there], groups).to(self._device)
-        self.row(name).add_(taken)
+        self.row(name).add_(taken, alpha=scale)
 
     @torch.no_grad()
     def products(self, names: Sequence[str], others: Sequence[str] | None = None, *, wide: bool = True) -> Tensor:

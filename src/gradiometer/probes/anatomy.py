@@ -12,22 +12,25 @@ a backward for each bucket and term and dropped what did not divide over the ran
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
-import numpy as np
+import torch.distributed as dist
 from torch import Tensor
 
 from gradiometer.capture.blocks import Blocks, Model, Selector, find_blocks, named_parameters
-from gradiometer.errors import UsageError
+from gradiometer.errors import UnknownName, UsageError
+from gradiometer.maths import gram
 from gradiometer.maths.groups import RolloutFilter
+from gradiometer.maths.sketch import MAX_K
 from gradiometer.maths.vectors import ExactVectors
 from gradiometer.probes import plan as planning
 from gradiometer.probes import report
 from gradiometer.probes.plan import ALL, Plan
 from gradiometer.probes.stillness import held_still
-from gradiometer.probes.survey import LossTerms, Progress, Survey
+from gradiometer.probes.survey import NULL, LossTerms, Progress, Survey, Trim, gathered
 
 if TYPE_CHECKING:
     from gradiometer.capture.meter import Meter
@@ -67,7 +70,8 @@ def anatomy(
     null: Null = False,
     cross_fit: bool = False,
     micro_batch_size: int | None = None,
-    trim: str | None = None,
+    horizon: float | None = None,
+    trim: Trim = None,
     blocks: Mapping[str, Selector] | None = None,
     memory_limit: int = MEMORY_LIMIT,
     sketch_size: int = 1024,
@@ -86,16 +90,20 @@ def anatomy(
     measures the task with rewards permuted inside groups: True permutes batch["advantages"] [N]; a function gets the order
     [N] (row i has the reward of row order[i]) and gives the entries of the batch that change. A loss_terms that returns a
     term `null` for an entry `null_advantages` saves the second forward. `cross_fit` sorts groups by half of their rollouts
-    and takes gradients of the other half. `trim` names an attention mask whose padding at the right is cut off.
+    and takes gradients of the other half. `horizon` is the divisor of seq-mean-token-sum-norm, by default the mask's width.
+    `trim` names an attention mask (and then the entries to cut, by default all of its width) whose padding at the right
+    is cut off. Hooks of yours on the model fire in the probe too.
 
     Vectors are kept in full up to `memory_limit` bytes, otherwise as sketches of `sketch_size` numbers. With `meter` the
     result is kept in its run, at its step. Under torch.distributed every rank calls this with the same batch.
     """
+    planning.whole("num_buckets", num_buckets, 1)
     rules = {"rollout_filter": rollout_filter, "bucket_mode": bucket_mode, "cross_fit": cross_fit}
     plan = planning.make_plan(rewards, groups, num_buckets=num_buckets, **rules)  # type: ignore[arg-type]
     planning.check_batch(batch, len(rewards))
-    _check_sizes(micro_batch_size, memory_limit)
-    weights = planning.weights_of(mask, len(rewards), aggregation)
+    _check_sizes(micro_batch_size, memory_limit, sketch_size, seed)
+    weights = planning.weights_of(mask, len(rewards), aggregation, horizon)
+    _check_ranks(batch, plan, weights)
     trained = {name: p for name, p in named_parameters(model).items() if p.requires_grad}
     atoms = Atoms.of(find_blocks(trained, blocks), len(trained))
     parameters = list(trained.values())
@@ -116,11 +124,11 @@ def _result(
     products = report.measure(survey, plan)
     chosen: RolloutFilter | None = rules.pop("rollout_filter")
     about = {**rules, "filter": None if chosen is None else dataclasses.asdict(chosen), **_circumstances(survey, plan)}
-    blocks = _block_norms(products, plan, weights, atoms)
+    blocks = _block_norms(products, survey, plan, weights, atoms)
     return Anatomy(
         metrics=report.metrics_of(products, plan, weights, survey.losses, seed=seed),
         tables={**_group_tables(plan), "anatomy": {**about, "blocks": blocks}},
-        terms=products.terms,
+        terms=tuple(about["terms"]),
         dead=tuple(about["dead"]),
         buckets=tuple(plan.buckets),
     )
@@ -132,20 +140,38 @@ def _circumstances(survey: Survey, plan: Plan) -> dict[str, Any]:
         "unit": "group",
         "num_groups": plan.num_groups,
         "kept_groups": len(plan.parts),
-        "terms": [term for term in survey.terms if term in survey.reached],
-        "dead": [term for term in survey.terms if term not in survey.reached],
+        "terms": [term for term in survey.terms if term in survey.reached and term != NULL],
+        "dead": [term for term in survey.terms if term not in survey.reached and term != NULL],
+        "null": NULL in survey.terms,
         "buckets": list(plan.buckets),
         "vectors": "exact" if isinstance(survey.vectors, ExactVectors) else "sketch",
-        "cosine_error": survey.sums.cosine_error,
-        "signal_error": survey.vectors.cosine_error,
+        "cosine_error": survey.sums.cosine_error,  # of norms, shares, cos and between
+        "signal_error": survey.vectors.cosine_error,  # of signal, noise, SNR and cos_signal
     }
 
 
-def _check_sizes(micro_batch_size: int | None, memory_limit: int) -> None:
-    if micro_batch_size is not None and micro_batch_size < 1:
-        raise UsageError(f"micro_batch_size is the number of rows of a forward, 1 or more; found {micro_batch_size}")
-    if memory_limit < 0:
-        raise UsageError(f"memory_limit is a number of bytes; found {memory_limit}")
+def _check_sizes(micro_batch_size: int | None, memory_limit: int, sketch_size: int, seed: int) -> None:
+    if micro_batch_size is not None:
+        planning.whole("micro_batch_size", micro_batch_size, 1)
+    planning.whole("memory_limit", memory_limit, 0)
+    planning.whole("sketch_size", sketch_size, 1)
+    planning.whole("seed", seed, 0)
+    if sketch_size > MAX_K:
+        raise UsageError(f"sketch_size is at most {MAX_K}; found {sketch_size}")
+
+
+def _check_ranks(batch: Mapping[str, Tensor], plan: Plan, weights: planning.Weights) -> None:
+    """Ranks share one batch's micro-batches. With a batch each, as in training, the sums would be of nothing."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return
+    parts = [(part.id, part.reward_std, part.rows.tolist()) for part in plan.parts]
+    shapes = [(name, tuple(entry.shape)) for name, entry in batch.items()]
+    mine = hashlib.blake2b(repr((parts, shapes, weights.row.tolist())).encode()).hexdigest()
+    if len(set(gathered(mine))) > 1:
+        raise UsageError(
+            "under torch.distributed every rank calls gm.anatomy with the same batch, rewards and groups, and takes its turn "
+            "of the micro-batches; here they differ. Gather the batch to all ranks first (all_gather)"
+        )
 
 
 def _replaced(null: Null, batch: Mapping[str, Tensor], order: Tensor) -> dict[str, Tensor] | None:
@@ -155,6 +181,9 @@ def _replaced(null: Null, batch: Mapping[str, Tensor], order: Tensor) -> dict[st
     if callable(null):
         entries = dict(null(order))
         planning.check_batch(entries, len(order))
+        for name in entries:
+            if name not in batch:
+                raise UnknownName("entry of the batch, given by null=,", name, batch)
         return entries
     advantages = batch.get("advantages")
     if advantages is None or advantages.ndim != 1:
@@ -185,15 +214,20 @@ class Atoms:
 
 
 def _block_norms(
-    products: report.Products, plan: Plan, weights: planning.Weights, atoms: Atoms
+    products: report.Products, survey: Survey, plan: Plan, weights: planning.Weights, atoms: Atoms
 ) -> dict[str, dict[str, dict[str, float]]]:
-    """Norm of each term on each bucket, block by block."""
+    """Norm of each term on each bucket, block by block; a term that has no path to a block is not in it."""
     norms: dict[str, dict[str, dict[str, float]]] = {block: {} for block in atoms.of_block}
+    inside = {block: {i for at in parts for i in atoms.members[at]} for block, parts in atoms.of_block.items()}
     for bucket, per_atom in products.sums.items():
         weight = float(weights.row[plan.rows(bucket)].sum())
-        for block, inside in atoms.of_block.items() if weight else ():
-            lengths = np.sqrt(np.maximum(np.diagonal(per_atom[inside].sum(0)), 0.0)) / weight
-            norms[block][bucket] = dict(zip(products.terms, lengths.tolist(), strict=True))
+        for block, parts in atoms.of_block.items() if weight else ():
+            lengths = gram.norms(per_atom[parts].sum(0)) / weight
+            norms[block][bucket] = {
+                term: float(lengths[at])
+                for at, term in enumerate(products.terms)
+                if term != NULL and survey.reached[term] & inside[block]
+            }
     return norms
 
 

@@ -16,7 +16,7 @@ from gradiometer.maths import groups as grouping
 from gradiometer.maths import losses
 from gradiometer.maths.groups import RolloutFilter
 
-__all__ = ["ALL", "Part", "Plan", "Weights", "check_batch", "make_plan", "permuted_inside", "weights_of"]
+__all__ = ["ALL", "Part", "Plan", "Weights", "check_batch", "make_plan", "permuted_inside", "weights_of", "whole"]
 
 ALL = "all"
 MIN_CROSS_FIT = 4  # rollouts of a group: two for its reward std, two for its gradient
@@ -60,8 +60,8 @@ class Weights:
     """[N, T], or [N] for losses per sample."""
     row: NDArray[np.float64]
     """[N]"""
-    tokens: NDArray[np.float64]
-    """[N]: how many tokens count at all."""
+    tokens: NDArray[np.float64] | None
+    """[N]: how many tokens count at all; None where losses are per sample."""
 
 
 def make_plan(
@@ -99,16 +99,17 @@ def make_plan(
     return Plan(parts=parts, buckets=buckets, num_groups=len(scores.ids))
 
 
-def weights_of(mask: Tensor | None, num_rows: int, aggregation: str) -> Weights:
+def weights_of(mask: Tensor | None, num_rows: int, aggregation: str, horizon: float | None = None) -> Weights:
     """Weights of tokens and rows; a mask with nothing in it is an error, for a mean over nothing is no number."""
     if mask is None:
         if aggregation not in losses.AGGREGATIONS:
             losses.aggregate(torch.zeros(1, 1), torch.ones(1, 1), aggregation)  # says which there are
-        ones = np.ones(num_rows)
-        return Weights(token=torch.ones(num_rows), row=ones, tokens=ones)
+        return Weights(token=torch.ones(num_rows), row=np.ones(num_rows), tokens=None)
     if len(mask) != num_rows:
         raise UsageError(f"the mask has {len(mask)} rows and the batch {num_rows}: give one row for each sample")
-    token = losses.token_weights(mask, aggregation)
+    if not bool((torch.isfinite(mask) & (mask >= 0)).all()):
+        raise UsageError("the mask holds a negative number or a NaN: it says how much each token counts, from 0 up")
+    token = losses.token_weights(mask, aggregation, horizon=horizon)
     row = losses.sequence_weights(mask, aggregation).double().cpu().numpy()
     if not row.any():
         raise UsageError(f"the mask {list(mask.shape)} is zero everywhere: check which tokens it marks as trained")
@@ -154,6 +155,12 @@ def _halves(ids: Sequence[Hashable]) -> tuple[NDArray[np.intp], NDArray[np.intp]
     return np.flatnonzero(mask), np.flatnonzero(~mask)
 
 
+def whole(name: str, number: Any, least: int) -> None:
+    """One error for what should be a count."""
+    if isinstance(number, bool) or not isinstance(number, int) or number < least:
+        raise UsageError(f"{name} is a whole number of {least} or more; found {number!r}")
+
+
 def _nothing_kept(chosen: RolloutFilter, scores: NDArray[np.float64]) -> str:
     what = f"{chosen.strategy} {chosen.value:g}"
     if not (scores > grouping.ZERO).any():
@@ -161,7 +168,11 @@ def _nothing_kept(chosen: RolloutFilter, scores: NDArray[np.float64]) -> str:
             f"the rollout filter ({what}) keeps none of {len(scores)} groups: inside each, all rewards are equal. No "
             "group-relative gradient can come of this batch; change the task's difficulty or sample more rollouts"
         )
-    return f"the rollout filter ({what}) keeps none of {len(scores)} groups: relax rollout_filter_value"
+    return (
+        f"the rollout filter ({what}) keeps none of {len(scores)} groups, whose reward std is at most {scores.max():.3g}: "
+        f"linear top_p stops {grouping.LINEAR_SLACK} below its share, which is more than these scores; scale the rewards, or "
+        "use top_p_prob_mode=softmax or another strategy"
+    )
 
 
 def _array(numbers: Any) -> NDArray[np.float64]:
@@ -176,4 +187,9 @@ def _array(numbers: Any) -> NDArray[np.float64]:
 def _labels(groups: Any) -> list[Hashable]:
     if isinstance(groups, Tensor | np.ndarray):
         return list(groups.tolist())
-    return list(groups)
+    try:
+        ids = [each.item() if isinstance(each, Tensor) and each.ndim == 0 else each for each in groups]
+        hash(tuple(ids))
+    except TypeError as problem:
+        raise UsageError(f"groups are ids, one for each row: numbers or strings; found {groups!r:.80}") from problem
+    return ids

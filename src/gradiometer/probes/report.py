@@ -21,6 +21,8 @@ __all__ = ["Products", "measure", "metrics_of"]
 Floats = NDArray[np.float64]
 LOSS_NAMES = {"task": "policy"}
 """What the source calls the loss of a term whose gradient it calls otherwise."""
+MANY = 12  # buckets; their pairs grow with the square
+SMALL = 1e-25  # a squared norm below which float32 products have lost digits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +35,15 @@ class Products:
     """<a_i, b_i> of two terms on one part, [parts, terms, terms]."""
     sums: Mapping[str, Floats]
     """By bucket, the products of the terms' gradients, for each atom [atoms, terms, terms]."""
+    across: Mapping[str, Floats]
+    """By term, the products of the buckets' gradients, `all` left out [buckets, buckets]."""
     terms: tuple[str, ...]
-    """Those with a gradient path, in the order of the loss."""
+    """Those with a gradient path, in the order of the loss; the null last, if there is one."""
+
+    @property
+    def real(self) -> list[int]:
+        """The terms that are in the loss: all but the null."""
+        return [i for i, term in enumerate(self.terms) if term != NULL]
 
 
 def measure(survey: Survey, plan: Plan) -> Products:
@@ -43,20 +52,37 @@ def measure(survey: Survey, plan: Plan) -> Products:
     numbers = range(len(plan.parts))
 
     def units_of(term: str) -> Floats:
-        products: Floats = products_of(survey.vectors, [part_name(i, term) for i in numbers], wide=False).sum(0)
+        names = [part_name(i, term) for i in numbers]
+        products: Floats = products_of(survey.vectors, names, wide=False).sum(0)
+        largest = np.diagonal(products).max()
+        if not (np.isfinite(products).all() and (largest == 0 or largest > SMALL)):  # out of float32's range
+            products = products_of(survey.vectors, names).sum(0)
         return products
 
     def terms_of(vectors: Vectors, part: int | str, *, wide: bool) -> Floats:
         return products_of(vectors, [part_name(part, term) for term in terms], wide=wide)
 
     if not terms:
-        return Products(units={}, own=np.zeros((len(numbers), 0, 0)), sums={}, terms=())
+        return Products(units={}, own=np.zeros((len(numbers), 0, 0)), sums={}, across={}, terms=())
+    units = {term: units_of(term) for term in terms}
     return Products(
-        units={term: units_of(term) for term in terms},
+        units=units,
         own=np.array([terms_of(survey.vectors, i, wide=False).sum(0) for i in numbers]),
         sums={bucket: terms_of(survey.sums, bucket, wide=True) for bucket in plan.buckets},
+        across={term: _across(survey, plan, term, units[term]) for term in terms if term != NULL},
         terms=terms,
     )
+
+
+def _across(survey: Survey, plan: Plan, term: str, units: Floats) -> Floats:
+    """Buckets against buckets: exact where their vectors are, and else sums over the units' products."""
+    buckets = [bucket for bucket in plan.buckets if bucket != ALL]
+    if survey.sums is not survey.vectors:
+        products: Floats = products_of(survey.sums, [part_name(bucket, term) for bucket in buckets]).sum(0)
+        return products
+    parts = [list(plan.buckets[bucket]) for bucket in buckets]
+    # By index and not by a product with zeros and ones: a NaN in one bucket is none of the others' business.
+    return np.array([[units[np.ix_(a, b)].sum() for b in parts] for a in parts])
 
 
 def metrics_of(
@@ -76,7 +102,8 @@ def metrics_of(
             values.update(_norms(bucket, products, weight, plan, weights))
             values.update(_relations(bucket, products, at))
         for term in products.terms:
-            values.update(_signals(bucket, term, products.units[term][np.ix_(at, at)], part_weights[at], seed))
+            matrix = products.units[term][np.ix_(at, at)]
+            values.update(_signals(bucket, term, products.terms[0], matrix, part_weights[at], seed))
     values.update(_between(products, plan))
     values.update(_top_level(values, products.terms, losses))
     return values
@@ -84,53 +111,46 @@ def metrics_of(
 
 def _counts(bucket: str, plan: Plan, weights: Weights) -> dict[str, float]:
     rows, stds = plan.rows(bucket), np.array([plan.parts[i].reward_std for i in plan.buckets[bucket]])
-    found = {
+    found: dict[str, float] = {
         "grad_norm/<bucket>/sample_count": len(rows),
         "grad_norm/<bucket>/sample_pct": len(rows) / len(plan.rows(ALL)),
-        "grad_norm/<bucket>/token_count": weights.tokens[rows].sum(),
         "grad_norm/<bucket>/group_rv_count": len(stds),
         "grad_norm/<bucket>/reward_std_mean": stds.mean(),
         "grad_norm/<bucket>/reward_std_min": stds.min(),
         "grad_norm/<bucket>/reward_std_max": stds.max(),
     }
+    if weights.tokens is not None:
+        found["grad_norm/<bucket>/token_count"] = weights.tokens[rows].sum()
     return {key(template, bucket=bucket): float(value) for template, value in found.items()}
 
 
 def _losses(bucket: str, means: Mapping[str, float]) -> dict[str, float]:
-    named = {LOSS_NAMES.get(term, term): mean for term, mean in means.items() if term != NULL}
-    named["total"] = sum(named.values())
+    real = {term: mean for term, mean in means.items() if term != NULL}
+    named = {LOSS_NAMES.get(term, term): mean for term, mean in real.items()} | {"total": sum(real.values())}
     return {key("grad_norm/<bucket>/loss/<name>", bucket=bucket, name=name): mean for name, mean in named.items()}
 
 
 def _norms(bucket: str, products: Products, weight: float, plan: Plan, weights: Weights) -> dict[str, float]:
     """‖g‖ = ‖Σx‖/T of each term and of their sum, and what the source divides them by."""
     rows = plan.rows(bucket)
-    samples, tokens = len(rows), float(weights.tokens[rows].sum())
+    counts = {"sample": float(len(rows))}
+    if weights.tokens is not None:
+        counts["token"] = float(weights.tokens[rows].sum())
     values: dict[str, float] = {}
     for term, length in _lengths(products, products.sums[bucket].sum(0)):
         if term == NULL:
-            values[key("grad_norm/<bucket>/null/<term>", bucket=bucket, term="task")] = length / weight
+            values[key("grad_norm/<bucket>/null/<term>", bucket=bucket, term=products.terms[0])] = length / weight
             continue
-        found = {
-            "grad_norm/<bucket>/<term>": length / weight,
-            "grad_norm/<bucket>/per_sample/<term>": length / weight / samples,
-            "grad_norm/<bucket>/per_token/<term>": length / weight / tokens,
-            "grad_norm/<bucket>/per_sample_sum/<term>": length / samples,
-            "grad_norm/<bucket>/per_token_sum/<term>": length / tokens,
-        }
-        values.update({key(template, bucket=bucket, term=term): value for template, value in found.items()})
+        values[key("grad_norm/<bucket>/<term>", bucket=bucket, term=term)] = length / weight
+        for what, count in counts.items():
+            values[key(f"grad_norm/<bucket>/per_{what}/<term>", bucket=bucket, term=term)] = length / weight / count
+            values[key(f"grad_norm/<bucket>/per_{what}_sum/<term>", bucket=bucket, term=term)] = length / count
     return values
 
 
 def _lengths(products: Products, matrix: Floats) -> Iterator[tuple[str, float]]:
     yield from zip(products.terms, gram.norms(matrix).tolist(), strict=True)
-    real = _real(products)
-    yield "total", float(np.sqrt(max(matrix[np.ix_(real, real)].sum(), 0.0)))
-
-
-def _real(products: Products) -> list[int]:
-    """The terms that are in the loss: all but the null."""
-    return [i for i, term in enumerate(products.terms) if term != NULL]
+    yield "total", float(np.sqrt(np.maximum(matrix[np.ix_(products.real, products.real)].sum(), 0.0)))
 
 
 def _relations(bucket: str, products: Products, parts: Sequence[int]) -> dict[str, float]:
@@ -138,8 +158,7 @@ def _relations(bucket: str, products: Products, parts: Sequence[int]) -> dict[st
 
     Two terms on one sample share its noise. <A, B> − Σ_i <a_i, b_i> leaves only products of different units.
     """
-    real = _real(products)
-    terms = [products.terms[i] for i in real]
+    real, terms = products.real, [products.terms[i] for i in products.real]
     matrix = products.sums[bucket].sum(0)[np.ix_(real, real)]
     values = {
         key("grad_norm/<bucket>/share/<term>", bucket=bucket, term=term): float(share)
@@ -148,27 +167,30 @@ def _relations(bucket: str, products: Products, parts: Sequence[int]) -> dict[st
     cosine = gram.cosines(matrix)
     across = matrix - products.own[list(parts)].sum(0)[np.ix_(real, real)]
     for (i, a), (j, b) in combinations(enumerate(terms), 2):
-        values[key("grad_norm/<bucket>/cos/<term_a>~<term_b>", bucket=bucket, term_a=a, term_b=b)] = float(cosine[i, j])
+        pair = {"bucket": bucket, "term_a": a, "term_b": b}
+        values[key("grad_norm/<bucket>/cos/<term_a>~<term_b>", **pair)] = float(cosine[i, j])
         scale = across[i, i] * across[j, j]
         if len(parts) >= gram.MIN_UNITS and across[i, i] > 0 and scale > 0:
-            name = key("grad_norm/<bucket>/cos_signal/<term_a>~<term_b>", bucket=bucket, term_a=a, term_b=b)
-            values[name] = float(across[i, j] / np.sqrt(scale))
-    return {name: value for name, value in values.items() if not np.isnan(value)}
+            values[key("grad_norm/<bucket>/cos_signal/<term_a>~<term_b>", **pair)] = float(
+                across[i, j] / np.sqrt(scale)
+            )
+    # 0/0 has no value and is left out; a NaN that comes of a NaN is one.
+    return {name: value for name, value in values.items() if not np.isnan(value) or np.isnan(matrix).any()}
 
 
-def _signals(bucket: str, term: str, matrix: Floats, weights: Floats, seed: int) -> dict[str, float]:
+def _signals(bucket: str, term: str, task: str, matrix: Floats, weights: Floats, seed: int) -> dict[str, float]:
     found = gram.signal(matrix, weights, seed=seed)
     if found is None:
         return {}
-    prefix, named = ("null_", "task") if term == NULL else ("", term)
+    prefix, named = ("null_", task) if term == NULL else ("", term)
     values: dict[str, float | None] = {
         "signal": signed_root(found.signal_sq),
         "signal_low": None if found.low is None else signed_root(found.low),
         "signal_high": None if found.high is None else signed_root(found.high),
     }
     if term != NULL:
-        values |= {"noise": float(np.sqrt(found.noise_sq)), "p_value": found.p_value}
-        values |= {"snr": found.snr if found.noise_sq > 0 else None}
+        values |= {"noise": signed_root(found.noise_sq), "p_value": found.p_value}
+        values |= {"snr": None if found.noise_sq <= 0 else found.snr}
     return {
         key(f"grad_norm/<bucket>/{prefix}{name}/<term>", bucket=bucket, term=named): value
         for name, value in values.items()
@@ -177,14 +199,15 @@ def _signals(bucket: str, term: str, matrix: Floats, weights: Floats, seed: int)
 
 
 def _between(products: Products, plan: Plan) -> dict[str, float]:
-    """Cosines of one term's gradient on two buckets, which share no sample: sums over blocks of the units' products."""
+    """Cosines of one term's gradient on two buckets, which share no sample; of many buckets the neighbours and the first."""
     buckets = [bucket for bucket in plan.buckets if bucket != ALL]
-    members = np.array([[i in plan.buckets[bucket] for i in range(len(plan.parts))] for bucket in buckets], np.float64)
     values: dict[str, float] = {}
-    for term in products.terms:
-        cosine = gram.cosines(gram.combine(products.units[term], members))
+    for term, matrix in products.across.items():
+        cosine = gram.cosines(matrix)
         for (i, a), (j, b) in combinations(enumerate(buckets), 2):
-            if term != NULL and not np.isnan(cosine[i, j]):
+            if len(buckets) > MANY and i > 0 and j > i + 1:
+                continue
+            if not np.isnan(cosine[i, j]) or np.isnan(matrix[i, j]):
                 name = key("grad_norm/between/<term>/<bucket_a>~<bucket_b>", term=term, bucket_a=a, bucket_b=b)
                 values[name] = float(cosine[i, j])
     return values

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gradiometer.capture.blocks import Model, modules_of
@@ -18,36 +18,57 @@ __all__ = ["held_still"]
 
 @contextmanager
 def held_still(model: Model) -> Iterator[None]:
-    """Random states, buffers and modes as they were before; `.grad` is never written, for gradients come from autograd.grad.
+    """Random states, buffers, modes and autocast's cache as they were; `.grad` is never written (autograd.grad is used).
 
-    A forward without gradients may leave weights in autocast's cache that later have none: it is emptied on both sides.
+    A data-parallel model neither averages gradients nor broadcasts buffers meanwhile: ranks walk different micro-batches.
     """
-    modules = list(modules_of(model).values())
-    parts = [part for module in modules for part in module.modules()]
+    parts = [part for module in modules_of(model).values() for part in module.modules()]
     modes = [part.training for part in parts]
-    buffers = [(buffer, buffer.detach().clone()) for module in modules for buffer in module.buffers()]
+    buffers = [(part, dict(part._buffers), _copies(part)) for part in parts]
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
-    torch.clear_autocast_cache()
+    caching = torch.is_autocast_cache_enabled()
+    # A forward without gradients would leave weights in the cache that later have none.
+    torch.set_autocast_cache_enabled(False)
     try:
         with ExitStack() as stack:
-            for part in modules:
+            for part in parts:
                 if isinstance(part, DistributedDataParallel):
-                    stack.enter_context(part.no_sync())  # its reducer would wait for a backward that never comes
+                    stack.enter_context(_alone(part))
             yield
     finally:
-        torch.clear_autocast_cache()
+        torch.set_autocast_cache_enabled(caching)
         random.setstate(states[0])
         np.random.set_state(states[1])
         torch.set_rng_state(states[2])
         if cuda is not None:
             torch.cuda.set_rng_state_all(cuda)
-        _restore(parts, modes, buffers)
+        for part, training in zip(parts, modes, strict=True):
+            part.training = training
+        for part, held, copies in buffers:
+            _restore(part, held, copies)
 
 
-def _restore(parts: list[nn.Module], modes: list[bool], buffers: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    for part, training in zip(parts, modes, strict=True):
-        part.training = training
-    for buffer, before in buffers:
+def _copies(part: nn.Module) -> dict[str, Tensor]:
+    return {name: held.detach().clone() for name, held in part._buffers.items() if held is not None}
+
+
+def _restore(part: nn.Module, held: dict[str, Tensor | None], copies: dict[str, Tensor]) -> None:
+    """The same tensors under the same names: a forward may have rebound a buffer (self.m = 0.9 * self.m + ...)."""
+    part._buffers.clear()
+    part._buffers.update(held)
+    for name, before in copies.items():
         # By way of .data: batch norm changes its statistics without counting it as a change, and so must we.
-        buffer.data.copy_(before)
+        held[name].data.copy_(before)  # type: ignore[union-attr]
+
+
+@contextmanager
+def _alone(part: DistributedDataParallel) -> Iterator[None]:
+    """Without the reducer, which would wait for a backward that never comes, and without the broadcast of buffers."""
+    broadcasts = part.require_forward_param_sync
+    with part.no_sync():
+        part.require_forward_param_sync = False
+        try:
+            yield
+        finally:
+            part.require_forward_param_sync = broadcasts

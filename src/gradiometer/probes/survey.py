@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -15,13 +16,26 @@ from gradiometer.errors import UsageError
 from gradiometer.maths.vectors import ExactVectors, Vectors, vectors_for
 from gradiometer.probes.plan import ALL, Plan, Weights
 
-__all__ = ["NULL", "LossTerms", "Progress", "Survey", "part_name"]
+__all__ = ["NULL", "LossTerms", "Progress", "Survey", "Trim", "gathered", "part_name"]
 
 LossTerms: TypeAlias = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
 Progress: TypeAlias = Callable[[int, int], None]
 
 NULL = "null"
 """The name of the task term with rewards permuted inside groups."""
+
+
+Trim: TypeAlias = str | Sequence[str] | None
+COUNTS = ("sample_count", "sample_pct", "token_count", "group_rv_count", "group_rv_table")
+RESERVED = frozenset((*COUNTS, "reward_std_mean", "reward_std_min", "reward_std_max", "total", "between"))
+"""What stands where a term's name does in the keys of an analysis."""
+
+
+def gathered(mine: Any) -> list[Any]:
+    """What every rank has, in the order of the ranks."""
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine)
+    return everyone
 
 
 def part_name(part: int | str, term: str) -> str:
@@ -47,9 +61,10 @@ class Survey:
         self._chosen: dict[str, Any] = {"memory_limit": memory_limit, "k": k, "seed": seed}
         self._bucket_of = {i: name for name, parts in plan.buckets.items() if name != ALL for i in parts}
         self.terms: tuple[str, ...] = ()
-        self.reached: set[str] = set()
-        """Terms with a gradient path to some parameter."""
+        self.reached: dict[str, set[int]] = {}
+        """By term, the parameters with a gradient path from it; a term that reaches none is dead."""
         self._losses: dict[str, Tensor] = {}
+        self._alone = True
         self.vectors: Vectors
         self.sums: Vectors
 
@@ -65,23 +80,32 @@ class Survey:
         *,
         null: Mapping[str, Tensor] | None,
         micro_batch_size: int | None,
-        trim: str | None,
+        trim: Trim,
         progress: Progress | None,
     ) -> None:
         """Walk the batch. In a distributed job every rank has the same batch and takes its turn of the micro-batches."""
+        if torch.is_inference_mode_enabled():
+            raise UsageError("a probe needs gradients, and torch.inference_mode() is on: call it outside")
         rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         pieces = list(self._plan.micro_batches(micro_batch_size))
+        self._alone = null is None
         if len(pieces) < world:
             raise UsageError(
                 f"{len(pieces)} micro-batches cannot be shared by {world} ranks: use a smaller micro_batch_size"
             )
-        for number, (part, rows) in enumerate(pieces):
-            if number % world == rank:
-                self._take(part, rows, batch, loss_terms, null, trim)
-            if progress is not None:
-                progress(number + 1, len(pieces))
+        problem: Exception | None = None
+        try:
+            for number, (part, rows) in enumerate(pieces):
+                if number % world == rank:
+                    self._take(part, rows, batch, loss_terms, null, trim)
+                if progress is not None:
+                    progress(number + 1, len(pieces))
+        except Exception as raised:
+            if world == 1:
+                raise
+            problem = raised  # the others wait for us: tell them first
         if world > 1:
-            self._reduce()
+            self._reduce(problem)
         self._add_up()
 
     def _take(
@@ -91,7 +115,7 @@ class Survey:
         batch: Mapping[str, Tensor],
         loss_terms: LossTerms,
         null: Mapping[str, Tensor] | None,
-        trim: str | None,
+        trim: Trim,
     ) -> None:
         micro = _rows_of(batch, rows)
         replaced = {} if null is None else _rows_of(null, rows)
@@ -99,18 +123,32 @@ class Survey:
         micro, replaced, weight = _trimmed(micro, replaced, weight, trim)
         with torch.enable_grad():
             found = dict(loss_terms({**micro, **{f"null_{name}": entry for name, entry in replaced.items()}}))
+            self._check(found)
             if null is not None and NULL not in found:  # a loss that knows nothing of nulls: ask it again
                 found[NULL] = next(iter(loss_terms({**micro, **replaced}).values()))
-            sums = {name: _weighted(name, loss, weight) for name, loss in found.items()}
-        self._begin(tuple(sums))
-        alive = [name for name, total in sums.items() if total.requires_grad]
-        for name, total in sums.items():
-            self._losses[name][part] += total.detach().to(self._losses[name])
+            # A sum over many tokens leaves the range of half precision: the mean of the part is differentiated.
+            scale = float(self._weights.row[self._plan.parts[part].rows].sum()) or 1.0
+            means = {name: _weighted(name, loss, weight) / scale for name, loss in found.items()}
+        self._begin(tuple(means))
+        alive = [name for name, mean in means.items() if mean.requires_grad]
+        for name, mean in means.items():
+            self._losses[name][part] += scale * mean.detach().to(self._losses[name])
             if name in alive:
                 gradients = torch.autograd.grad(
-                    total, list(self._parameters), retain_graph=name != alive[-1], allow_unused=True
+                    mean, list(self._parameters), retain_graph=name != alive[-1], allow_unused=True
                 )
-                self._add(part, name, gradients)
+                self._add(part, name, gradients, scale)
+
+    def _check(self, found: Mapping[str, Tensor]) -> None:
+        """The names that the loss gave, before anything is done with them."""
+        if not found:
+            raise UsageError("loss_terms gave no term: return a mapping such as {'task': ..., 'entropy': ...}")
+        if self._alone and NULL in found:
+            raise UsageError("a term cannot be called 'null' without null=: that is the task with permuted rewards")
+        for name in found:
+            plain = isinstance(name, str) and re.fullmatch(r"[^/~<>|]+", name)
+            if not plain or name in RESERVED or (name == "policy" and "task" in found):
+                raise UsageError(f"a term cannot be called {name!r}: choose a plain word such as 'task' or 'entropy'")
 
     def _begin(self, terms: tuple[str, ...]) -> None:
         if self.terms:
@@ -120,9 +158,6 @@ class Survey:
                     "give the same terms for all rows"
                 )
             return
-        for name in terms:
-            if "/" in name or "~" in name or name == "total":
-                raise UsageError(f"a term cannot be called {name!r}: choose a plain word such as 'task' or 'entropy'")
         self.terms = terms
         parts, buckets = len(self._plan.parts), len(self._plan.buckets)
         self.vectors = vectors_for(
@@ -137,20 +172,29 @@ class Survey:
         device = self._parameters[0].device
         self._losses = {name: torch.zeros(parts, dtype=torch.float64, device=device) for name in terms}
 
-    def _add(self, part: int, term: str, gradients: Sequence[Tensor | None]) -> None:
-        if any(gradient is not None for gradient in gradients):
-            self.reached.add(term)
-        self.vectors.add(part_name(part, term), gradients)
+    def _add(self, part: int, term: str, gradients: Sequence[Tensor | None], scale: float) -> None:
+        there = {index for index, gradient in enumerate(gradients) if gradient is not None}
+        if not there:
+            return
+        self.reached.setdefault(term, set()).update(there)
+        self.vectors.add(part_name(part, term), gradients, scale)
         if self.sums is not self.vectors:
-            self.sums.add(part_name(self._bucket_of[part], term), gradients)
+            self.sums.add(part_name(self._bucket_of[part], term), gradients, scale)
 
-    def _reduce(self) -> None:
+    def _reduce(self, problem: Exception | None) -> None:
         """Ranks hold addends of every vector: they are added up before any product is taken."""
-        everyone: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(everyone, (self.terms, self.reached))
-        if len({terms for terms, _ in everyone}) > 1:
+        everyone = gathered((None if problem is None else repr(problem), self.terms, self.reached))
+        if problem is not None:
+            raise problem
+        if troubles := [trouble for trouble, _, _ in everyone if trouble]:
+            raise UsageError(f"another rank could not go on: {troubles[0]}")
+        if len({terms for _, terms, _ in everyone}) > 1:
             raise UsageError("loss_terms gave different terms on different ranks")
-        self.reached = set().union(*(reached for _, reached in everyone))
+        self.reached = {
+            term: set().union(*(reached.get(term, set()) for _, _, reached in everyone))
+            for term in self.terms
+            if any(term in reached for _, _, reached in everyone)
+        }
         for term in self.terms:
             dist.all_reduce(self._losses[term])
             if term not in self.reached:
@@ -181,21 +225,31 @@ def _rows_of(batch: Mapping[str, Tensor], rows: NDArray[np.intp]) -> dict[str, T
 
 
 def _trimmed(
-    micro: dict[str, Tensor], replaced: dict[str, Tensor], weight: Tensor, trim: str | None
+    micro: dict[str, Tensor], replaced: dict[str, Tensor], weight: Tensor, trim: Trim
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
     """Without the columns at the right that only padding reaches: they cost as much as words."""
     if trim is None:
         return micro, replaced, weight
-    if trim not in micro or micro[trim].ndim != 2:
-        raise UsageError(f"trim={trim!r} is no [N, T] entry of the batch; give the name of its attention mask")
-    width = micro[trim].shape[1]
-    used = int((micro[trim] != 0).any(0).nonzero().max()) + 1  # a sync: the width of a tensor is a number of the host
+    attention, *names = [trim] if isinstance(trim, str) else trim
+    missing = [name for name in (attention, *names) if name not in micro]
+    if missing or micro[attention].ndim != 2:
+        wrong = missing[0] if missing else attention
+        raise UsageError(f"trim: {wrong!r} is no [N, T] entry of the batch; give the name of its attention mask first")
+    width = micro[attention].shape[1]
+    used = int(((micro[attention] != 0).any(0) * torch.arange(1, width + 1, device=micro[attention].device)).max())
+    used = max(used, 1)  # a sync: the width of a tensor is a number of the host
 
-    def cut(entry: Tensor) -> Tensor:
-        return entry[:, :used] if entry.ndim >= 2 and entry.shape[1] == width else entry
+    def cut(entry: Tensor, name: str = "") -> Tensor:
+        """Losses of the next token have one column less."""
+        wanted = not names or name in (attention, *names, "")
+        less = width - entry.shape[1] if entry.ndim >= 2 else 2
+        return entry[:, : max(used - less, 1)] if wanted and less in (0, 1) else entry
 
-    both = [{name: cut(entry) for name, entry in entries.items()} for entries in (micro, replaced)]
-    return both[0], both[1], cut(weight)
+    kept = cut(weight)
+    if bool((weight[:, kept.shape[1] :] != 0).any()) if weight.ndim == 2 else False:
+        raise UsageError(f"the mask counts tokens that {attention!r} calls padding: they cannot be trimmed")
+    both = [{name: cut(entry, name) for name, entry in entries.items()} for entries in (micro, replaced)]
+    return both[0], both[1], kept
 
 
 def _weighted(name: str, loss: Tensor, weight: Tensor) -> Tensor:

@@ -1,0 +1,138 @@
+"""Where the work is done: in this process, in several, or on Ray; the same numbers to the bit.
+
+A task is a plain record whose result depends on nothing but itself and what is measured, under one number of threads.
+Results come back in the order of the tasks, whoever did them and however often a worker was lost.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+
+from gradiometer.errors import GradiometerError, MissingExtra, UsageError
+
+__all__ = ["ENGINES", "Task", "run_tasks"]
+
+ENGINES = ("serial", "processes", "ray")
+ATTEMPTS = 3
+
+
+class Task(Protocol):
+    """Something to be done to a subject."""
+
+    def __call__(self, subject: Any) -> Any: ...
+
+
+def run_tasks(
+    tasks: Sequence[Task],
+    load: Callable[[], Any],
+    *,
+    engine: str = "serial",
+    workers: int = 1,
+    threads: int = 1,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Any]:
+    """The result of each task on the subject that `load` gives; `load` and the tasks must be picklable beyond `serial`."""
+    if engine not in ENGINES:
+        raise UsageError(f"engine is one of {', '.join(ENGINES)}; found {engine!r}")
+    if workers < 1 or threads < 1:
+        raise UsageError(f"workers and threads are 1 or more; found {workers} and {threads}")
+    run = {"serial": _serial, "processes": _processes, "ray": _ray}[engine]
+    results: list[Any] = [None] * len(tasks)
+    for done, (place, result) in enumerate(run(tasks, load, workers, threads), 1):
+        results[place] = result
+        if progress is not None:
+            progress(done, len(tasks))
+    return results
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """A sum over two threads is rounded otherwise than over one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _serial(tasks: Sequence[Task], load: Callable[[], Any], workers: int, threads: int) -> Iterator[tuple[int, Any]]:
+    with _threads(threads):
+        subject = load()
+        for place, task in enumerate(tasks):
+            yield place, task(subject)
+
+
+_HELD: dict[str, Any] = {}
+"""A worker's subject: loaded once, used for all its tasks."""
+
+
+def _begin(load: Callable[[], Any], threads: int) -> None:
+    torch.set_num_threads(threads)
+    _HELD["subject"] = load()
+
+
+def _do(task: Task) -> Any:
+    return task(_HELD["subject"])
+
+
+def _processes(tasks: Sequence[Task], load: Callable[[], Any], workers: int, threads: int) -> Iterator[tuple[int, Any]]:
+    left = dict(enumerate(tasks))
+    for _ in range(ATTEMPTS):
+        try:
+            for place, result in _pooled(left, load, workers, threads):
+                del left[place]
+                yield place, result
+        except BrokenProcessPool:  # a worker was killed: what it had not delivered is done again
+            continue
+        return
+    raise GradiometerError(f"{ATTEMPTS} times a worker was lost, with {len(left)} tasks to go: is there enough memory?")
+
+
+def _pooled(tasks: dict[int, Task], load: Callable[[], Any], workers: int, threads: int) -> Iterator[tuple[int, Any]]:
+    # Forking a process that has run torch can hang in its thread pool.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=(load, threads)) as pool:
+        waiting: dict[Future[Any], int] = {pool.submit(_do, task): place for place, task in tasks.items()}
+        while waiting:
+            finished, _ = wait(waiting, return_when=FIRST_COMPLETED)
+            for future in finished:
+                yield waiting.pop(future), future.result()
+
+
+def _ray(tasks: Sequence[Task], load: Callable[[], Any], workers: int, threads: int) -> Iterator[tuple[int, Any]]:
+    try:
+        import ray
+    except ModuleNotFoundError as error:
+        raise MissingExtra("ray", "ray", "--engine ray") from error
+    address = os.environ.get("RAY_ADDRESS")
+    started = not ray.is_initialized()
+    if started:
+        where = {"address": address} if address else {"num_cpus": workers, "include_dashboard": False}
+        ray.init(log_to_driver=False, configure_logging=False, **where)
+    try:
+        remote = ray.remote(num_cpus=1, max_retries=ATTEMPTS)(_remote)
+        token = uuid.uuid4().hex
+        waiting = {remote.remote(task, load, threads, token): place for place, task in enumerate(tasks)}
+        while waiting:
+            (finished,), _ = ray.wait(list(waiting), num_returns=1)
+            yield waiting.pop(finished), ray.get(finished)
+    finally:
+        if started:
+            ray.shutdown()
+
+
+def _remote(task: Task, load: Callable[[], Any], threads: int, token: str) -> Any:
+    if _HELD.get("token") != token:  # Ray keeps its workers: this one may hold the subject of an earlier call
+        _begin(load, threads)
+        _HELD["token"] = token
+    return _do(task)

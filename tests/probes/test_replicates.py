@@ -1,0 +1,247 @@
+"""Replicates against brute force, against planted truths, and across engines."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import os
+import random
+import signal
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gradiometer as gm
+from gradiometer.maths import estimators, variance
+from gradiometer.probes.replicates import Replicates, replicates
+from gradiometer.probes.subject import seed_everything
+
+
+class Bandit(nn.Module):
+    """Instances are rewards of five arms; the policy sees them and pulls n times."""
+
+    def __init__(self, rollouts: int = 6) -> None:
+        super().__init__()
+        self.rollouts = rollouts
+        self.actor = nn.Linear(5, 5)
+        self.norm = nn.BatchNorm1d(5)
+
+    def forward(self, instances: Tensor) -> tuple[Tensor, Tensor]:
+        policy = torch.distributions.Categorical(logits=self.actor(instances))
+        arms = policy.sample((self.rollouts,))
+        rewards = instances.gather(1, arms.T)
+        return rewards, policy.log_prob(arms).T
+
+
+def problem(num: int = 40, seed: int = 0) -> tuple[Bandit, Tensor]:
+    torch.manual_seed(seed)
+    return Bandit(), torch.randn(num, 5)
+
+
+def plain(found: Replicates) -> dict:
+    return json.loads(json.dumps(found.record))
+
+
+@pytest.mark.parametrize(("algorithm", "options"), [("pomo", {}), ("maxk_pomo", {"k": 2, "baseline": "subloo"})])
+@pytest.mark.parametrize("reduction", ["mean", "source"])
+def test_the_sources_replicates_equal_a_loop_by_hand(algorithm: str, options: dict, reduction: str) -> None:
+    policy, instances = problem()
+    found = replicates(
+        policy,
+        instances,
+        algorithm=algorithm,
+        options=options,
+        reduction=reduction,
+        num_replicates=3,
+        batch_size=16,
+        seed=7,
+    ).record["per_replicate"]
+    direction = torch.randn(
+        sum(p.numel() for p in policy.actor.parameters()) + 10, generator=torch.Generator().manual_seed(7 + 999)
+    )
+    for r in range(3):
+        seed_everything(7 + r)
+        policy.zero_grad()
+        spreads, largest = [], []
+        for batch in instances.split(16):
+            rewards, log_likelihood = policy(batch)
+            weights = estimators.find(algorithm)(rewards, **options)
+            terms = -(weights * log_likelihood)
+            summed = reduction == "source" and algorithm == "maxk_pomo"
+            loss = (terms.sum(-1) if summed else terms.mean(-1)).mean() * len(batch) / 40
+            loss.backward()
+            spreads += (weights.sum(-1) ** 2 / (weights.square().sum(-1) + 1e-12)).tolist()
+            largest += weights.abs().max(-1).values.tolist()
+        flat = torch.cat(
+            [torch.zeros(p.numel()) if p.grad is None else p.grad.reshape(-1) for p in policy.parameters()]
+        )
+        assert found["grad_norm"][r] == pytest.approx(float(flat.norm()), rel=1e-5)
+        assert found["grad_proj"][r] == pytest.approx(float(flat @ direction), rel=1e-4)
+        assert found["ess_mean"][r] == pytest.approx(np.mean(spreads), rel=1e-4, abs=1e-7)
+        assert found["weights_abs_max_mean"][r] == pytest.approx(np.mean(largest), rel=1e-5)
+
+
+def test_the_record_has_the_sources_schema() -> None:
+    policy, instances = problem()
+    record = plain(replicates(policy, instances, num_replicates=4, config={"problem": "bandit"}))
+    assert record["schema_version"] == 1
+    assert record["config"]["problem"] == "bandit"
+    assert record["config"]["algorithm"] == "pomo"
+    assert set(record["per_replicate"]) == {"grad_norm", "grad_proj", "ess_mean", "weights_abs_max_mean"}
+    norms = record["per_replicate"]["grad_norm"]
+    assert record["metrics"]["grad_norm_mean"] == pytest.approx(np.mean(norms))
+    assert record["metrics"]["grad_norm_std"] == pytest.approx(np.std(norms))
+    assert len(record["extended"]["projections"]["mean"]) == 64
+    assert record["extended"]["controls"]["shuffled_rewards"]["snr"]["value"] < record["extended"]["snr"]["value"]
+
+
+def test_trace_signal_and_split_are_those_of_many_more_replicates() -> None:
+    policy, instances = problem()
+    found = replicates(policy, instances, num_replicates=8, controls=False).record["extended"]
+    flats = []
+    for r in range(400):
+        torch.manual_seed(10_000 + r)
+        rewards, log_likelihood = policy(instances)
+        loss = -(estimators.pomo(rewards) * log_likelihood).mean()
+        flats.append(torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(policy.actor.parameters()))]))
+    many = torch.stack(flats).double()
+    trace, mean = float(many.var(0).sum()), many.mean(0)
+    assert found["trace"]["low"] <= trace * 1.1
+    assert found["trace"]["high"] >= trace * 0.9
+    assert found["trace"]["value"] == pytest.approx(trace, rel=0.3)
+    assert found["signal_sq"] == pytest.approx(float(mean @ mean), rel=0.3)
+    assert found["trace_of_replicates"] == pytest.approx(trace, rel=0.8)
+    assert found["mean_cosine"] == pytest.approx(float(mean @ mean) / (float(mean @ mean) + trace), abs=0.15)
+    assert found["instance_trace"] > 0
+    assert found["blocks"] == {}
+
+
+def test_two_runs_of_one_seed_are_identical_and_neighbouring_seeds_share_nothing_extended() -> None:
+    policy, instances = problem()
+    first, second = (replicates(policy, instances, seed=3, num_replicates=3) for _ in range(2))
+    assert plain(first) == plain(second)
+    other = plain(replicates(policy, instances, seed=4, num_replicates=3))
+    assert other["per_replicate"]["grad_norm"][:2] == plain(first)["per_replicate"]["grad_norm"][1:], (
+        "the source's trap"
+    )
+    assert other["extended"]["projections"]["mean"] != plain(first)["extended"]["projections"]["mean"]
+    assert not set(np.round(other["extended"]["projections"]["variance"], 12)) & set(
+        np.round(plain(first)["extended"]["projections"]["variance"], 12)
+    )
+
+
+@pytest.mark.slow
+def test_processes_give_the_same_bits() -> None:
+    policy, instances = problem()
+    options = {"num_replicates": 2, "seed": 5, "random_policy": Bandit()}
+    assert plain(replicates(policy, instances, **options)) == plain(
+        replicates(policy, instances, engine="processes", workers=2, **options)
+    )
+
+
+class Killer(Bandit):
+    """Its first worker dies; the marker on disk says that it has happened."""
+
+    def __init__(self, marker: str) -> None:
+        super().__init__()
+        self.marker = marker
+
+    def forward(self, instances: Tensor) -> tuple[Tensor, Tensor]:
+        if not os.path.exists(self.marker):
+            with open(self.marker, "w"):
+                pass
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().forward(instances)
+
+
+@pytest.mark.slow
+def test_the_work_of_a_lost_worker_is_done_again(tmp_path) -> None:
+    torch.manual_seed(0)
+    killer, instances = Killer(str(tmp_path / "killed")), torch.randn(8, 5)
+    found = replicates(killer, instances, num_replicates=2, engine="processes", workers=2, controls=False)
+    assert (tmp_path / "killed").exists()
+    assert plain(found) == plain(replicates(killer, instances, num_replicates=2, controls=False))
+
+
+def test_nothing_of_the_policy_or_the_random_states_changes() -> None:
+    policy, instances = problem()
+    policy.actor.weight.grad = torch.ones_like(policy.actor.weight)
+    before = copy.deepcopy(policy.state_dict())
+    states = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
+    replicates(policy, instances, num_replicates=2)
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert np.array_equal(np.random.get_state()[1], states[1])
+    assert random.getstate() == states[2]
+    assert all(torch.equal(value, before[name]) for name, value in policy.state_dict().items())
+    assert torch.equal(policy.actor.weight.grad, torch.ones_like(policy.actor.weight))
+
+
+def test_one_replicate_has_no_variance_and_says_so() -> None:
+    policy, instances = problem()
+    record = plain(replicates(policy, instances, num_replicates=1))
+    assert record["extended"]["trace"] is None
+    assert record["extended"]["snr"] is None
+    assert "undefined" in record["extended"]["notes"][0]
+    assert record["metrics"]["grad_norm_std"] == 0.0, "the source's ddof 0"
+
+
+def test_estimators_are_compared_on_the_same_instances() -> None:
+    """R = 0.3 x − 6: the mis-scaled baseline has a variance of 1500 times the scaled one's (FORMULAS section 3)."""
+    torch.manual_seed(0)
+
+    class Shifted(Bandit):
+        def forward(self, instances: Tensor) -> tuple[Tensor, Tensor]:
+            rewards, log_likelihood = super().forward(instances)
+            return 0.3 * rewards - 6, log_likelihood
+
+    policy, instances = Shifted(rollouts=12), torch.randn(64, 5)
+    kinds = {
+        name: replicates(policy, instances, algorithm="maxk", options={"k": 3, "baseline": name}, controls=False)
+        for name in ("none", "subloo", "sample_loo_scaled")
+    }
+    ratio = variance.variance_ratio(kinds["subloo"].spread.units(), kinds["none"].spread.units())
+    assert ratio.high < 0.2
+    assert ratio.low <= ratio.value <= ratio.high
+    assert kinds["none"].record["extended"]["bias"] == []
+    zscore = replicates(
+        policy, instances, algorithm="maxk", options={"k": 3, "zscore": True}, controls=False, num_replicates=2
+    )
+    assert "zscore" in zscore.record["extended"]["bias"][0]
+
+
+def test_a_function_with_its_model_works_as_a_policy_does() -> None:
+    policy, instances = problem()
+    given = replicates(lambda batch: policy(batch), instances, model=policy, num_replicates=2)
+    assert plain(given) == plain(replicates(policy, instances, num_replicates=2))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"algorithm": "pmo"}, "did you mean 'pomo'"),
+        ({"algorithm": "maxk", "options": {"k": 7}}, "7"),
+        ({"algorithm": "maxk", "options": {"k": 6, "baseline": "sample_loo"}}, "sample_loo"),
+        ({"options": {"k": 2}}, "takes none"),
+        ({"num_replicates": 0}, "replicates"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"reduction": "max"}, "reduction"),
+        ({"engine": "threads"}, "engine"),
+    ],
+)
+def test_bad_input_is_one_clear_error(options: dict, message: str) -> None:
+    policy, instances = problem()
+    with pytest.raises(gm.UsageError, match=message):
+        replicates(policy, instances, **{"num_replicates": 2, **options})
+
+
+def test_a_reward_that_is_not_finite_is_refused() -> None:
+    class Broken(Bandit):
+        def forward(self, instances: Tensor) -> tuple[Tensor, Tensor]:
+            rewards, log_likelihood = super().forward(instances)
+            return rewards.fill_(math.nan), log_likelihood
+
+    with pytest.raises(gm.UsageError, match=r"nan|finite"):
+        replicates(Broken(), torch.randn(4, 5), num_replicates=2)
