@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gradiometer.errors import GradiometerError, GradiometerWarning, NonFiniteGradient, UsageError
     from gradiometer.maths.groups import RolloutFilter
     from gradiometer.probes.anatomy import Anatomy, anatomy
+    from gradiometer.probes.replicates import Replicates, replicates
     from gradiometer.store.reader import Run, load
 
 __all__ = [
@@ -30,12 +31,14 @@ __all__ = [
     "GradiometerWarning",
     "Meter",
     "NonFiniteGradient",
+    "Replicates",
     "RolloutFilter",
     "Run",
     "UsageError",
     "__version__",
     "anatomy",
     "load",
+    "replicates",
     "watch",
 ]
 
@@ -45,11 +48,13 @@ _HOME = {
     "GradiometerWarning": "errors",
     "Meter": "capture.meter",
     "NonFiniteGradient": "errors",
+    "Replicates": "probes.replicates",
     "RolloutFilter": "maths.groups",
     "Run": "store.reader",
     "UsageError": "errors",
     "anatomy": "probes.anatomy",
     "load": "store.reader",
+    "replicates": "probes.replicates",
     "watch": "capture.watch",
 }
 

@@ -20,7 +20,7 @@ from gradiometer.errors import UnknownName
 __all__ = ["CATALOGUE", "Alias", "Metric", "find", "key", "parse", "resolve"]
 
 Scale = Literal["linear", "log"]
-Origin = Literal["light", "standard", "deep", "logged", "terms", "anatomy"]
+Origin = Literal["light", "standard", "deep", "logged", "terms", "anatomy", "replicates"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Alias:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
     """One quantity. `origin` is the lowest tier that measures it; `logged` when the user gives it to `meter.log`, `terms`
-    when it comes from `meter.terms`, `anatomy` when from that probe."""
+    when it comes from `meter.terms`, `anatomy` or `replicates` when from that probe."""
 
     name: str
     unit: str

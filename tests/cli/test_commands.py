@@ -141,8 +141,9 @@ def test_env_says_what_is_missing_and_how_to_get_it() -> None:
 
 
 def test_labs_lists_labs_and_faults() -> None:
-    cartpole, sokoban = json.loads(gradiometer("labs", "--json").stdout)["labs"]
+    cartpole, sokoban, tsp = json.loads(gradiometer("labs", "--json").stdout)["labs"]
     assert (sokoban["name"], sokoban["length"]) == ("sokoban", "trainer.total_training_steps")
+    assert (tsp["name"], tsp["length"]) == ("tsp", "steps")
     assert cartpole["name"] == "cartpole"
     assert "entropy_no_grad" in [fault["name"] for fault in cartpole["faults"]]
     assert "entropy_no_grad" in gradiometer("labs").stdout

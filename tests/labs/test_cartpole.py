@@ -179,8 +179,8 @@ def test_a_short_training_leaves_the_same_policy_untrained_far_behind() -> None:
 def test_progress_is_told_after_each_rollout() -> None:
     told: list[Progress] = []
     result = train(dataclasses.replace(SHORT, total_steps=3_500), told.append)
-    assert [each.env_steps for each in told] == [1_000, 2_000, 3_000]
-    assert {each.total_steps for each in told} == {3_500}
+    assert [each.done for each in told] == [1_000, 2_000, 3_000]
+    assert {each.total for each in told} == {3_500}
     assert told[-1].mean_return == result.mean_return
     assert result.env_steps == 3_000
 

@@ -9,7 +9,7 @@ from typer.core import TyperCommand
 
 from gradiometer.errors import UsageError
 
-__all__ = ["StepLists", "whole_numbers"]
+__all__ = ["StepLists", "WordLists", "whole_numbers", "words"]
 
 NUMBERS = re.compile(r"\d+(,\d+)*,?")
 
@@ -22,25 +22,42 @@ class StepLists(TyperCommand):
         return super().parse_args(ctx, spelled_out(args, "--step"))
 
 
-def spelled_out(args: list[str], option: str) -> list[str]:
-    """The arguments with the option before each number that follows it."""
+class WordLists(TyperCommand):
+    """A command without arguments, whose list options take all the words behind them."""
+
+    LISTS = ("--compare", "--values")
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Write `--compare a b` as `--compare a --compare b`."""
+        for option in self.LISTS:
+            args = spelled_out(args, option, re.compile(r"[^-].*"))
+        return super().parse_args(ctx, args)
+
+
+def spelled_out(args: list[str], option: str, wanted: re.Pattern[str] = NUMBERS) -> list[str]:
+    """The arguments with the option before each number (or other wanted word) that follows it."""
     words: list[str] = []
     listing = False
     for place, word in enumerate(args):
         if word == "--":
             return [*words, *args[place:]]
-        behind = listing and NUMBERS.fullmatch(word) is not None
+        behind = listing and wanted.fullmatch(word) is not None
         words += [option, word] if behind and words[-1] != option else [word]
         listing = behind or word == option or word.startswith(f"{option}=")
     return words
 
 
+def words(texts: list[str]) -> list[str]:
+    """The words of a list option, in order and each once."""
+    return list(dict.fromkeys(word.strip() for text in texts for word in text.split(",") if word.strip()))
+
+
 def whole_numbers(texts: list[str], *, option: str) -> list[int]:
     """The numbers of a list option, in order and each once."""
-    words = [word.strip() for text in texts for word in text.split(",") if word.strip()]
-    for word in words:
+    found = words(texts)
+    for word in found:
         if not re.fullmatch(r"\d+", word):
-            raise UsageError(f"{option} {word}: a step is a whole number, as in {option} 1 11 21")
-    if texts and not words:
-        raise UsageError(f"{option} needs a step, as in {option} 1 11 21")
-    return list(dict.fromkeys(int(word) for word in words))
+            raise UsageError(f"{option} {word}: expected a whole number, as in {option} 1 11 21")
+    if texts and not found:
+        raise UsageError(f"{option} needs a number, as in {option} 1 11 21")
+    return list(dict.fromkeys(int(word) for word in found))

@@ -15,6 +15,7 @@ ORIGINS = {
     "logged": "given to meter.log",
     "terms": "measured by meter.terms",
     "anatomy": "measured by gradiometer analyze and gm.anatomy",
+    "replicates": "measured by gradiometer variance and gm.replicates",
 }
 
 

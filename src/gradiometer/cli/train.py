@@ -77,7 +77,8 @@ def _plain_lines(label: str) -> Callable[[Progress], None]:
         part = now.done * PLAIN_LINES // now.total
         if part > said:
             said = part
-            print(f"{label}: {now.done}/{now.total} {now.unit}, return {_return(now)}", file=sys.stderr, flush=True)
+            reached = "" if math.isnan(now.mean_return) else f", return {_return(now)}"
+            print(f"{label}: {now.done}/{now.total} {now.unit}{reached}", file=sys.stderr, flush=True)
 
     return say
 

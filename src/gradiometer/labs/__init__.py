@@ -60,6 +60,18 @@ LABS: dict[str, Lab] = {
             length_key="total_steps",
             module="gradiometer.labs.cartpole",
         ),
+        Lab(
+            name="sokoban",
+            summary="PPO or GRPO teaches a small language model to push boxes, over several turns, in groups of rollouts",
+            length_key="trainer.total_training_steps",
+            module="gradiometer.labs.sokoban",
+        ),
+        Lab(
+            name="tsp",
+            summary="POMO, leader reward or max@K teaches an attention model short tours, one rollout from every city",
+            length_key="steps",
+            module="gradiometer.labs.tsp",
+        ),
     )
 }
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from gradiometer.errors import MissingExtra, UnknownName, UsageError
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["LabConfig", "configure", "keys_of", "torch_device"]
+__all__ = ["LabConfig", "Progress", "configure", "keys_of", "overrides_of", "torch_device"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,18 +29,50 @@ class LabConfig:
     device: str = "cpu"
     """Where the tensors live: cpu, cuda, mps."""
 
+    CONFIG_NAMES: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """What --config-name can be: overrides under a name, applied first."""
+    PRESETS: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """What preset= can be, where a lab has it: overrides applied next."""
+    NO_EFFECT: ClassVar[frozenset[str]] = frozenset()
+    """Keys that are taken because commands written for other trainers have them, and that do nothing here."""
+
     def __post_init__(self) -> None:
         if self.seed < 0:
             raise UsageError(f"seed={self.seed} is negative: use a whole number from 0 up")
         if self.run == "":
             raise UsageError("run= is empty: name a folder, or write run=null to keep nothing")
 
+    @property
+    def run_name(self) -> str | None:
+        """What the run's folder is called when run= does not say; null leaves it to the clock."""
+        return None
+
+    @classmethod
+    def no_effect(cls, overrides: Sequence[str]) -> list[str]:
+        """The keys among `key=value` overrides that this lab takes and does not use, each once."""
+        return list(dict.fromkeys(key for key, _ in map(_parse, overrides) if key in cls.NO_EFFECT))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a training is."""
+
+    done: int
+    total: int
+    unit: str = "steps"
+    """What is counted."""
+    mean_return: float
+    """Of the latest episodes; NaN until one has ended."""
+
 
 ConfigT = TypeVar("ConfigT", bound=LabConfig)
 
 
-def configure(lab_config_class: type[ConfigT], overrides: Sequence[str]) -> ConfigT:
-    """The lab's defaults with `key=value` overrides on top; keys are dotted, the last of two wins."""
+def configure(lab_config_class: type[ConfigT], overrides: Sequence[str], *, config_name: str | None = None) -> ConfigT:
+    """The lab's defaults with `key=value` overrides on top; keys are dotted, the last of two wins.
+
+    What `config_name` and preset= stand for is applied before, in that order. Hydra's `+key=value` is `key=value`.
+    """
     try:
         from omegaconf import OmegaConf
     except ModuleNotFoundError as error:
@@ -47,10 +80,10 @@ def configure(lab_config_class: type[ConfigT], overrides: Sequence[str]) -> Conf
     defaults = lab_config_class()
     known = keys_of(defaults)
     config = OmegaConf.structured(defaults)
-    for override in overrides:
-        key, equals, text = override.partition("=")
-        if not equals:
-            raise UsageError(f"{override!r} is not an override: write key=value, for example seed=2")
+    named = [] if config_name is None else [_parse(each) for each in _named(lab_config_class, config_name)]
+    given = [_parse(override) for override in overrides]
+    preset = lab_config_class.PRESETS.get(_unquoted(dict([*named, *given]).get("preset", "none")), ())
+    for key, text in [*named, *map(_parse, preset), *given]:
         if key not in known:
             raise UnknownName("override", key, known)
         _set(config, key, text, expected=known[key])
@@ -64,6 +97,17 @@ def keys_of(config: object) -> dict[str, str]:
     return dict(_leaves(config))
 
 
+def overrides_of(saved: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """A config that was kept as nested JSON, as the overrides that make it again."""
+    overrides: list[str] = []
+    for name, value in saved.items():
+        if isinstance(value, Mapping):
+            overrides += overrides_of(value, f"{prefix}{name}.")
+        else:
+            overrides.append(f"{prefix}{name}={value if isinstance(value, str) else json.dumps(value)}")
+    return overrides
+
+
 def torch_device(name: str) -> torch.device:
     """The device of that name, if this machine has it."""
     import torch
@@ -72,6 +116,22 @@ def torch_device(name: str) -> torch.device:
         return torch.empty(0, device=name).device
     except (AssertionError, RuntimeError) as error:  # a torch built without CUDA asserts
         raise UsageError(f"device={name} cannot be used here ({str(error).splitlines()[0]}): try device=cpu") from error
+
+
+def _parse(override: str) -> tuple[str, str]:
+    key, equals, text = override.partition("=")
+    if not equals:
+        raise UsageError(f"{override!r} is not an override: write key=value, for example seed=2")
+    return key.removeprefix("+").removeprefix("+"), text
+
+
+def _named(lab_config_class: type[LabConfig], config_name: str) -> tuple[str, ...]:
+    names = lab_config_class.CONFIG_NAMES
+    if not names:
+        raise UsageError(f"--config-name {config_name}: this lab has no named configurations, leave it out")
+    if config_name not in names:
+        raise UnknownName("config name", config_name, names, hint=f"There is: {', '.join(names)}.")
+    return names[config_name]
 
 
 def _leaves(config: object, prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -94,8 +154,13 @@ def _set(config: Any, key: str, text: str, *, expected: str) -> None:
     try:
         # YAML would read run=007 as a number and run=a:b as a mapping: text stays as it was typed
         is_text = expected.startswith("str") and text != "null"
-        node[leaf] = text if is_text else OmegaConf.from_dotlist([f"value={text}"]).value
+        node[leaf] = _unquoted(text) if is_text else OmegaConf.from_dotlist([f"value={text}"]).value
         _ = node[leaf]  # resolves ${...} now, while we know whose it is
     except (ConfigTypeError, GrammarParseError, InterpolationResolutionError, ValidationError, YAMLError) as error:
         wanted = expected.replace(" | None", " or null")
         raise UsageError(f"override {key}={text}: found {text!r}, expected {wanted}") from error
+
+
+def _unquoted(text: str) -> str:
+    """Without the quotes that Hydra wants around text with commas: "'0,1'" in a shell arrives as '0,1'."""
+    return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text

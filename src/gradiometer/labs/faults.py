@@ -80,7 +80,7 @@ def apply(name: str, lab: str, pieces: PiecesT) -> PiecesT:
 
 @fault(
     "entropy_no_grad",
-    labs=("cartpole",),
+    labs=("cartpole", "sokoban"),
     piece="entropy_of",
     summary="the entropy is computed under torch.no_grad(): the loss shows the bonus, no weight ever feels it",
     expected=("dead-term",),

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -32,7 +32,9 @@ from gradiometer.probes.spread import Spread, UnitNumbers
 from gradiometer.probes.stillness import held_still
 from gradiometer.probes.subject import Recipe, Rollout, Subject, gradient_of, seed_everything
 
-__all__ = ["Replicates", "replicates"]
+__all__ = ["Load", "Replicates", "label_of", "replicates", "study"]
+
+Load: TypeAlias = Callable[[], Subject]
 
 PROJECTION_OFFSET = 999  # the source draws its vector from seed + 999
 SOURCE_SERIES = ("grad_norm", "grad_proj", "ess_mean", "weights_abs_max_mean")
@@ -90,26 +92,61 @@ def replicates(
     `controls` also measures shuffled rewards and, given `random_policy`, an untrained policy. `iid=False` says that the
     rollouts have forced starts. Beyond engine="serial" the policy must be picklable.
     """
-    subject = _subject(policy, model)
-    recipe = Recipe(algorithm=algorithm, options=dict(options or {}), reduction=reduction, batch_size=batch_size)
+    other = None if random_policy is None else partial(_same, _subject(random_policy, model))
+    return study(
+        partial(_same, _subject(policy, model)),
+        instances,
+        Recipe(algorithm=algorithm, options=dict(options or {}), reduction=reduction, batch_size=batch_size),
+        num_replicates=num_replicates,
+        seed=seed,
+        extended=extended,
+        controls=controls,
+        load_random=other,
+        iid=iid,
+        blocks=blocks,
+        engine=engine,
+        workers=workers,
+        threads=threads,
+        config=config,
+        progress=progress,
+    )
+
+
+def study(
+    load: Load,
+    instances: Any,
+    recipe: Recipe,
+    *,
+    num_replicates: int = 8,
+    seed: int = 1234,
+    extended: bool = True,
+    controls: bool = True,
+    load_random: Load | None = None,
+    iid: bool = True,
+    blocks: Mapping[str, Selector] | None = None,
+    engine: str = "serial",
+    workers: int = 1,
+    threads: int = 1,
+    config: Mapping[str, Any] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Replicates:
+    """`replicates` of whatever `load` gives, in this process or in others: what a worker needs is loaded there."""
     if num_replicates < 1 or len(instances) < 1:
         raise UsageError(f"there must be replicates and instances; found {num_replicates} and {len(instances)}")
     started = time.perf_counter()
     plan = _Plan(instances, recipe, num_replicates, seed)
-    other = None if random_policy is None else _subject(random_policy, model)
-    tasks = plan.tasks(extended=extended, controls=controls, other=other)
-    load = partial(_same, subject)
+    tasks = plan.tasks(extended=extended, controls=controls, other=load_random)
     found = run_tasks(tasks.all, load, engine=engine, workers=workers, threads=threads, progress=progress)
     series = {name: [result[name] for result in found[:num_replicates]] for name in SOURCE_SERIES}
     record: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
-        "config": {**(config or {}), "label": label_of(algorithm, recipe.options), **plan.config()},
+        "config": {**(config or {}), "label": label_of(recipe.algorithm, recipe.options), **plan.config()},
         "metrics": summary_of(series),
         "per_replicate": series,
     }
     spreads = {name: spread.combined(part, seed) for name, part in tasks.chunks_of(found).items()}
     if extended:
-        named = spread.block_atoms(find_blocks(subject.parameters(), blocks))
+        named = spread.block_atoms(find_blocks(load().parameters(), blocks))
         record["extended"] = _extended(spreads, recipe, named, iid=iid)
     return Replicates(record=record, spread=spreads.get(MAIN), seconds=time.perf_counter() - started)
 
@@ -156,11 +193,11 @@ def _subject(policy: nn.Module | Rollout, model: Model | None) -> Subject:
 class _On:
     """A task on another subject than the one the worker holds."""
 
-    subject: Subject
+    load: Load
     task: Any
 
     def __call__(self, _: Subject) -> Any:
-        return self.task(self.subject)
+        return self.task(self.load())
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +245,7 @@ class _Plan:
             "seed": self.seed,
         }
 
-    def tasks(self, *, extended: bool, controls: bool, other: Subject | None) -> _Tasks:
+    def tasks(self, *, extended: bool, controls: bool, other: Load | None) -> _Tasks:
         """One for each of the source's replicates, a few for each spread."""
         projection = self.seed + PROJECTION_OFFSET
         each = [_Replicate(self.instances, self.recipe, self.seed + r, projection) for r in range(self.num_replicates)]

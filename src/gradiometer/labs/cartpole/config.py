@@ -1,11 +1,11 @@
-"""What the cartpole lab can be told, and what it tells on the way; torch-free."""
+"""What the cartpole lab can be told; torch-free."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from gradiometer.errors import UsageError
-from gradiometer.labs.config import LabConfig
+from gradiometer.labs.config import LabConfig, Progress
 
 __all__ = ["Config", "Progress"]
 
@@ -60,13 +60,3 @@ class Config(LabConfig):
     def batch_size(self) -> int:
         """Transitions in a rollout: B = T·N."""
         return self.num_envs * self.num_steps
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """How far the training is, after each rollout."""
-
-    env_steps: int
-    total_steps: int
-    mean_return: float
-    """Over the last 100 episodes; NaN until one has ended."""

@@ -178,7 +178,11 @@ def update(
     policy_loss = pieces.policy_loss_of(log_ratio, pieces.normalised(rollout.advantages[index]), config.clip_coef)
     value_loss = pieces.value_loss_of(values, rollout.returns[index])
     entropy = pieces.entropy_of(logits).mean()
-    terms = {"policy": policy_loss, "entropy": -config.ent_coef * entropy, "value": config.vf_coef * value_loss}
+    terms: dict[str, Any] = {
+        "policy": policy_loss,
+        "entropy": -config.ent_coef * entropy,
+        "value": config.vf_coef * value_loss,
+    }
 
     optimizer.zero_grad()
     with meter.terms(**terms) as loss:  # their sum
@@ -223,8 +227,7 @@ def train(config: Config, progress: Callable[[Progress], None] | None = None) ->
             unexplained = float((rollout.returns - rollout.values).var() / rollout.returns.var())
             meter.log(**means, **episodes.news(), explained_variance=1 - unexplained, learning_rate=learning_rate)
             if progress is not None:
-                mean_return = episodes.mean_return
-                progress(Progress(env_steps=env_steps, total_steps=config.total_steps, mean_return=mean_return))
+                progress(Progress(done=env_steps, total=config.total_steps, mean_return=episodes.mean_return))
     return Result(
         mean_return=episodes.mean_return,
         episodes=len(episodes.returns),

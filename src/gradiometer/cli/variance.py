@@ -1,0 +1,299 @@
+"""`gradiometer variance`: how much an estimator's gradient varies, which of several varies least, how many rollouts do."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gradiometer.cli.printing import console, print_json, table
+from gradiometer.errors import UsageError
+from gradiometer.store.strictjson import to_json
+
+if TYPE_CHECKING:
+    from gradiometer.labs.policies import Opened
+    from gradiometer.probes.replicates import Replicates
+
+__all__ = ["Request", "variance"]
+
+SUFFIXES = (".json", ".jsonl", ".pkl")
+BASELINES = ("none", "sample_loo", "sample_loo_scaled", "subloo", "hybrid", "hybrid_source")
+CURVES = ("rollouts", "k")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What the command was asked, under the source's names."""
+
+    problem: str
+    num_loc: int
+    algorithm: str
+    ckpt_path: str
+    num_instances: int
+    batch_size: int
+    num_replicates: int
+    seed: int
+    device: str
+    k: int
+    baseline: str
+    lam: float
+    alpha: float
+    zscore: bool
+    min_gap: bool
+    num_starts: int | None
+    reduction: str
+    engine: str
+    workers: int
+    threads: int
+    extended: bool
+    controls: bool
+    library: str
+    any_algorithm: bool
+
+
+def variance(
+    request: Request, *, compare: list[str], curve: str, values: list[int], save_path: str, run: str, as_json: bool
+) -> None:
+    """Measure, print, keep in a run, and write the file that was asked for."""
+    target = _checked_target(save_path)
+    _check(request, compare, curve, values)
+    if curve:
+        names, studies = _curve(request, curve, values)
+    else:
+        names, studies = _studies(request, compare)
+    extra = _extra(names, studies, compare=bool(compare), curve=curve, values=values)
+    folder = _keep(run, studies, extra)
+    records = [study.record for study in studies]
+    if target is not None:
+        _save(target, records)
+    if as_json:
+        print_json({"run": None if folder is None else str(folder), "records": records, **extra})
+        return
+    _print(studies, extra, names)
+    out = console()
+    for kept in filter(None, (target, folder)):
+        out.print(f"kept in {kept}")
+
+
+def _check(request: Request, compare: list[str], curve: str, values: list[int]) -> None:
+    for name in ("num_loc", "num_instances", "batch_size", "num_replicates"):
+        if getattr(request, name) < 1:
+            raise UsageError(f"--{name} is 1 or more; found {getattr(request, name)}")
+    if curve and curve not in CURVES:
+        raise UsageError(f"--curve is {' or '.join(CURVES)}; found {curve!r}")
+    if curve and compare:
+        raise UsageError("--curve and --compare are two questions: ask one at a time")
+    if curve and not values:
+        raise UsageError("--curve needs --values, e.g. --curve rollouts --values 4 8 16")
+    if (curve or compare) and not request.extended:
+        raise UsageError("--curve and --compare are made of the extended pass: leave --no-extended out")
+
+
+def _opened(request: Request, *, algorithm: str | None) -> Opened:
+    """One error when the checkpoint was trained with another algorithm, unless the question is a comparison."""
+    from gradiometer.labs.policies import open_checkpoint
+
+    return open_checkpoint(
+        request.ckpt_path,
+        problem=request.problem,
+        num_loc=request.num_loc,
+        algorithm=algorithm,
+        device=request.device,
+        num_starts=request.num_starts,
+        library=request.library,
+    )
+
+
+def _recipe(request: Request, name: str) -> tuple[str, dict[str, Any]]:
+    """An estimator by its name, or max@K with one of its baselines; the options that it has, and no others."""
+    from gradiometer.maths import estimators
+
+    algorithm = "maxk" if name in BASELINES else name
+    found = estimators.find(algorithm)
+    given = {
+        "k": request.k,
+        "baseline": name if name in BASELINES else request.baseline,
+        "lam": request.lam,
+        "alpha": request.alpha,
+        "zscore": request.zscore,
+        "min_gap": request.min_gap,
+    }
+    if found.name != "maxk":
+        given.pop("baseline")
+    takes = (*found.required, *found.options)
+    return algorithm, {
+        option: value
+        for option, value in given.items()
+        if option in takes and (option in found.required or value != found.options[option])
+    }
+
+
+def _study(request: Request, opened: Opened, name: str, progress: Callable[[int, int], None]) -> Replicates:
+    from gradiometer.probes.replicates import study
+    from gradiometer.probes.subject import Recipe
+
+    algorithm, options = _recipe(request, name)
+    config = {
+        "problem": request.problem,
+        "num_loc": request.num_loc,
+        "ckpt_path": request.ckpt_path,
+        "device": request.device,
+        "num_starts": opened.rollouts,
+        "library": opened.library,
+        **opened.config,
+    }
+    return study(
+        opened.load,
+        opened.instances(request.num_instances, request.seed),
+        Recipe(algorithm=algorithm, options=options, reduction=request.reduction, batch_size=request.batch_size),
+        num_replicates=request.num_replicates,
+        seed=request.seed,
+        extended=request.extended,
+        controls=request.controls,
+        load_random=opened.load_random,
+        iid=opened.iid,
+        engine=request.engine,
+        workers=request.workers,
+        threads=request.threads,
+        config=config,
+        progress=progress,
+    )
+
+
+def _studies(request: Request, compare: list[str]) -> tuple[list[str], list[Replicates]]:
+    names = compare or [request.algorithm]
+    for name in names:
+        _recipe(request, name)  # an unknown one is told before anything is measured
+    wanted = None if compare or request.any_algorithm else request.algorithm
+    opened = _opened(request, algorithm=wanted)
+    studies = []
+    for name in names:
+        with _progress(name) as progress:
+            studies.append(_study(request, opened, name, progress))
+    return names, studies
+
+
+def _curve(request: Request, curve: str, values: list[int]) -> tuple[list[str], list[Replicates]]:
+    studies = []
+    for value in values:
+        asked = replace(request, num_starts=value) if curve == "rollouts" else replace(request, k=value)
+        opened = _opened(asked, algorithm=None)
+        with _progress(f"{curve} {value}") as progress:
+            studies.append(_study(asked, opened, request.algorithm, progress))
+    return [f"{curve} {value}" for value in values], studies
+
+
+def _extra(
+    names: Sequence[str], studies: Sequence[Replicates], *, compare: bool, curve: str, values: list[int]
+) -> dict[str, Any]:
+    from gradiometer.probes.comparison import compared, curve_of, sentence
+
+    if curve:
+        return {"curve": curve_of(curve, values, studies).plain()}
+    if compare:
+        rows = compared(studies, names)
+        said = [sentence(row, rows[0]) for row in rows[1:]]
+        return {"comparison": {"rows": [row.plain() for row in rows], "sentences": said}}
+    return {}
+
+
+def _print(studies: Sequence[Replicates], extra: dict[str, Any], names: Sequence[str]) -> None:
+    out = console()
+    ratios = [row["variance_ratio"] for row in extra.get("comparison", {}).get("rows", [])]
+    columns = ("tr Cov", "ratio", "SNR", "|ESS|", "s") if ratios else ("grad norm", "tr Cov", "SNR", "|ESS|", "s")
+    shown = zip(names, studies, ratios or [None] * len(studies), strict=True)
+    rows = [_row(name, study, ratio) for name, study, ratio in shown]
+    out.print(table("", *columns, rows=rows, right=columns))
+    for line in extra.get("comparison", {}).get("sentences", []):
+        out.print(line)
+    if "curve" in extra:
+        out.print(extra["curve"]["answer"])
+    for line, whose in _notes(studies, names).items():
+        out.print(f"{', '.join(whose)}: {line}")
+
+
+def _notes(studies: Sequence[Replicates], names: Sequence[str]) -> dict[str, list[str]]:
+    """What there is to know about the numbers, each said once, with whom it concerns."""
+    found: dict[str, list[str]] = {}
+    for name, study in zip(names, studies, strict=True):
+        extended = study.record.get("extended", {})
+        lines = [*extended.get("notes", []), *(f"biased by {source}" for source in extended.get("bias", []))]
+        for control, numbers in extended.get("controls", {}).items():
+            if numbers["snr"] is not None:
+                lines.append(f"SNR {_interval(numbers['snr'])} with {control.replace('_', ' ')}")
+        for line in lines:
+            found.setdefault(line, []).append(name)
+    return found
+
+
+def _row(name: str, study: Replicates, ratio: list[float | None] | None) -> tuple[str, ...]:
+    extended, metrics = study.record.get("extended"), study.record["metrics"]
+    norm, seconds = f"{metrics['grad_norm_mean']:.3g} ± {metrics['grad_norm_std']:.2g}", f"{study.seconds:.1f}"
+    if extended is None:
+        return name, norm, "-", "-", "-", seconds
+    trace = "-" if extended["trace"] is None else f"{extended['trace']['value']:.3g}"
+    first = (
+        (norm, trace) if ratio is None else (trace, _interval(dict(zip(("value", "low", "high"), ratio, strict=True))))
+    )
+    return name, *first, _interval(extended["snr"]), f"{extended['concentration']['ess_abs']:.3g}", seconds
+
+
+def _interval(found: dict[str, float | None] | None) -> str:
+    if found is None or found["value"] is None:
+        return "-"
+    ends = "" if found["low"] is None else f" ({found['low']:.2g}–{found['high']:.2g})"
+    return f"{found['value']:.2g}{ends}"
+
+
+def _checked_target(save_path: str) -> Path | None:
+    """Told before an hour of work, not after."""
+    if not save_path:
+        return None
+    target = Path(save_path)
+    if target.suffix not in SUFFIXES:
+        raise UsageError(f"--save_path {save_path}: write {', '.join(SUFFIXES)} (.jsonl appends)")
+    if target.is_dir():
+        raise UsageError(f"--save_path {save_path} is a folder: name a file in it")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return target
+
+
+def _save(target: Path, records: Sequence[dict[str, Any]]) -> None:
+    """One record is written as itself, several as a list (.jsonl: a line each); never half a file."""
+    content: Any = records[0] if len(records) == 1 else list(records)
+    if target.suffix == ".jsonl":
+        with target.open("a", encoding="utf-8") as file:
+            file.write("".join(to_json(record) + "\n" for record in records))
+        return
+    partial = target.with_name(f".{target.name}.partial")
+    if target.suffix == ".pkl":
+        partial.write_bytes(pickle.dumps(content))
+    else:
+        partial.write_text(json.dumps(json.loads(to_json(content)), indent=2) + "\n", encoding="utf-8")
+    os.replace(partial, target)
+
+
+def _keep(run: str, studies: Sequence[Replicates], extra: dict[str, Any]) -> Path | None:
+    """Into a run, so that `show`, `plot` and the dashboard find it."""
+    if run.lower() in ("none", "null"):
+        return None
+    from gradiometer.probes.keeping import keep_replicates
+
+    folder = Path(run) if run else Path("runs") / f"variance-{time.strftime('%Y%m%d-%H%M%S')}"
+    keep_replicates(folder, studies, extra)
+    return folder
+
+
+@contextmanager
+def _progress(label: str) -> Iterator[Callable[[int, int], None]]:
+    from gradiometer.cli.train import progress_bar
+    from gradiometer.labs.config import Progress
+
+    with progress_bar(label) as show:
+        yield lambda done, total: show(Progress(done=done, total=total, unit="tasks", mean_return=float("nan")))

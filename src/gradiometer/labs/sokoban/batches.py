@@ -1,0 +1,99 @@
+"""From levels to a batch that can be trained on: rollouts, filter, advantages. Training and analysis go the same way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gradiometer.labs.sokoban.config import Config
+from gradiometer.labs.sokoban.learner import Learner
+from gradiometer.labs.sokoban.levels import level_seeds
+from gradiometer.labs.sokoban.pieces import Pieces
+from gradiometer.labs.sokoban.rollout import Purpose, Rows, generator_for, play_games, select
+from gradiometer.labs.sokoban.update import log_probs_in_parts, values_in_parts
+from gradiometer.maths.groups import reward_std
+
+__all__ = ["Batch", "batch_of", "permuted_advantages", "rollouts", "scored"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """What was played, what the filter kept of it, and what the groups were worth."""
+
+    played: Rows
+    kept: Rows
+    """With advantages, and what else the losses need."""
+    num_groups: int
+    num_kept: int
+    zero_variance: float
+    """The share of groups whose rewards are all equal."""
+
+
+def rollouts(
+    learner: Learner, config: Config, purpose: Purpose, step: int, *, env_groups: int, group_size: int
+) -> Rows:
+    """Games of the actor as it is; validation plays the same levels at every step."""
+    level_step = 0 if purpose is Purpose.VALIDATION else step
+    levels = [config.env.level(seed) for seed in level_seeds(config.seed, purpose, level_step, count=env_groups)]
+    generator = generator_for(config, purpose, step, learner.actor.device)
+    return play_games(
+        learner.actor, learner.dialogue, levels, group_size=group_size, config=config, generator=generator
+    )
+
+
+def batch_of(
+    learner: Learner, pieces: Pieces, purpose: Purpose, step: int, *, env_groups: int, group_size: int
+) -> Batch:
+    """Rolled out, filtered, scored."""
+    config = pieces.config
+    played = rollouts(learner, config, purpose, step, env_groups=env_groups, group_size=group_size)
+    groups = reward_std(played["rewards"].cpu().numpy(), played["groups"].cpu().numpy())
+    rollout_filter = config.actor_rollout_ref.rollout.rollout_filter
+    chosen = rollout_filter.select(rollout_filter.scores_of(groups))
+    index = torch.from_numpy(np.flatnonzero(np.isin(groups.index, chosen))).to(played["tokens"].device)
+    return Batch(
+        played=played,
+        kept=scored(select(played, index), learner, pieces),
+        num_groups=len(groups.ids),
+        num_kept=len(chosen),
+        zero_variance=float(np.mean(groups.scores <= 1e-10)),
+    )
+
+
+def scored(rows: Rows, learner: Learner, pieces: Pieces) -> Rows:
+    """With advantages [N, T]; with values and returns if there is a critic, and the reference's log π if the loss asks."""
+    if len(rows["tokens"]) == 0:
+        return rows
+    rows = dict(rows)
+    if pieces.config.actor_rollout_ref.actor.use_kl_loss:
+        rows["ref_log_probs"] = log_probs_in_parts(learner.reference, rows, pieces)
+    if learner.critic is not None:
+        rows["values"] = values_in_parts(learner.critic, rows, pieces)
+        rows["returns"] = rows["values"] + _raw_advantages(rows, rows["token_rewards"], pieces)
+    rows["advantages"] = _advantages(rows, rows["token_rewards"], pieces)
+    return rows
+
+
+def permuted_advantages(rows: Rows, order: Tensor, pieces: Pieces) -> Rows:
+    """What the advantages would be, had game i been paid what game `order[i]` was paid, all of it at its last token."""
+    width = rows["mask"].shape[1]
+    last = width - 1 - (rows["mask"] > 0).flip(-1).float().argmax(-1, keepdim=True)
+    paid = rows["rewards"][order].unsqueeze(-1)
+    return {"advantages": _advantages(rows, torch.zeros_like(rows["token_rewards"]).scatter(-1, last, paid), pieces)}
+
+
+def _advantages(rows: Rows, token_rewards: Tensor, pieces: Pieces) -> Tensor:
+    """As the loss takes them, [N, T]."""
+    algorithm = pieces.config.algorithm
+    if algorithm.adv_estimator == "gae":
+        return pieces.normalised(_raw_advantages(rows, token_rewards, pieces), rows["mask"])
+    compared = pieces.group_advantages(token_rewards.sum(-1), rows["groups"], by_std=algorithm.norm_adv_by_std_in_grpo)
+    return compared.unsqueeze(-1) * rows["mask"]
+
+
+def _raw_advantages(rows: Rows, token_rewards: Tensor, pieces: Pieces) -> Tensor:
+    algorithm = pieces.config.algorithm
+    return pieces.advantages_of(token_rewards, rows["values"], rows["mask"], gamma=algorithm.gamma, lam=algorithm.lam)

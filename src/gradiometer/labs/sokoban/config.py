@@ -1,0 +1,204 @@
+"""What the sokoban lab can be told; torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+from gradiometer.errors import UsageError
+from gradiometer.labs.config import LabConfig, Progress
+from gradiometer.labs.sokoban.levels import Level, generate
+from gradiometer.labs.sokoban.sources import (
+    ActorRolloutRef,
+    Algorithm,
+    Critic,
+    EsManager,
+    RayKwargs,
+    System,
+    Trainer,
+    at_least,
+    between,
+    one_of,
+    positive,
+)
+
+__all__ = ["Config", "EnvConfig", "ModelConfig", "Progress", "WarmStart"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """`model.*`: the small Qwen2 that is made when model_path is null."""
+
+    hidden_size: int = 96
+    """Width; a multiple of num_heads."""
+    num_layers: int = 3
+    """Transformer blocks."""
+    num_heads: int = 4
+    """Attention heads; the width of each is even (rotary positions)."""
+    intermediate_size: int = 256
+    """Width of the feed-forward layers."""
+
+    def __post_init__(self) -> None:
+        for name in ("hidden_size", "num_layers", "num_heads", "intermediate_size"):
+            at_least(f"model.{name}", getattr(self, name), 1)
+        if self.hidden_size % (2 * self.num_heads):
+            raise UsageError(
+                f"model.hidden_size={self.hidden_size} does not divide into model.num_heads={self.num_heads} heads "
+                f"of even width: use a multiple of {2 * self.num_heads}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvConfig:
+    """`env.*`: the levels and the game."""
+
+    size: int = 6
+    """Rows and columns of the room, walls included."""
+    num_boxes: int = 1
+    """Boxes, and targets."""
+    num_walls: int = 0
+    """Walls inside the room."""
+    min_pushes: int = 1
+    """No level is solved with fewer pushes."""
+    max_pushes: int = 4
+    """Every level can be solved with this many."""
+    max_turns: int = 5
+    """A game that is not solved ends here."""
+    max_actions_per_turn: int = 3
+    """Actions of an answer that are carried out, at most."""
+
+    def __post_init__(self) -> None:
+        at_least("env.max_turns", self.max_turns, 1)
+        at_least("env.max_actions_per_turn", self.max_actions_per_turn, 1)
+        try:
+            self.level(0)
+        except UsageError as problem:
+            raise UsageError(f"env: {problem}") from problem
+
+    def level(self, level_seed: int) -> Level:
+        """The level of that seed, the same every time."""
+        return generate(
+            level_seed,
+            size=self.size,
+            num_boxes=self.num_boxes,
+            num_walls=self.num_walls,
+            min_pushes=self.min_pushes,
+            max_pushes=self.max_pushes,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmStart:
+    """`warm_start.*`: imitation of the solver before the first training step."""
+
+    steps: int = 240
+    """Optimizer steps; 0 starts from random weights."""
+    learning_rate: float = 2e-3
+    """AdamW's step size."""
+    batch_size: int = 32
+    """Solver games per step."""
+    num_levels: int = 2048
+    """Levels the solver plays, other ones than those of the training."""
+    noise: float = 0.4
+    """How often any of the four moves is taught instead of the solver's, so that there is something left to learn."""
+
+    def __post_init__(self) -> None:
+        at_least("warm_start.steps", self.steps, 0)
+        positive("warm_start.learning_rate", self.learning_rate)
+        at_least("warm_start.batch_size", self.batch_size, 1)
+        at_least("warm_start.num_levels", self.num_levels, 1)
+        between("warm_start.noise", self.noise, 0, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config(LabConfig):
+    """What `gradiometer train sokoban key=value ...` can change."""
+
+    model_path: str | None = None
+    """A Hugging Face causal language model, by folder or name; null makes a small one."""
+    preset: str = "none"
+    """Overrides under one name, applied before the others: none or grad_analysis."""
+    trainer: Trainer = field(default_factory=Trainer)
+    actor_rollout_ref: ActorRolloutRef = field(default_factory=ActorRolloutRef)
+    critic: Critic = field(default_factory=Critic)
+    algorithm: Algorithm = field(default_factory=Algorithm)
+    es_manager: EsManager = field(default_factory=EsManager)
+    ray_kwargs: RayKwargs = field(default_factory=RayKwargs)
+    system: System = field(default_factory=System)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    env: EnvConfig = field(default_factory=EnvConfig)
+    warm_start: WarmStart = field(default_factory=WarmStart)
+    every: int = 1
+    """The meter measures one optimizer step in this many."""
+    tier: str = "standard"
+    """How much the meter measures: light or standard."""
+
+    CONFIG_NAMES: ClassVar[Mapping[str, tuple[str, ...]]] = {"_2_sokoban": ()}
+    PRESETS: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "none": (),
+        "grad_analysis": (
+            "trainer.total_training_steps=101",
+            "trainer.gradient_analysis_mode=true",
+            "trainer.gradient_analysis_every=50",
+            "trainer.gradient_analysis_env_groups=128",
+            "trainer.gradient_analysis_group_size=16",
+            "trainer.val_before_train=true",
+            "trainer.test_freq=10",
+            "es_manager.train.env_groups=8",
+            "es_manager.train.group_size=16",
+            "actor_rollout_ref.rollout.rollout_filter_strategy=top_p",
+            "actor_rollout_ref.rollout.rollout_filter_value=0.9",
+            "actor_rollout_ref.rollout.rollout_filter_top_p_prob_mode=softmax",
+            "actor_rollout_ref.rollout.rollout_filter_metric=reward_variance",
+            "actor_rollout_ref.rollout.rollout_filter_type=largest",
+        ),
+    }
+    NO_EFFECT: ClassVar[frozenset[str]] = frozenset(
+        {
+            "trainer.project_name",
+            "trainer.n_gpus_per_node",
+            "trainer.nnodes",
+            "actor_rollout_ref.actor.entropy_from_logits_with_chunking",
+            "actor_rollout_ref.actor.filter_loss_scaling",
+            "actor_rollout_ref.rollout.gpu_memory_utilization",
+            "ray_kwargs.ray_init.num_cpus",
+            "system.CUDA_VISIBLE_DEVICES",
+        }
+    )
+
+    def __post_init__(self) -> None:
+        LabConfig.__post_init__(self)
+        one_of("preset", self.preset, self.PRESETS)
+        at_least("every", self.every, 1)
+        batch, mini_batch = self.es_manager.train, self.actor_rollout_ref.actor.ppo_mini_batch_size
+        rollouts = batch.env_groups * batch.group_size
+        if mini_batch is not None and mini_batch > rollouts:
+            raise UsageError(
+                f"actor_rollout_ref.actor.ppo_mini_batch_size={mini_batch} is more than the {rollouts} rollouts of "
+                f"es_manager.train: use {rollouts} or less, or null"
+            )
+        if self.trainer.save_freq > 0 and self.checkpoint_dir is None:
+            raise UsageError("trainer.save_freq has nowhere to save to: set run= or trainer.default_local_dir=")
+
+    @property
+    def run_name(self) -> str | None:
+        """The run's folder is called so when run= does not say."""
+        return self.trainer.experiment_name
+
+    @property
+    def checkpoint_dir(self) -> Path | None:
+        """Where global_step_<N> folders go."""
+        if self.trainer.default_local_dir is not None:
+            return Path(self.trainer.default_local_dir)
+        return None if self.run is None else Path(self.run) / "checkpoints"
+
+    @property
+    def analysis_batch(self) -> tuple[int, int] | None:
+        """(env_groups, group_size) of the analysis's own batch; None analyses the training batch."""
+        groups, size = self.trainer.gradient_analysis_env_groups, self.trainer.gradient_analysis_group_size
+        if groups is None and size is None:
+            return None
+        train = self.es_manager.train
+        return (train.env_groups if groups is None else groups, train.group_size if size is None else size)

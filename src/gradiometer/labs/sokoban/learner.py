@@ -1,0 +1,61 @@
+"""Everything that learns, and what it is measured against."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from gradiometer.labs.sokoban.config import Config
+from gradiometer.labs.sokoban.model import Critic, frozen, make_actor, make_critic
+from gradiometer.labs.sokoban.tokens import Dialogue
+from gradiometer.labs.sokoban.warmstart import warm_start
+
+__all__ = ["Learner", "make_learner", "warm_up"]
+
+
+@dataclass(slots=True, kw_only=True)
+class Learner:
+    """Actor and critic with their optimizers, and the reference: the actor as it was before the first training step."""
+
+    actor: PreTrainedModel
+    actor_optimizer: torch.optim.Optimizer
+    reference: PreTrainedModel
+    critic: Critic | None
+    """None for grpo."""
+    critic_optimizer: torch.optim.Optimizer | None
+    tokenizer: PreTrainedTokenizerBase
+    dialogue: Dialogue
+    step: int = 0
+    """The last training step that is over."""
+
+
+def make_learner(config: Config, device: torch.device) -> Learner:
+    """An untrained one, whose weights come from the seed or from model_path."""
+    actor, tokenizer = make_actor(config, device)
+    critic = make_critic(actor) if config.algorithm.adv_estimator == "gae" else None
+    return Learner(
+        actor=actor,
+        actor_optimizer=_adam(actor, config.actor_rollout_ref.actor.optim.lr),
+        reference=frozen(actor),
+        critic=critic,
+        critic_optimizer=None if critic is None else _adam(critic, config.critic.optim.lr),
+        tokenizer=tokenizer,
+        dialogue=Dialogue(tokenizer, max_actions=config.env.max_actions_per_turn),
+    )
+
+
+def warm_up(learner: Learner, config: Config) -> float | None:
+    """Imitate the solver; actor, reference and critic start from there. Returns the last loss, None without any step."""
+    pupil = frozen(learner.actor).requires_grad_(True)  # a copy, so that the meter sees the training proper only
+    loss = warm_start(pupil, learner.dialogue, config)
+    learner.actor.load_state_dict(pupil.state_dict())
+    learner.reference.load_state_dict(pupil.state_dict())
+    if learner.critic is not None:
+        learner.critic.backbone.load_state_dict(pupil.base_model.state_dict())
+    return loss
+
+
+def _adam(model: torch.nn.Module, learning_rate: float) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.0)

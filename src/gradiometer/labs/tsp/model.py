@@ -1,0 +1,195 @@
+"""An attention model that walks from city to city, all rollouts of all instances at once.
+
+Encoder: a transformer over the cities of an instance. Decoder: what it needs of a city (queries as the first and as the
+present city, keys, values, pointer) is computed once; a step is then one attention over the open cities and one product.
+Nothing couples two instances: there is no batch normalisation, so an instance's gradient is its own.
+
+Shapes: B instances, N cities, n rollouts of each, D the width, H heads.
+Reference: Kool et al. (2019), Attention, Learn to Solve Routing Problems!; Kwon et al. (2020), POMO.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from gradiometer.labs.tsp.problem import Problem, check_instances
+
+__all__ = ["Encoded", "Policy", "Rollouts"]
+
+LOGIT_RANGE = 10.0  # Bello et al. (2017): logits are 10 tanh(·), so that no city's probability vanishes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoded:
+    """What the decoder knows of the cities."""
+
+    first: Tensor
+    """Query of a city as the one the rollout began at, [B, N, D]."""
+    present: Tensor
+    """Query of a city as the one the rollout is at, [B, N, D]."""
+    keys: Tensor
+    """[B, H, N, D/H]"""
+    values: Tensor
+    """[B, H, N, D/H]"""
+    pointers: Tensor
+    """[B, D, N]"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollouts:
+    """What the policy did."""
+
+    tours: Tensor
+    """[B, n, T], the given start first."""
+    reward: Tensor
+    """[B, n]"""
+    log_likelihood: Tensor
+    """Of what was chosen, without the given start: [B, n]."""
+    entropy: Tensor
+    """Mean over all choices but the last, of which there is only one: a number, in nats, without gradient."""
+
+
+class Policy(nn.Module):
+    """The policy for a problem, for any number of cities."""
+
+    def __init__(self, problem: Problem, *, embed_dim: int, num_layers: int, num_heads: int) -> None:
+        super().__init__()
+        self.problem = problem
+        self.encoder = Encoder(problem.num_features, embed_dim, num_layers, num_heads)
+        self.decoder = Decoder(embed_dim, num_heads)
+
+    def forward(
+        self, instances: Tensor, *, num_starts: int | None = None, generator: Generator | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Sampled rollouts: reward [B, n] and log_likelihood [B, n], which has the gradient; n = N unless told.
+
+        Without a generator the numbers come from torch's global one.
+        """
+        done = self.rollouts(instances, num_starts=num_starts, generator=generator)
+        return done.reward, done.log_likelihood
+
+    def instances(self, num: int, num_loc: int, generator: Generator | None = None) -> Tensor:
+        """Instances of the problem, [num, num_loc, F], where the weights are."""
+        return self.problem.generate(num, num_loc, generator).to(next(self.parameters()).device)
+
+    def rollouts(
+        self,
+        instances: Tensor,
+        *,
+        num_starts: int | None = None,
+        generator: Generator | None = None,
+        greedy: bool = False,
+    ) -> Rollouts:
+        """One rollout from each start: sampled, or greedily the likeliest place each time."""
+        problem = self.problem
+        check_instances(problem, instances)
+        num_loc = instances.shape[1]
+        encoded = self.decoder.prepare(self.encoder(instances))
+        present = problem.starts(instances, num_loc if num_starts is None else num_starts)
+        closed = problem.closed(instances, present)
+        first = queries(encoded.first, present)
+        tour, chosen, entropies = [present], [], []
+        for _ in range(problem.num_choices(num_loc)):
+            log_probs = self.decoder(encoded, first + queries(encoded.present, present), closed)
+            entropies.append(entropy_of(log_probs.detach(), closed))
+            present = (log_probs if greedy else raced(log_probs, generator)).argmax(-1)
+            chosen.append(log_probs.gather(-1, present.unsqueeze(-1)).squeeze(-1))
+            closed = problem.close(closed, present)
+            tour.append(present)
+        tours = torch.stack(tour, -1)
+        return Rollouts(
+            tours=tours,
+            reward=problem.reward(instances, tours),
+            log_likelihood=torch.stack(chosen, -1).sum(-1),
+            entropy=torch.stack(entropies[:-1]).mean(),
+        )
+
+
+class Encoder(nn.Module):
+    """Places to vectors, [B, N, F] -> [B, N, D]."""
+
+    def __init__(self, num_features: int, embed_dim: int, num_layers: int, num_heads: int) -> None:
+        super().__init__()
+        self.embed = nn.Linear(num_features, embed_dim)
+        self.layers = nn.Sequential(*(EncoderLayer(embed_dim, num_heads) for _ in range(num_layers)))
+
+    def forward(self, instances: Tensor) -> Tensor:
+        return cast(Tensor, self.layers(self.embed(instances)))
+
+
+class EncoderLayer(nn.Module):
+    """Attention and two linear layers, each on the normalised input and added to it."""
+
+    def __init__(self, embed_dim: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.norm_attention, self.norm_mlp = nn.LayerNorm(embed_dim), nn.LayerNorm(embed_dim)
+        self.qkv = nn.Linear(embed_dim, 3 * embed_dim, bias=False)
+        self.out = nn.Linear(embed_dim, embed_dim)
+        self.mlp = nn.Sequential(nn.Linear(embed_dim, 4 * embed_dim), nn.ReLU(), nn.Linear(4 * embed_dim, embed_dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (heads(each, self.num_heads) for each in self.qkv(self.norm_attention(x)).chunk(3, -1))
+        attended = scaled_dot_product_attention(q, k, v)
+        x = x + self.out(attended.transpose(1, 2).flatten(2))
+        return cast(Tensor, x + self.mlp(self.norm_mlp(x)))
+
+
+class Decoder(nn.Module):
+    """From vectors of cities and where a rollout is, to the log-probabilities of where it goes."""
+
+    def __init__(self, embed_dim: int, num_heads: int) -> None:
+        super().__init__()
+        self.embed_dim, self.num_heads = embed_dim, num_heads
+        self.norm = nn.LayerNorm(embed_dim)
+        # The attention's output layer would meet the pointers with nothing but a product between: it is in them
+        self.project = nn.Linear(embed_dim, 5 * embed_dim, bias=False)
+
+    def prepare(self, encoded: Tensor) -> Encoded:
+        """All that depends on the cities alone, [B, N, D]."""
+        first, present, keys, values, pointers = self.project(self.norm(encoded)).chunk(5, -1)
+        return Encoded(
+            first=first,
+            present=present,
+            keys=heads(keys, self.num_heads),
+            values=heads(values, self.num_heads),
+            pointers=pointers.transpose(1, 2).contiguous(),
+        )
+
+    def forward(self, encoded: Encoded, query: Tensor, closed: Tensor) -> Tensor:
+        """log π of every city, −∞ where closed: [B, n, D], [B, n, N] -> [B, n, N]."""
+        open_ones = ~closed.unsqueeze(1)
+        glimpse = scaled_dot_product_attention(
+            heads(query, self.num_heads), encoded.keys, encoded.values, attn_mask=open_ones
+        )
+        similarity = glimpse.transpose(1, 2).flatten(2) @ encoded.pointers / math.sqrt(self.embed_dim)
+        logits = LOGIT_RANGE * similarity.tanh()
+        return logits.masked_fill(closed, -math.inf).log_softmax(-1)
+
+
+def heads(x: Tensor, num_heads: int) -> Tensor:
+    """[B, N, D] -> [B, H, N, D/H]."""
+    return x.view(*x.shape[:-1], num_heads, -1).transpose(1, 2)
+
+
+def queries(of_cities: Tensor, at: Tensor) -> Tensor:
+    """The rows of the cities that the rollouts are at, [B, N, D] and [B, n] -> [B, n, D]."""
+    return of_cities.gather(1, at.unsqueeze(-1).expand(-1, -1, of_cities.shape[-1]))
+
+
+def raced(log_probs: Tensor, generator: Generator | None) -> Tensor:
+    """log π − log E with E exponential: whose is largest is a sample of π."""
+    device = log_probs.device if generator is None else generator.device
+    noise = torch.empty(log_probs.shape, device=device).exponential_(generator=generator).to(log_probs.device)
+    return log_probs.detach() - noise.log()
+
+
+def entropy_of(log_probs: Tensor, closed: Tensor) -> Tensor:
+    """H = −Σ π log π over the open cities, [B, n, N] -> [B, n]."""
+    return -(log_probs.exp() * log_probs.masked_fill(closed, 0.0)).sum(-1)
