@@ -8,6 +8,7 @@ import math
 import os
 import random
 import signal
+import warnings
 
 import numpy as np
 import pytest
@@ -140,6 +141,26 @@ def test_processes_give_the_same_bits() -> None:
     assert plain(replicates(policy, instances, **options)) == plain(
         replicates(policy, instances, engine="processes", workers=2, **options)
     )
+
+
+@pytest.mark.slow
+def test_ray_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    policy, instances = installed()
+    alone = plain(replicates(policy, instances, num_replicates=2, seed=5, controls=False))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of Ray's own, about its own
+        together = replicates(policy, instances, num_replicates=2, seed=5, controls=False, engine="ray", workers=2)
+    assert plain(together) == alone
+
+
+def installed() -> tuple[nn.Module, Tensor]:
+    """A policy that a process elsewhere can unpickle without this file."""
+    from gradiometer.labs.tsp.checkpoint import make_policy
+    from gradiometer.labs.tsp.config import Config
+
+    policy = make_policy(Config(num_loc=5, embed_dim=16, num_layers=1, num_heads=2))
+    return policy, torch.rand(8, 5, 2)
 
 
 class Killer(Bandit):
