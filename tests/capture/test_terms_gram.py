@@ -360,6 +360,136 @@ def test_pausing_inside_a_round_leaves_no_half_of_its_terms(model: ActorCritic, 
     assert not [name for name in gm.load(tmp_path / "run").names() if "/term/" in name]
 
 
+HOOKS: dict[str, Callable[[Tensor, list[Any]], Any]] = {
+    "tensor": lambda h, calls: h.register_hook(calls.append),
+    "node": lambda h, calls: h.grad_fn.register_hook(lambda *a: calls.append(a)),  # type: ignore[union-attr]
+    "node before": lambda h, calls: h.grad_fn.register_prehook(calls.append),  # type: ignore[union-attr]
+    "several": lambda h, calls: torch.autograd.graph.register_multi_grad_hook([h], calls.append),
+}
+
+
+@pytest.mark.parametrize("kind", HOOKS)
+def test_a_hook_on_an_activation_is_called_once_and_that_step_has_no_terms(
+    kind: str, model: ActorCritic, tmp_path: Path
+) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    calls: list[Any] = []
+    with gm.watch(model, optimizer, budget=None, run=tmp_path / "run") as meter:
+        for number, x in enumerate(batches(5)):
+            optimizer.zero_grad()
+            terms = losses(model, x)
+            if number in (1, 3):
+                h = model(x)[1]
+                HOOKS[kind](h, calls)
+                terms["value"] = h.square().mean()
+                del h
+            with meter.terms(**terms) as loss:
+                loss.backward()
+            optimizer.step()
+    run = gm.load(tmp_path / "run")
+    assert len(calls) == 2
+    assert run.series("grad/all/term/value/norm")[0].tolist() == [0, 2, 4]
+    assert len(run.events("terms-hooked")) == 1
+    assert not run.events("fault")
+
+
+def test_hooks_that_no_second_backward_calls_do_not_cost_the_terms(model: ActorCritic, tmp_path: Path) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with gm.watch(model, optimizer, budget=None, run=tmp_path / "run") as meter:
+        model.actor.register_forward_hook(lambda *_: None)
+        model.actor.weight.register_post_accumulate_grad_hook(lambda _: None)
+        optimizer.register_step_pre_hook(lambda *_: None)
+        terms = losses(model, batches()[0])
+        terms["value"].register_hook(print).remove()
+        for _ in range(2):
+            with meter.terms(**losses(model, batches()[0])) as loss:
+                loss.backward()
+        optimizer.step()
+    run = gm.load(tmp_path / "run")
+    assert "grad/all/term/value/norm" in run.names()
+    assert not run.events("terms-hooked")
+
+
+def test_a_hook_from_before_the_other_optimizers_step_is_seen(tmp_path: Path) -> None:
+    model = nn.ModuleDict({"actor": nn.Linear(6, 3), "critic": nn.Linear(6, 1)})
+    actor, critic = (torch.optim.SGD(model[name].parameters(), lr=0.1) for name in ("actor", "critic"))
+    calls: list[Tensor] = []
+    with gm.watch(model, [actor, critic], budget=None, run=None) as meter:
+        for x in batches(2):
+            policy, value = model["actor"](x), model["critic"](x)
+            value.register_hook(calls.append)
+            with meter.terms(policy=policy.square().mean()) as loss:
+                loss.backward()
+            actor.step()
+            with meter.terms(value=value.square().mean()) as loss:
+                loss.backward()
+            critic.step()
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize("skipped", [0, 1, 2])
+def test_a_step_of_which_one_loss_never_went_backward_has_no_terms(
+    skipped: int, model: ActorCritic, tmp_path: Path
+) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with gm.watch(model, optimizer, budget=None, run=tmp_path / "run") as meter:
+        for step in range(3):
+            optimizer.zero_grad()
+            for number, x in enumerate(batches(3)):
+                terms = losses(model, x)
+                if step == 1 and number == skipped:
+                    terms["value"] = terms["value"] * math.nan
+                with meter.terms(**terms) as loss:
+                    if torch.isfinite(loss):
+                        loss.backward()
+            optimizer.step()
+    run = gm.load(tmp_path / "run")
+    for name in [name for name in run.names() if "/term/" in name]:
+        steps, found = run.series(name)
+        assert steps.tolist() == [0, 2], name
+        assert np.isfinite(found).all(), name
+    assert "grad/all/term/additivity_error" in run.names()
+    assert [event.step for event in run.events("terms-unused")] == [1]
+    assert not run.events("nonfinite")
+
+
+@pytest.mark.parametrize("when", ["before backward", "inside backward"])
+def test_a_body_that_raised_and_is_tried_again_counts_once(when: str, model: ActorCritic, tmp_path: Path) -> None:
+    def fail(_: Tensor) -> None:
+        raise MemoryError
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    terms = losses(model, batches()[0])
+    handle = model.critic.bias.register_post_accumulate_grad_hook(fail) if when == "inside backward" else None
+    with gm.watch(model, optimizer, budget=None, run=tmp_path / "run") as meter:
+        with pytest.raises(MemoryError), meter.terms(**terms) as loss:
+            if when == "before backward":
+                raise MemoryError
+            loss.backward()
+        if handle is not None:
+            handle.remove()
+        optimizer.zero_grad()
+        with meter.terms(**losses(model, batches()[0])) as loss:
+            loss.backward()
+        optimizer.step()
+    run = gm.load(tmp_path / "run")
+    assert last(run, "grad/all/term/scale") == pytest.approx(1.0, abs=1e-6)
+    assert last(run, "grad/all/term/value/loss") == pytest.approx(float(terms["value"].detach()), rel=1e-6)
+    assert not run.events("terms-unused")
+
+
+def test_losses_of_two_calls_that_go_backward_together_are_both_used(model: ActorCritic, tmp_path: Path) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    first, second = batches(2)
+    with gm.watch(model, optimizer, budget=None, run=tmp_path / "run") as meter:
+        with meter.terms(**losses(model, first)) as one, meter.terms(**losses(model, second)) as other:
+            ((one + other) / 2).backward()
+        optimizer.step()
+    run = gm.load(tmp_path / "run")
+    assert last(run, "grad/all/term/scale") == pytest.approx(0.5, abs=1e-6)
+    assert last(run, "grad/all/term/additivity_error") < 5e-6
+
+
 def test_a_nan_in_one_term_is_a_nan_in_its_block_and_nowhere_else(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = nn.ModuleDict({"actor": nn.Linear(6, 3), "critic": nn.Linear(6, 1)})
@@ -588,7 +718,7 @@ def test_a_probes_result_is_kept_on_the_step_axis(model: ActorCritic, tmp_path: 
     meter.record({"after": 1.0})
     run = gm.load(tmp_path / "run")
     steps, values = run.series("grad_norm/all/task")
-    assert (steps.tolist(), values.tolist()) == ([1, 40], [2.0, 3.0])
+    assert (steps.tolist(), values.tolist()) == ([2, 40], [2.0, 3.0])
     assert math.isnan(last(run, "grad_norm/all/kl"))
     assert [(table.step, table.content) for table in run.tables("anatomy")] == [
         (1, {"unit": "group"}),

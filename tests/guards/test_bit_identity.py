@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import gradiometer as gm
 from gradiometer.capture.gauge import Gauge
@@ -232,6 +233,133 @@ def test_the_training_is_the_same_bits_with_and_without_the_meter(
     assert same(bare, watched)
     assert not gm.load(tmp_path / "run").events("fault")
     assert gm.load(tmp_path / "run").newest_step >= STEPS - 3
+
+
+class MovingMean(nn.Module):
+    """A buffer of its own, changed in place or bound anew in every forward."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.register_buffer("mean", torch.ones(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.how == "in place":
+            with torch.no_grad():
+                self.mean.mul_(0.9).add_(0.1 * x.detach().mean(0))
+        elif self.how == "bound anew":
+            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        else:
+            self.register_buffer("last", x.detach().mean(0))
+        return torch.tanh(x * self.mean)
+
+
+class StochasticRounding(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        noise = torch.rand_like(gradient) + np.random.random() + random.random()
+        return gradient + 1e-3 * noise
+
+
+class Rounded(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return StochasticRounding.apply(x)  # type: ignore[no-any-return,no-untyped-call]
+
+
+BODIES: dict[str, Callable[[], nn.Module]] = {
+    "a buffer changed in place": lambda: MovingMean("in place"),
+    "a buffer bound anew": lambda: MovingMean("bound anew"),
+    "a buffer that was not there": lambda: MovingMean("added"),
+    "power iterations": lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(6, 6)),
+    "dropout drawn anew": lambda: nn.Dropout(0.3),
+    "a backward that draws": Rounded,
+}
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_what_a_backward_changes_in_passing_changes_once(body: str) -> None:
+    def train(*, watched: bool) -> dict[str, Any]:
+        torch.manual_seed(0)
+        np.random.seed(0)
+        random.seed(0)
+        model = nn.Sequential(nn.Linear(6, 6), BODIES[body](), nn.Linear(6, 2))
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+        meter = gm.watch(model, optimizer, run=None, budget=None) if watched else None
+        for _ in range(3):
+            optimizer.zero_grad()
+            preserve = body != "dropout drawn anew"
+            h = checkpoint(model[1], model[0](torch.randn(8, 6)), use_reentrant=False, preserve_rng_state=preserve)
+            out = model[2](h)
+            with summed(meter, {"policy": out[:, 0].mean(), "value": out[:, 1].square().mean()}) as loss:
+                loss.backward()
+            optimizer.step()
+        if meter is not None:
+            assert "grad/all/term/value/norm" in meter._values
+            meter.close()
+        streams = {"torch": torch.get_rng_state(), "numpy": np.random.random(), "python": random.random()}
+        return {**model.state_dict(), **streams}
+
+    bare, watched = train(watched=False), train(watched=True)
+    assert bare.keys() == watched.keys()
+    assert same(bare, watched)
+
+
+def test_a_function_of_the_advantages_may_change_a_buffer_that_the_loss_holds() -> None:
+    def train(*, watched: bool) -> dict[str, Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 6), MovingMean("in place"))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        meter = gm.watch(model, optimizer, run=None, budget=None) if watched else None
+        x, correct, brief = torch.randn(8, 6), torch.randn(8), torch.randn(8)
+
+        def policy(advantages: Tensor) -> Tensor:
+            return (model(x)[:, 0] * advantages).mean()
+
+        with (
+            nullcontext(policy(correct + brief))
+            if meter is None
+            else meter.terms(policy=policy, advantages={"correct": correct, "brief": brief})
+        ) as loss:
+            loss.backward()
+        optimizer.step()
+        if meter is not None:
+            assert "grad/all/reward/brief/norm" in meter._values
+            meter.close()
+        return dict(model.state_dict())
+
+    assert same(train(watched=False), train(watched=True))
+
+
+@pytest.mark.parametrize("kept_before", [False, True])
+def test_a_gradient_that_the_user_retains_is_that_of_his_own_backward(kept_before: bool) -> None:
+    def train(*, watched: bool) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = nn.Linear(6, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        meter = gm.watch(model, optimizer, run=None, budget=None) if watched else None
+        found: list[Tensor] = []
+        for _ in range(2):
+            optimizer.zero_grad()
+            h = model(torch.randn(4, 6))
+            h.retain_grad()
+            if kept_before:
+                h.mean().backward(retain_graph=True)
+            with summed(meter, {"policy": h.sum(), "value": h.square().sum()}) as loss:
+                loss.backward()
+            assert h.grad is not None
+            found.append(h.grad)
+            optimizer.step()
+        if meter is not None:
+            assert "grad/all/term/value/norm" in meter._values
+            meter.close()
+        return found
+
+    assert all(torch.equal(a, b) for a, b in zip(train(watched=False), train(watched=True), strict=True))
+    assert "retain_grad" not in vars(Tensor)
 
 
 @pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.__name__)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,12 @@ def test_calling_the_policy_gives_rewards_and_log_likelihoods_of_as_many_rollout
     assert torch.equal(seeded_once[1], policy(instances, num_starts=4, generator=seeded(1))[1])
 
 
+def test_a_policy_can_be_sent_to_another_process(policy: Policy) -> None:
+    sent = pickle.loads(pickle.dumps(policy))
+    instances = policy.instances(2, 6, seeded(0))
+    assert torch.equal(sent(instances, generator=seeded(1))[1], policy(instances, generator=seeded(1))[1])
+
+
 def test_an_instance_has_the_same_tours_whatever_stands_beside_it(policy: Policy) -> None:
     instances = policy.instances(6, 8, seeded(0))
     together = policy.rollouts(instances, greedy=True)
@@ -243,7 +250,7 @@ def test_one_reduction_serves_every_algorithm_and_the_sources_is_another(
 def test_a_few_updates_shorten_the_tours(algorithm: str) -> None:
     settings = Config(steps=100, batch_size=16, num_loc=6, embed_dim=32, num_layers=2, algorithm=algorithm, k=4)
     config = dataclasses.replace(settings, learning_rate=2e-3, val_size=40)
-    untrained, trained = train(dataclasses.replace(config, learning_rate=0.0)), train(config)
+    untrained, trained = train(dataclasses.replace(config, learning_rate=0.0, steps=10)), train(config)
     assert trained.mean_return > untrained.mean_return + 0.3
     assert trained.entropy < untrained.entropy
     instances = trained.model.instances(40, 6, seeded(99))

@@ -1,4 +1,4 @@
-"""The only file that installs hooks: around `optimizer.step`, at the end of backward, inside torch's gradient clipping.
+"""Hooks around `optimizer.step`, at the end of backward, inside torch's gradient clipping; graphhooks.py has the others.
 
 Trainers import `clip_grad_norm_` by name, so replacing that name would miss them. torch wraps its clip functions in
 `no_grad` by a closure; putting an observed function into that closure is seen by every caller, however they imported it.

@@ -148,11 +148,19 @@ class Meter:
         `advantages={"correct": a1, "format": a2}` the policy gradient is split by reward too. Then either
         `policy=lambda advantages: ...` is a function of their sum, called once more on measured steps, or each of the
         advantages requires a gradient and lies in the graph of the loss. Exact for a loss that is piecewise linear in them.
+
+        Each term is a backward of its own through your graph, which leaves random numbers, buffers and retained gradients
+        as they were. A step has no terms where they would mislead or disturb: the event `terms-unused` says that a sum never
+        went backward, `terms-hooked` that you hooked an activation.
         """
         split = terms.resolve(given, advantages)
         if not self._closed:
             self._rig.measure_terms(split)
-        yield terms.total(split.terms.values())
+        try:
+            yield terms.total(split.terms.values())
+        except BaseException:
+            self._rig.terms_raised()
+            raise
 
     def gradient_health(self, block: str = "all") -> GradientHealth:
         """A block at its last measured step, under the names of earlier collectors; None where nothing was measured."""

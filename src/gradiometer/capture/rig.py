@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from gradiometer.capture import hooks, terms
+from gradiometer.capture import graphhooks, hooks, terms
 from gradiometer.capture.blocks import Model
 from gradiometer.capture.cadence import Cadence
 from gradiometer.capture.distributed import num_replicas
@@ -51,13 +51,14 @@ class Rig:
         self.seconds = self.entered = 0.0
         self._counted_seconds = 0.0
         self.num_measured = 0
-        self._terms = TermBook(settings, owner)
+        self._terms = TermBook(settings, owner, len(self.optimizers))
         self._clipping: list[int] = []
         self._remove: list[hooks.Remove] = []
         self._remove_gradients: list[hooks.Remove] = []
         self.scan()
         self._remove += [hooks.observe_optimizer(optimizer, self) for optimizer in self.optimizers]
-        self._remove.append(hooks.observe_clips(self))
+        self._remove += [hooks.observe_clips(self), graphhooks.observe_retained()]
+        self._terms.begin()
 
     # What the hooks call.
 
@@ -325,6 +326,11 @@ class Rig:
             return
         if problem := self._terms.measure(split, current.step):
             self._say_unmeasurable(*problem)
+
+    @guarded
+    def terms_raised(self) -> None:
+        """The body that had the loss of the last call raised."""
+        self._terms.raised()
 
     def _say_unmeasurable(self, what: str, why: str) -> None:
         self._owner.event(f"{what}-unmeasurable", why)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
 
-from gradiometer.capture import rewards, terms
+from gradiometer.capture import graphhooks, rewards, terms
 from gradiometer.capture.blocks import Model, modules_of
 from gradiometer.capture.distributed import num_replicas
+from gradiometer.capture.graphhooks import HookMark, Use
 from gradiometer.capture.microbatches import SKETCH_SEED
 from gradiometer.capture.reading import Reading
 from gradiometer.capture.rounds import Owner, Round, SeenTerms
 from gradiometer.capture.settings import Settings
-from gradiometer.capture.terms import Split
+from gradiometer.capture.terms import Split, Untouched
 from gradiometer.maths.stats import HALF
 from gradiometer.maths.vectors import ExactVectors, Vectors, vectors_for
 
@@ -32,10 +34,12 @@ class TermBook:
     Vectors are named `term/<term>` and `reward/<reward>`. Kept in full while they fit `terms_memory`, sketched otherwise.
     """
 
-    def __init__(self, settings: Settings, owner: Owner) -> None:
+    def __init__(self, settings: Settings, owner: Owner, num_optimizers: int) -> None:
         self._settings, self._owner = settings, owner
         self._terms_on = self._rewards_on = True
-        self._said_mixed = False
+        self._said: set[str] = set()
+        self._marks: deque[HookMark] = deque(maxlen=num_optimizers)
+        """At the last step of each optimizer: no graph that can still be walked is older than the first of these."""
         self._dead: set[str] = set()
         self._largest = 0
         """The most vectors that one round needed."""
@@ -55,6 +59,14 @@ class TermBook:
         self._losses: dict[str, Tensor] = {}
         self._entered: set[str] = set()
         self._calls = self._waiting = self._since_step = 0
+        self._uses: list[Use] = []
+        self._left_out = False
+        """Something is in the gradients of this round, or not in them, that its terms do not tell."""
+
+    def begin(self) -> None:
+        """Our own hooks are in place: from here on all are of others."""
+        self._marks.clear()
+        self._marks.append(HookMark.now())
 
     # What happens around the calls. Gradients are made anew without a step when a step is skipped or a closure runs again.
 
@@ -65,6 +77,7 @@ class TermBook:
     def stepped(self) -> None:
         """The calls so far are of the step that was done."""
         self._since_step = 0
+        self._marks.append(HookMark.now())
 
     def overtaken(self) -> None:
         """The round ends and the last calls were of the next one: a sum of both is of neither."""
@@ -75,12 +88,15 @@ class TermBook:
         """The same, seen when an optimizer steps a second time: a loss over several that step at different cadences."""
         if self._since_step:
             self.forget()
-            if not self._said_mixed:
-                self._said_mixed = True
-                message = (
-                    "one loss trains optimizers of different cadences: its terms are of no one round, and not kept"
-                )
-                self._owner.event("terms-mixed", message)
+            message = "one loss trains optimizers of different cadences: its terms are of no one round, and not kept"
+            self._say_once("terms-mixed", message)
+
+    def raised(self) -> None:
+        """The body of the last call raised. Nothing, or an unknown part, of a call still waiting is in the gradients."""
+        if self._waiting == self._calls:
+            self.forget()
+        elif self._waiting:
+            self._leave_out_unused()
 
     def made_anew(self) -> None:
         """Gradients start from zero within the round: only calls that wait for their backward are of the new ones."""
@@ -105,9 +121,25 @@ class TermBook:
         if terms.has_user_hooks(self._modules, self._parameters):
             return self._off("you have backward hooks of your own, which a second backward would call twice")
         self._calls, self._waiting, self._since_step = self._calls + 1, self._waiting + 1, self._since_step + 1
+        if not self._left_out and graphhooks.hooked_since(self._marks[0]):
+            self._left_out = True
+            message = "hooks inside the graph (register_hook on an activation) would be called twice: such steps have no terms"
+            self._say_once("terms-hooked", message)
+        if self._left_out:
+            return None
+        untouched = Untouched(self._modules)
         try:
-            with terms.buffers_kept(self._modules):
-                self._add_terms(split)
+            with graphhooks.own_pass():
+                problem = self._measure(split, step, untouched)
+        finally:
+            untouched.restore()
+        if self._terms_on:
+            self._uses.append(graphhooks.observe_use(split.terms.values()))
+        return problem
+
+    def _measure(self, split: Split, step: int, untouched: Untouched) -> Problem | None:
+        try:
+            self._add_terms(split, untouched)
         except RuntimeError as problem:
             return self._off(f"the graph cannot be walked twice ({_first_line(problem)})")
         for name in split.terms:
@@ -116,8 +148,7 @@ class TermBook:
         if not (split.advantages and self._rewards_on):
             return None
         try:
-            with terms.buffers_kept(self._modules):
-                self._add_rewards(split, step)
+            self._add_rewards(split, step, untouched)
         except Exception as problem:  # a function of the user's runs here, and may raise anything
             self._rewards_on = False
             self._forget_rewards()
@@ -133,7 +164,9 @@ class TermBook:
 
     def finish(self, current: Round) -> None:
         """Inner products into the round's reading, what they are of into the round; the vectors are released."""
-        if current.reading is not None and self._calls:
+        if not all(use.came for use in self._uses):
+            self._leave_out_unused()
+        if current.reading is not None and self._calls and not self._left_out:
             current.terms = SeenTerms(
                 terms=tuple(name.removeprefix("term/") for name in self._named("term/")),
                 rewards=tuple(name.removeprefix("reward/") for name in self._named("reward/")),
@@ -158,25 +191,28 @@ class TermBook:
     def nonfinite(self, indices: Collection[int]) -> list[str]:
         """The terms whose own gradient of one of these parameters was not finite. A sync, for the way out only."""
         names = self._named("term/")
-        if self._vectors is None or not names:
+        if self._vectors is None or not names or self._left_out or not all(use.came for use in self._uses):
             return []
         squares = torch.diagonal(self._vectors.products(names), dim1=1, dim2=2)
         bad = (~torch.isfinite(squares))[sorted(indices)].any(0).tolist()
         return sorted(name.removeprefix("term/") for name, is_bad in zip(names, bad, strict=True) if is_bad)
 
-    def _add_terms(self, split: Split) -> None:
+    def _add_terms(self, split: Split, untouched: Untouched) -> None:
         for name, term in split.terms.items():
             value, held = term.detach().reshape(()), self._losses.get(name)
             value = value.float() if value.dtype in HALF else value.clone()
             self._losses[name] = value if held is None else held + value.to(held.device)
             self._add(f"term/{name}", terms.gradients(term, self._parameters), split)
+            untouched.rewind()
 
-    def _add_rewards(self, split: Split, step: int) -> None:
+    def _add_rewards(self, split: Split, step: int, untouched: Untouched) -> None:
         found = rewards.contributions(split)
         self._entered.update(found.terms)
         for name, dot in found.dots.items():
             if dot is not None:
                 self._add(f"reward/{name}", terms.gradients(dot, self._parameters), split)
+                if not split.functions:  # what they have changed on their second run is in the graph of that run
+                    untouched.rewind()
             if not self._reached.get(f"reward/{name}") and f"reward/{name}" not in self._dead:
                 self._dead.add(f"reward/{name}")
                 message = f"the advantages of {name!r} have no part in any gradient: no term hangs on them"
@@ -213,6 +249,16 @@ class TermBook:
             self._dead.add(f"term/{name}")
             message = f"the term {name!r} has no gradient path to any watched parameter"
             self._owner.event("dead-term", message, step, term=name)
+
+    def _leave_out_unused(self) -> None:
+        self._left_out = True
+        message = "a loss of meter.terms never went backward, others of that step did: such steps have no terms"
+        self._say_once("terms-unused", message)
+
+    def _say_once(self, kind: str, message: str) -> None:
+        if kind not in self._said:
+            self._said.add(kind)
+            self._owner.event(kind, message)
 
     def _off(self, why: str) -> Problem:
         self._terms_on = False

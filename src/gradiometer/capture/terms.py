@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
+from torch.nn.parameter import is_lazy
 
+from gradiometer.capture import graphhooks
 from gradiometer.capture.randomness import RandomState
 from gradiometer.errors import UsageError
 
-__all__ = ["Split", "Term", "buffers_kept", "gradients", "has_user_hooks", "leaves", "resolve", "total"]
+__all__ = ["Split", "Term", "Untouched", "gradients", "has_user_hooks", "leaves", "resolve", "total"]
 
 Function: TypeAlias = Callable[[Tensor], Tensor]
 Term: TypeAlias = Tensor | Function
@@ -143,19 +145,51 @@ def leaves(terms: Iterable[Tensor]) -> list[Tensor]:
     return found
 
 
-@contextmanager
-def buffers_kept(model: Iterable[nn.Module]) -> Iterator[None]:
-    """Running statistics as they were: a checkpointed forward runs again in every term's backward, and would count."""
-    norms = [
-        m for root in model for m in root.modules() if isinstance(m, nn.modules.batchnorm._NormBase) and m.training
-    ]
-    kept = [(buffer, buffer.clone()) for norm in norms for buffer in norm.buffers(recurse=False)]
-    try:
-        yield
-    finally:
-        for buffer, before in kept:
-            # By way of .data: the kernel changes statistics without counting it as a change, and so must we.
-            buffer.data.copy_(before)
+class Untouched:
+    """What a backward of ours may change, as it was: generators, buffers of the watched modules, retained gradients.
+
+    A checkpointed forward runs again in every backward: running statistics count it, power iterations go on, dropout draws.
+    """
+
+    def __init__(self, model: Iterable[nn.Module]) -> None:
+        self._random = RandomState.now()
+        parts = {id(part): part for root in model for part in root.modules()}
+        self._buffers = [(part, dict(part._buffers)) for part in parts.values()]
+        held = {id(buffer): buffer for _, buffers in self._buffers for buffer in buffers.values() if buffer is not None}
+        self._values = [
+            (buffer, buffer.detach().clone(), _unsafe_preserve_version_counter(buffer))
+            for buffer in held.values()
+            if _may_change(buffer)
+        ]
+        self._grads = [(tensor, tensor.grad) for tensor in graphhooks.retained()]
+
+    def rewind(self) -> None:
+        """Between two passes, so that each sees what the real backward will see."""
+        self._random.restore_torch()
+        for part, buffers in self._buffers:
+            for name in [name for name in part._buffers if name not in buffers]:
+                del part._buffers[name]
+            for name, buffer in buffers.items():
+                if part._buffers.get(name, part) is not buffer:
+                    part._buffers[name] = buffer
+        for buffer, value, version in self._values:
+            # By way of .data, and with the count of changes as it was: a graph may hold the buffer, and looks at the count.
+            buffer.data.copy_(value)
+            version.__exit__()
+
+    def restore(self) -> None:
+        """Everything, when the passes are over."""
+        self.rewind()
+        self._random.restore()
+        for tensor, grad in self._grads:
+            tensor.grad = grad
+
+
+def _may_change(buffer: Tensor) -> bool:
+    """Neither a lazy module's empty place, nor one that torch lets nobody write to."""
+    if is_lazy(buffer) or buffer.is_inference():
+        return False
+    return buffer.layout != torch.strided or 0 not in buffer.stride()
 
 
 def has_user_hooks(model: Iterable[nn.Module], parameters: Iterable[Tensor]) -> bool:

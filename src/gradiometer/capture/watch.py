@@ -137,6 +137,9 @@ class NullMeter(Meter):
     ) -> None:
         """Nothing is kept."""
 
+    def event(self, kind: str, message: str, step: int | None = None, **detail: Any) -> None:
+        """Nothing is kept."""
+
     def gradient_health(self, block: str = "all") -> GradientHealth:
         """Nothing was measured."""
         nothing = dict.fromkeys(GradientHealth.__dataclass_fields__)

@@ -28,10 +28,19 @@ class WordLists(TyperCommand):
     LISTS = ("--compare", "--values")
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Write `--compare a b` as `--compare a --compare b`."""
+        """Write `--compare a b` as `--compare a --compare b`, and `--num-loc` as `--num_loc`."""
+        known = {name for parameter in self.params for name in (*parameter.opts, *parameter.secondary_opts)}
+        args = [underscored(word, known) for word in args]
         for option in self.LISTS:
             args = spelled_out(args, option, re.compile(r"[^-].*"))
         return super().parse_args(ctx, args)
+
+
+def underscored(word: str, known: set[str]) -> str:
+    """An option as the command knows it, if it does with underscores for hyphens."""
+    name, equals, value = word.partition("=")
+    other = "--" + name[2:].replace("-", "_")
+    return f"{other}{equals}{value}" if name.startswith("--") and name not in known and other in known else word
 
 
 def spelled_out(args: list[str], option: str, wanted: re.Pattern[str] = NUMBERS) -> list[str]:

@@ -13,6 +13,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from gradiometer.cli.lists import StepLists, WordLists
+from gradiometer.cli.requests import Request, command_of
 from gradiometer.errors import UsageError
 from gradiometer.version import __version__
 
@@ -182,73 +183,7 @@ def analyze(
     verb.analyze(target, overrides or [], config_name=config_name, as_json=json)
 
 
-@app.command(rich_help_panel=MEASURE, cls=WordLists)
-def variance(
-    ckpt_path: Annotated[str, typer.Option("--ckpt_path", "--ckpt-path", help="last.ckpt of the tsp lab, or rl4co's.")],
-    problem: Annotated[str, typer.Option("--problem", help="What is solved.")] = "tsp",
-    num_loc: Annotated[int, typer.Option("--num_loc", "--num-loc", help="Cities of an instance.")] = 20,
-    algorithm: Annotated[
-        str,
-        typer.Option(
-            "--algorithm", help="Whose gradient: pomo, leader_reward, maxk_pomo, rloo, grpo, dr_grpo, reinforce, ..."
-        ),
-    ] = "pomo",
-    num_instances: Annotated[
-        int, typer.Option("--num_instances", "--num-instances", help="Instances the gradient averages.")
-    ] = 128,
-    batch_size: Annotated[int, typer.Option("--batch_size", "--batch-size", help="Instances of one forward.")] = 64,
-    num_replicates: Annotated[
-        int, typer.Option("--num_replicates", "--num-replicates", help="How often it is taken.")
-    ] = 8,
-    seed: Annotated[int, typer.Option("--seed", help="Replicate r seeds everything with seed + r.")] = 1234,
-    device: Annotated[str, typer.Option("--device", help="Where the tensors live.")] = "cpu",
-    save_path: Annotated[
-        str, typer.Option("--save_path", "--save-path", help="Write the record: .json, .jsonl (appends) or .pkl.")
-    ] = "",
-    k: Annotated[int, typer.Option("--k", help="max@K: of how many rollouts the best counts.")] = 8,
-    baseline: Annotated[
-        str,
-        typer.Option("--baseline", help="max@K: none, sample_loo, sample_loo_scaled, subloo, hybrid or hybrid_source."),
-    ] = "none",
-    lam: Annotated[float, typer.Option("--lam", help="hybrid: the share of subloo.")] = 0.5,
-    alpha: Annotated[float, typer.Option("--alpha", help="leader_reward: the leader's bonus.")] = 1.0,
-    zscore: Annotated[bool, typer.Option("--zscore", help="max@K: standardise the weights; biased.")] = False,
-    min_gap: Annotated[bool, typer.Option("--min_gap", "--min-gap", help="max@K: floor the gaps; biased.")] = False,
-    num_starts: Annotated[
-        int | None, typer.Option("--num_starts", "--num-starts", help="Rollouts of an instance.")
-    ] = None,
-    reduction: Annotated[str, typer.Option(help="Over rollouts, for all alike: mean, sum, or source.")] = "mean",
-    compare: Annotated[
-        list[str] | None, typer.Option(metavar="A B ...", help="Several estimators or max@K baselines, side by side.")
-    ] = None,
-    curve: Annotated[str, typer.Option(metavar="rollouts|k", help="Sweep rollouts or K over --values.")] = "",
-    values: Annotated[list[str] | None, typer.Option(metavar="N ...", help="What --curve goes through.")] = None,
-    engine: Annotated[str, typer.Option(metavar="serial|processes|ray", help="Where replicates run.")] = "serial",
-    workers: Annotated[int, typer.Option(help="Processes, or CPUs of a local Ray.")] = 1,
-    threads: Annotated[int, typer.Option(help="Threads of each replicate; more than one rounds differently.")] = 1,
-    extended: Annotated[bool, typer.Option("--extended/--no-extended", help="Traces, SNR, intervals.")] = True,
-    controls: Annotated[bool, typer.Option("--controls/--no-controls", help="Shuffled rewards, random policy.")] = True,
-    library: Annotated[str, typer.Option(metavar="auto|gradiometer|rl4co", help="Who wrote the checkpoint.")] = "auto",
-    any_algorithm: Annotated[
-        bool, typer.Option("--any-algorithm", help="Also where the checkpoint was trained with another.")
-    ] = False,
-    run: Annotated[str, typer.Option(help="Folder of the run; runs/variance-TIME unless told, none for none.")] = "",
-    json: Json = False,
-) -> None:
-    """How much a policy gradient varies over fresh samples; which estimator varies less, and is that significant?"""
-    given = dict(locals())
-    from gradiometer.cli import variance as verb
-    from gradiometer.cli.lists import whole_numbers, words
-
-    verb.variance(
-        verb.Request(**{name: given[name] for name in verb.Request.__dataclass_fields__}),
-        compare=words(compare or []),
-        curve=curve,
-        values=whole_numbers(values or [], option="--values"),
-        save_path=save_path,
-        run=run,
-        as_json=json,
-    )
+app.command("variance", rich_help_panel=MEASURE, cls=WordLists)(command_of(Request, "variance"))
 
 
 @app.command(rich_help_panel=LABS)

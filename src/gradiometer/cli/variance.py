@@ -8,11 +8,13 @@ import pickle
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gradiometer.cli.lists import whole_numbers, words
 from gradiometer.cli.printing import console, print_json, table
+from gradiometer.cli.requests import Request
 from gradiometer.errors import UsageError
 from gradiometer.store.strictjson import to_json
 
@@ -20,59 +22,25 @@ if TYPE_CHECKING:
     from gradiometer.labs.policies import Opened
     from gradiometer.probes.replicates import Replicates
 
-__all__ = ["Request", "variance"]
+__all__ = ["variance"]
 
 SUFFIXES = (".json", ".jsonl", ".pkl")
 BASELINES = ("none", "sample_loo", "sample_loo_scaled", "subloo", "hybrid", "hybrid_source")
 CURVES = ("rollouts", "k")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """What the command was asked, under the source's names."""
-
-    problem: str
-    num_loc: int
-    algorithm: str
-    ckpt_path: str
-    num_instances: int
-    batch_size: int
-    num_replicates: int
-    seed: int
-    device: str
-    k: int
-    baseline: str
-    lam: float
-    alpha: float
-    zscore: bool
-    min_gap: bool
-    num_starts: int | None
-    reduction: str
-    engine: str
-    workers: int
-    threads: int
-    extended: bool
-    controls: bool
-    library: str
-    any_algorithm: bool
-
-
-def variance(
-    request: Request, *, compare: list[str], curve: str, values: list[int], save_path: str, run: str, as_json: bool
-) -> None:
+def variance(request: Request) -> None:
     """Measure, print, keep in a run, and write the file that was asked for."""
-    target = _checked_target(save_path)
-    _check(request, compare, curve, values)
-    if curve:
-        names, studies = _curve(request, curve, values)
-    else:
-        names, studies = _studies(request, compare)
-    extra = _extra(names, studies, compare=bool(compare), curve=curve, values=values)
-    folder = _keep(run, studies, extra)
+    target = _checked_target(request.save_path)
+    compare, values = words(request.compare or []), whole_numbers(request.values or [], option="--values")
+    _check(request, compare, values)
+    names, studies = _curve(request, values) if request.curve else _studies(request, compare)
+    extra = _extra(names, studies, compare=bool(compare), curve=request.curve, values=values)
+    folder = _keep(request.run, studies, extra)
     records = [study.record for study in studies]
     if target is not None:
         _save(target, records)
-    if as_json:
+    if request.json:
         print_json({"run": None if folder is None else str(folder), "records": records, **extra})
         return
     _print(studies, extra, names)
@@ -81,7 +49,8 @@ def variance(
         out.print(f"kept in {kept}")
 
 
-def _check(request: Request, compare: list[str], curve: str, values: list[int]) -> None:
+def _check(request: Request, compare: list[str], values: list[int]) -> None:
+    curve = request.curve
     for name in ("num_loc", "num_instances", "batch_size", "num_replicates"):
         if getattr(request, name) < 1:
             raise UsageError(f"--{name} is 1 or more; found {getattr(request, name)}")
@@ -179,8 +148,8 @@ def _studies(request: Request, compare: list[str]) -> tuple[list[str], list[Repl
     return names, studies
 
 
-def _curve(request: Request, curve: str, values: list[int]) -> tuple[list[str], list[Replicates]]:
-    studies = []
+def _curve(request: Request, values: list[int]) -> tuple[list[str], list[Replicates]]:
+    curve, studies = request.curve, []
     for value in values:
         asked = replace(request, num_starts=value) if curve == "rollouts" else replace(request, k=value)
         opened = _opened(asked, algorithm=None)

@@ -21,7 +21,10 @@ _GRID = 10_000_000  # LKH reckons in whole numbers: the unit square in steps of 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """A problem as data. The first place of a rollout is given; the policy chooses the others among the open ones."""
+    """A problem as data, of plain functions, so that a policy can be sent to other processes.
+
+    The first place of a rollout is given; the policy chooses the others among the open ones.
+    """
 
     name: str
     summary: str
@@ -76,6 +79,16 @@ def tour_lengths(instances: Tensor, tours: Tensor) -> Tensor:
     return legs.sum(-1)
 
 
+def shortness(instances: Tensor, tours: Tensor) -> Tensor:
+    """Minus the length."""
+    return -tour_lengths(instances, tours)
+
+
+def all_but_the_start(num_loc: int) -> int:
+    """Every other city is chosen, the last one of necessity."""
+    return num_loc - 1
+
+
 def square_symmetries(instances: Tensor) -> Tensor:
     """The square's eight: each axis turned round or not, then the axes exchanged or not."""
     x, y = instances.unbind(-1)
@@ -105,10 +118,10 @@ PROBLEMS: dict[str, Problem] = {
             num_features=2,
             generate=uniform_cities,
             starts=first_cities,
-            num_choices=lambda num_loc: num_loc - 1,
+            num_choices=all_but_the_start,
             closed=none_but,
             close=visited,
-            reward=lambda instances, tours: -tour_lengths(instances, tours),
+            reward=shortness,
             symmetries=square_symmetries,
             reference=shortest_tours,
         ),
