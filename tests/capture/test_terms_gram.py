@@ -721,8 +721,8 @@ def test_a_probes_result_is_kept_on_the_step_axis(model: ActorCritic, tmp_path: 
     assert (steps.tolist(), values.tolist()) == ([2, 40], [2.0, 3.0])
     assert math.isnan(last(run, "grad_norm/all/kl"))
     assert [(table.step, table.content) for table in run.tables("anatomy")] == [
-        (1, {"unit": "group"}),
-        (2, {"unit": "sample"}),
+        (2, {"unit": "group"}),
+        (3, {"unit": "sample"}),
     ]
     assert "after" not in run.names()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import pickle
@@ -254,9 +255,15 @@ def _keep(run: str, studies: Sequence[Replicates], extra: dict[str, Any]) -> Pat
         return None
     from gradiometer.probes.keeping import keep_replicates
 
-    folder = Path(run) if run else Path("runs") / f"variance-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder = Path(run) if run else _free(Path("runs") / f"variance-{time.strftime('%Y%m%d-%H%M%S')}")
     keep_replicates(folder, studies, extra)
     return folder
+
+
+def _free(folder: Path) -> Path:
+    """Two questions in one second are two runs."""
+    others = (folder.with_name(f"{folder.name}-{number}") for number in itertools.count(2))
+    return next(each for each in itertools.chain([folder], others) if not each.exists())
 
 
 @contextmanager
