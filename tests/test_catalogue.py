@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import gradiometer as gm
+from gradiometer.cli.main import run as run_command
 from gradiometer.labs import find
 from gradiometer.labs.config import configure
 from gradiometer.metrics import CATALOGUE, resolve
@@ -75,6 +76,17 @@ def sokoban_runs(folder: Path) -> list[str]:
     return gm.load(folder / "trained").names() + gm.load(folder / "stopped").names()
 
 
+def tsp_runs(folder: Path) -> list[str]:
+    """A training, and replicates of the gradient of what it trained."""
+    lab = find("tsp")
+    small = ["steps=2", "batch_size=4", "num_loc=6", "embed_dim=16", "num_layers=1", "num_heads=2", "val_size=4"]
+    lab.train(configure(lab.config(), [f"run={folder / 'trained'}", *small]))
+    checkpoint = str(folder / "trained" / "last.ckpt")
+    asked = ["--ckpt_path", checkpoint, "--num_loc", "6", "--num_instances", "8", "--num_replicates", "2"]
+    assert run_command(["variance", *asked, "--run", str(folder / "replicates"), "--json"]) == 0
+    return gm.load(folder / "trained").names() + gm.load(folder / "replicates").names()
+
+
 SMALL_SOKOBAN = [
     "model.hidden_size=16",
     "model.num_layers=1",
@@ -97,6 +109,7 @@ SMALL_SOKOBAN = [
 def names(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     folder = tmp_path_factory.mktemp("runs")
     runs = {"lab": lab_run, "accumulating": accumulating_run, "rewarded": rewarded_run, "sokoban": sokoban_runs}
+    runs |= {"tsp": tsp_runs}
     return [name for key, run in runs.items() for name in run(folder / key)]
 
 

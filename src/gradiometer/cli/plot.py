@@ -1,4 +1,4 @@
-"""`gradiometer plot`: the figures, metrics and group table of every gradient analysis in a run or a log."""
+"""`gradiometer plot`: the figures of every gradient analysis in a run or a log, and of the replicates it holds."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from gradiometer.cli.printing import console, print_json
 from gradiometer.errors import GradiometerWarning, UnknownName, UsageError
 from gradiometer.plots.analysis import AnalysisStep, read_analysis
 from gradiometer.plots.export import make_folder, write_step
+from gradiometer.plots.replicates import write_replicates
+from gradiometer.plots.studies import Studies, read_studies
 from gradiometer.plots.style import check_format
 from gradiometer.store.importers import Log, identify, open_log, open_wandb
 from gradiometer.store.reader import Run
@@ -21,38 +23,62 @@ from gradiometer.store.reader import Run
 __all__ = ["plot"]
 
 OUTPUT = "gradient_analysis_outputs"
+VARIANCE_OUTPUT = "variance_outputs"
 SHOWN = 20
 
 
 def plot(
     path: str, *, wandb_path: str, steps: list[str], list_steps: bool, output_dir: str, kind: str, as_json: bool
 ) -> None:
-    """Write seven files for each analysis step, or list the steps that have one."""
+    """Write seven files for each analysis step and those of the replicates, or list what there is."""
     wanted, kind = whole_numbers(steps, option="--step"), check_format(kind)
     with warnings_in_a_line(), _open(path, wandb_path) as run:
-        found = read_analysis(run)
-        if not found:
+        found, studies = read_analysis(run), read_studies(run)
+        if not found and studies is None:
             raise UsageError(_no_analysis(run))
         if list_steps:
-            _list(run, found, as_json=as_json)
+            _list(run, found, studies, as_json=as_json)
             return
+        if wanted and not found:
+            raise UsageError(f"{run.path} holds replicates and no analysis steps: leave --step out")
         chosen = _chosen(found, wanted, run)
-        folder = Path(output_dir) if output_dir else default_folder(run)
-        make_folder(folder)
-        files = {}
-        for step in _with_progress(chosen):
-            files[step.step] = write_step(step, folder, kind=kind)
-            if not as_json:
-                _say_written(step, files[step.step])
+        files = _draw_steps(run, chosen, output_dir, kind, quiet=as_json)
+        if studies is not None and not wanted:  # whoever names steps wants their figures and no others
+            files += _draw_replicates(run, studies, output_dir, kind, quiet=as_json)
         if as_json:
-            names = [str(file) for written in files.values() for file in written]
-            print_json({"run": str(run.path), "steps": list(files), "files": names})
+            steps_drawn = [step.step for step in chosen]
+            print_json({"run": str(run.path), "steps": steps_drawn, "files": [str(file) for file in files]})
 
 
-def default_folder(run: Run | Log) -> Path:
+def _draw_steps(run: Run | Log, steps: list[AnalysisStep], output_dir: str, kind: str, *, quiet: bool) -> list[Path]:
+    if not steps:
+        return []
+    folder = Path(output_dir) if output_dir else default_folder(run)
+    make_folder(folder)
+    files: list[Path] = []
+    for step in _with_progress(steps):
+        written = write_step(step, folder, kind=kind)
+        files += written
+        if not quiet:
+            _say_written(step, written)
+    return files
+
+
+def _draw_replicates(run: Run | Log, studies: Studies, output_dir: str, kind: str, *, quiet: bool) -> list[Path]:
+    folder = Path(output_dir) if output_dir else default_folder(run, root=VARIANCE_OUTPUT)
+    make_folder(folder)
+    files = write_replicates(studies, folder, kind=kind)
+    if not quiet:
+        console().print(f"replicates of {_named(studies)}: {len(files)} files")
+        for file in files:
+            print(f"  {file}")
+    return files
+
+
+def default_folder(run: Run | Log, *, root: str = OUTPUT) -> Path:
     """`gradient_analysis_outputs/<run name>_<run id>`, with what no folder may be called replaced."""
     name = re.sub(r"[^\w.+=@-]+", "-", run.name).strip("-.") or "run"
-    return Path(OUTPUT) / f"{name}_{identify(run)}"
+    return Path(root) / f"{name}_{identify(run)}"
 
 
 def _open(path: str, wandb_path: str) -> Run | Log:
@@ -78,14 +104,24 @@ def _chosen(found: dict[int, AnalysisStep], wanted: list[int], run: Run | Log) -
     return [found[step] for step in wanted or found]
 
 
-def _list(run: Run | Log, found: dict[int, AnalysisStep], *, as_json: bool) -> None:
+def _list(run: Run | Log, found: dict[int, AnalysisStep], studies: Studies | None, *, as_json: bool) -> None:
     if as_json:
-        print_json({"run": str(run.path), "steps": list(found), "files": []})
+        replicates = {} if studies is None else {"replicates": [study.name for study in studies.studies]}
+        print_json({"run": str(run.path), "steps": list(found), "files": [], **replicates})
         return
     out = console()
-    out.print(f"{run.name}: {len(found)} gradient {'analysis' if len(found) == 1 else 'analyses'}")
+    if studies is not None:
+        instead = "" if found else ", and no gradient analyses"
+        out.print(f"{run.name}: replicates of {_named(studies)}{instead}")
+    if found:
+        out.print(f"{run.name}: {len(found)} gradient {'analysis' if len(found) == 1 else 'analyses'}")
     for step in found.values():
         out.print(f"step {step.step}: {len(step.buckets)} buckets, terms {', '.join(step.measured_terms)}")
+
+
+def _named(studies: Studies) -> str:
+    names = [study.name for study in studies.studies]
+    return ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
 
 
 def _with_progress(steps: list[AnalysisStep]) -> Iterable[AnalysisStep]:

@@ -28,7 +28,7 @@ def train(name: str, overrides: list[str], *, config_name: str | None = None) ->
     with progress_bar(name) as progress:
         result = lab.train(config, progress)
     out = console()
-    out.print(f"mean return {number(result.mean_return)} over the last 100 of {result.episodes} episodes")
+    out.print(f"mean return {number(result.mean_return)} over {lab.return_over}; {result.episodes} episodes in all")
     if result.run is not None:
         out.print(f"kept in {result.run}; look at it with: gradiometer show {result.run}")
 

@@ -29,6 +29,8 @@ class Lab:
     summary: str
     length_key: str
     """The override that sets how long it trains."""
+    return_over: str
+    """What the mean return of its `Result` is taken over."""
     module: str
     """The folder's dotted path; `.config` and `.train` are below it."""
 
@@ -58,18 +60,21 @@ LABS: dict[str, Lab] = {
             name="cartpole",
             summary="PPO balances a pole: an actor and a critic of two hidden layers each, on Gymnasium's CartPole-v1",
             length_key="total_steps",
+            return_over="the last 100 episodes",
             module="gradiometer.labs.cartpole",
         ),
         Lab(
             name="sokoban",
             summary="PPO or GRPO teaches a small language model to push boxes, over several turns, in groups of rollouts",
             length_key="trainer.total_training_steps",
+            return_over="the last 10 training steps",
             module="gradiometer.labs.sokoban",
         ),
         Lab(
             name="tsp",
             summary="POMO, leader reward or max@K teaches an attention model short tours, one rollout from every city",
             length_key="steps",
+            return_over="the last 10 updates",
             module="gradiometer.labs.tsp",
         ),
     )

@@ -16,7 +16,19 @@ from gradiometer.plots.style import INK
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["absent", "cap", "log_scale", "mark", "row_axis", "row_scale", "signed_scale", "spoken", "unity"]
+__all__ = [
+    "absent",
+    "around_one",
+    "log_scale",
+    "mark",
+    "row_axis",
+    "row_grid",
+    "row_scale",
+    "signed_scale",
+    "spoken",
+    "unity",
+    "whisker",
+]
 
 NAME_WIDTH = 26
 MAX_TICKS = 5
@@ -27,14 +39,21 @@ def row_axis(ax: Axes, names: Sequence[str]) -> None:
     """The first estimator at the top."""
     ax.set_ylim(len(names) - 0.5, -0.5)
     ax.set_yticks(range(len(names)), [textwrap.fill(name, NAME_WIDTH) for name in names])
+    row_grid(ax, len(names))
+
+
+def row_grid(ax: Axes, count: int) -> None:
+    """Lines between the rows, also on a panel that shares them."""
     ax.tick_params(axis="y", length=0, pad=4)
     ax.grid(axis="x")
     ax.set_axisbelow(True)
-    for line in range(1, len(names)):
+    for line in range(1, count):
         ax.axhline(line - 0.5, color="#E3E3E3", linewidth=0.5, zorder=0)
 
 
-def mark(ax: Axes, at: float, reading: Reading, *, upright: bool = False, sure: bool = True, **look: Any) -> list[float]:
+def mark(
+    ax: Axes, at: float, reading: Reading, *, upright: bool = False, sure: bool = True, **look: Any
+) -> list[float]:
     """A marker with its interval; half filled when it should have one and has not. Gives the numbers on the axis.
 
     `at` is the row, or with `upright` the place on the horizontal axis.
@@ -47,7 +66,7 @@ def mark(ax: Axes, at: float, reading: Reading, *, upright: bool = False, sure: 
     size, colour = look.setdefault("markersize", 4.5), look.get("color", INK)
     drawn = [value]
     if low is not None and high is not None and math.isfinite(low + high):
-        cap(ax, at, low, high, upright=upright, color=colour, size=size)
+        whisker(ax, at, low, high, upright=upright, color=colour, size=size)
         drawn += [low, high]
     elif sure:
         look |= {"fillstyle": "left", "markerfacecoloralt": "white"}
@@ -56,7 +75,7 @@ def mark(ax: Axes, at: float, reading: Reading, *, upright: bool = False, sure: 
     return drawn
 
 
-def cap(ax: Axes, at: float, low: float, high: float, *, upright: bool, color: str, size: float) -> None:
+def whisker(ax: Axes, at: float, low: float, high: float, *, upright: bool, color: str, size: float) -> None:
     """An interval with its ends."""
     along, across = [low, high], [at, at]
     place = (across, along) if upright else (along, across)
@@ -96,6 +115,11 @@ def unity(ax: Axes, *, upright: bool = False) -> None:
     draw(1.0, color=INK, linewidth=0.6, linestyle=(0, (4, 2)), zorder=1)
 
 
+def around_one(snr: Sequence[float]) -> dict[str, Any]:
+    """How SNRs choose their axis: the distance to one matters, and a twenty must not push the others onto that line."""
+    return {"judged": [max(value, 0.5) for value in snr], "decades": 1.0}
+
+
 class _Lying:
     """What `set_scale` does to a vertical axis, done to the horizontal one."""
 
@@ -117,7 +141,18 @@ def row_scale(ax: Axes, drawn: Iterable[float], **choice: Any) -> str:
         _log_ticks(ax)
     elif scale == "linear":
         ax.locator_params(axis="x", nbins=MAX_TICKS - 1)
+    else:
+        _room_for_zero(ax)
     return scale
+
+
+def _room_for_zero(ax: Axes) -> None:
+    """The lowest power of a broken axis stands so close to zero that both cannot be written."""
+    words = {float(tick): label.get_text() for tick, label in zip(ax.get_xticks(), ax.get_xticklabels(), strict=True)}
+    powers = [tick for tick in words if tick > 0]
+    if len(powers) > 1:
+        words[min(powers)] = ""
+    ax.set_xticks(list(words), list(words.values()))
 
 
 def log_scale(ax: Axes, drawn: Sequence[float]) -> str:
@@ -143,8 +178,7 @@ def signed_scale(ax: Axes, groups: Sequence[Sequence[float]]) -> str:
     ax.axvline(0.0, color=INK, linewidth=0.7, zorder=1.5)
     bottom, top = float(numbers.min()), float(numbers.max())
     ax.set_xlim(min(1.6 * bottom, -(10.0**start)), max(1.6 * top, 10.0**start))
-    stride = max(1, math.ceil((end - start) / 2))
-    powers = range(end - 1, start - 1, -stride)
+    powers = range(end - 1, start, -math.ceil((end - 1 - start) / 3))
     ticks = {sign * 10.0**power: f"${'-' if sign < 0 else ''}10^{{{power}}}$" for power in powers for sign in (-1, 1)}
     shown = {tick: text for tick, text in ticks.items() if 1.6 * bottom <= tick <= 1.6 * top}
     ax.set_xticks([0.0, *shown], ["0", *shown.values()])

@@ -1,0 +1,118 @@
+"""What surrounds the figures of replicates: the sheet, its header, the legend with the caption below, and the looks."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from gradiometer.plots.panels import Reading
+from gradiometer.plots.studies import Studies
+from gradiometer.plots.style import INK, OTHER_COLOURS, TERM_COLOURS, sheet
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = [
+    "framed",
+    "header",
+    "label_numbers",
+    "lacks_interval",
+    "legend_key",
+    "look_of",
+    "no_interval_key",
+    "shaded",
+    "under",
+]
+
+COLOURS = (*(TERM_COLOURS[term] for term in ("task", "entropy", "kl")), *OTHER_COLOURS[:3])
+MARKERS = ("o", "s", "^", "v", "P", "h")
+CAPTION_SIZE, CAPTION_LINE, CAPTION_COLUMNS = 6.6, 0.125, 21
+"""Under a figure: points, inches a line, letters an inch."""
+MARKS_A_LINE = 4
+
+
+def framed(width: float, rows: float) -> Figure:
+    """Room for the rows, their axis and the header; `under` adds what it needs."""
+    return sheet(width, 1.1 + max(rows, 0.5))
+
+
+def header(figure: Figure, found: Studies, title: str, *, intervals: bool = True) -> None:
+    """What is shown, of which run, and what it was measured on."""
+    replicates = {study.num_replicates for study in found.studies}
+    units = {study.num_units for study in found.studies} if intervals else set()
+    loc, problem = found.common("num_loc"), found.common("problem")
+    parts = [
+        f"{problem}{f', {loc} nodes' if loc else ''}" if problem else "",
+        _counted(found.common("num_instances"), "instance"),
+        _counted(found.common("num_starts"), "rollout"),
+        _counted(replicates.pop() if len(replicates) == 1 else None, "replicate"),
+        f"{found.common('reduction')} reduction" if found.common("reduction") else "",
+        f"intervals over {units.pop()} units of instances" if len(units) == 1 and None not in units else "",
+    ]
+    small = " · ".join(part for part in parts if part)
+    name = found.run if len(found.run) <= 40 else f"{found.run[:39]}…"
+    height = float(figure.get_size_inches()[1])
+    # The second line is blank: it keeps the place of the small print.
+    figure.suptitle(f"{title} · {name}\n", fontsize=9, fontweight="bold", x=0.01, ha="left")
+    figure.text(0.01, 1 - 0.205 / height, small, ha="left", va="top", fontsize=6.3, color="#5A5A5A")
+
+
+def _counted(number: Any, word: str) -> str:
+    return "" if number is None else f"{number} {word}{'' if number == 1 else 's'}"
+
+
+def under(figure: Figure, marks: Sequence[Any], caption: Sequence[str]) -> None:
+    """The legend and below it the caption: the sheet grows by their height, and the panels keep theirs."""
+    width, body = (float(side) for side in figure.get_size_inches())
+    columns = len(marks) if len(marks) <= MARKS_A_LINE else MARKS_A_LINE - 1
+    lines = [line for words in caption for line in textwrap.wrap(words, round(CAPTION_COLUMNS * width))]
+    text = CAPTION_LINE * len(lines) + 0.06 if lines else 0.0
+    below = text + (0.08 + 0.15 * math.ceil(len(marks) / columns) if marks else 0.0)
+    height = body + below
+    figure.set_size_inches(width, height)
+    engine: Any = figure.get_layout_engine()
+    engine.set(rect=(0.0, below / height, 1.0, body / height))
+    if marks:
+        figure.legend(
+            handles=list(marks), loc="upper center", bbox_to_anchor=(0.5, below / height), ncols=columns,
+            columnspacing=1.4, borderaxespad=0.0,
+        )  # fmt: skip
+    if lines:
+        top = (text - 0.03) / height
+        figure.text(0.01, top, "\n".join(lines), ha="left", va="top", fontsize=CAPTION_SIZE, color=INK)
+
+
+def label_numbers(ax: Axes, words: str, drawn: Sequence[float]) -> None:
+    """An axis on which nothing stands has no numbers either."""
+    ax.set_xlabel(words)
+    if not drawn:
+        ax.tick_params(axis="x", bottom=False, labelbottom=False)
+        ax.grid(visible=False, axis="x")
+
+
+def shaded(scale: str) -> str:
+    return ", shaded: linear" if scale in ("function", "symlog") else ""
+
+
+def look_of(found: Studies, row: int) -> dict[str, Any]:
+    """An estimator's colour and marker, the same in every figure; a sweep is of one estimator."""
+    place = 0 if found.curve is not None else row % len(COLOURS)
+    return {"color": COLOURS[place], "marker": MARKERS[place]}
+
+
+def lacks_interval(reading: Reading) -> bool:
+    return reading.value is not None and math.isfinite(reading.value) and reading.low is None
+
+
+def legend_key(label: str, **look: Any) -> Any:
+    from matplotlib.lines import Line2D
+
+    usual: dict[str, Any] = {"linestyle": "", "marker": "o", "color": INK, "markersize": 4}
+    return Line2D([], [], label=label, **(usual | look))
+
+
+def no_interval_key() -> Any:
+    return legend_key("no interval: fewer than 4 units", fillstyle="left", markerfacecoloralt="white")
