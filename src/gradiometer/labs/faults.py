@@ -71,7 +71,8 @@ def apply(name: str, lab: str, pieces: PiecesT) -> PiecesT:
     known = {each.name: each for each in faults_of(lab)}
     if name not in known:
         elsewhere = FAULTS[name].labs if name in FAULTS else ()
-        hint = f"It is a fault of: {', '.join(elsewhere)}." if elsewhere else f"The {lab} lab has: {', '.join(known)}."
+        has = f"has: {', '.join(known)}" if known else "has no faults yet"
+        hint = f"It is a fault of: {', '.join(elsewhere)}." if elsewhere else f"The {lab} lab {has}."
         raise UnknownName("fault", name, ["none", *known], hint=hint)
     chosen = known[name]
     broken = chosen.breaks(getattr(pieces, chosen.piece))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from gradiometer.plots.panels import Reading
-from gradiometer.plots.studies import Studies
+from gradiometer.plots.studies import TRACE, Studies
 from gradiometer.plots.style import INK, OTHER_COLOURS, TERM_COLOURS, sheet
 
 if TYPE_CHECKING:
@@ -28,7 +28,8 @@ __all__ = [
 ]
 
 COLOURS = (*(TERM_COLOURS[term] for term in ("task", "entropy", "kl")), *OTHER_COLOURS[:3])
-MARKERS = ("o", "s", "^", "v", "P", "h")
+MARKERS = ("o", "s", "^", "v", "P", "h", "D")
+"""One more than colours, so that the seventh estimator looks like none before it."""
 CAPTION_SIZE, CAPTION_LINE, CAPTION_COLUMNS = 6.6, 0.125, 21
 """Under a figure: points, inches a line, letters an inch."""
 MARKS_A_LINE = 4
@@ -36,13 +37,16 @@ MARKS_A_LINE = 4
 
 def framed(width: float, rows: float) -> Figure:
     """Room for the rows, their axis and the header; `under` adds what it needs."""
-    return sheet(width, 1.1 + max(rows, 0.5))
+    figure = sheet(width, 1.1 + max(rows, 0.5))
+    engine: Any = figure.get_layout_engine()
+    engine.set(wspace=0.06)
+    return figure
 
 
 def header(figure: Figure, found: Studies, title: str, *, intervals: bool = True) -> None:
     """What is shown, of which run, and what it was measured on."""
     replicates = {study.num_replicates for study in found.studies}
-    units = {study.num_units for study in found.studies} if intervals else set()
+    sure = {study.num_units for study in found.studies if study.reading(TRACE).low is not None}
     loc, problem = found.common("num_loc"), found.common("problem")
     parts = [
         f"{problem}{f', {loc} nodes' if loc else ''}" if problem else "",
@@ -50,7 +54,7 @@ def header(figure: Figure, found: Studies, title: str, *, intervals: bool = True
         _counted(found.common("num_starts"), "rollout"),
         _counted(replicates.pop() if len(replicates) == 1 else None, "replicate"),
         f"{found.common('reduction')} reduction" if found.common("reduction") else "",
-        f"intervals over {units.pop()} units of instances" if len(units) == 1 and None not in units else "",
+        f"intervals over {sure.pop()} units of instances" if intervals and len(sure) == 1 else "",
     ]
     small = " · ".join(part for part in parts if part)
     name = found.run if len(found.run) <= 40 else f"{found.run[:39]}…"
@@ -99,8 +103,8 @@ def shaded(scale: str) -> str:
 
 def look_of(found: Studies, row: int) -> dict[str, Any]:
     """An estimator's colour and marker, the same in every figure; a sweep is of one estimator."""
-    place = 0 if found.curve is not None else row % len(COLOURS)
-    return {"color": COLOURS[place], "marker": MARKERS[place]}
+    place = 0 if found.curve is not None else row
+    return {"color": COLOURS[place % len(COLOURS)], "marker": MARKERS[place % len(MARKERS)]}
 
 
 def lacks_interval(reading: Reading) -> bool:

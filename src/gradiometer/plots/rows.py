@@ -30,7 +30,7 @@ __all__ = [
     "whisker",
 ]
 
-NAME_WIDTH = 26
+NAME_WIDTH = 28
 MAX_TICKS = 5
 DECADES = 1.5
 
@@ -45,7 +45,7 @@ def row_axis(ax: Axes, names: Sequence[str]) -> None:
 def row_grid(ax: Axes, count: int) -> None:
     """Lines between the rows, also on a panel that shares them."""
     ax.tick_params(axis="y", length=0, pad=4)
-    ax.grid(axis="x")
+    ax.grid(visible=True, axis="x")
     ax.set_axisbelow(True)
     for line in range(1, count):
         ax.axhline(line - 0.5, color="#E3E3E3", linewidth=0.5, zorder=0)
@@ -86,7 +86,8 @@ def whisker(ax: Axes, at: float, low: float, high: float, *, upright: bool, colo
 def _word(ax: Axes, at: float, word: str, *, upright: bool) -> None:
     place = (at, 0.5) if upright else (0.5, at)
     transform = ax.get_xaxis_transform() if upright else ax.get_yaxis_transform()
-    ax.text(*place, word, transform=transform, ha="center", va="center", fontsize=6, color=INK, zorder=4)
+    box = {"boxstyle": "round,pad=0.2", "facecolor": "white", "edgecolor": "none"}
+    ax.text(*place, word, transform=transform, ha="center", va="center", fontsize=6, color=INK, bbox=box, zorder=4)
 
 
 def absent(ax: Axes, at: float, words: str, *, upright: bool = False, width: float = 0.8) -> None:
@@ -199,7 +200,7 @@ def _log_ticks(ax: Axes) -> None:
     for steps in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7)):
         ticks = [float(f"{step}e{power}") for power in powers for step in steps]
         ticks = [tick for tick in ticks if low <= tick <= high]
-        if len(ticks) >= 3:
+        if len(ticks) >= (2 if high / low > 10 else 3):
             break
     ax.set_xticks(ticks, [spoken(tick) for tick in ticks])
     ax.minorticks_off()
@@ -209,7 +210,7 @@ def spoken(number: float, digits: int = 2) -> str:
     """As a paper writes it: 0.031, 42, 1.3 × 10⁻⁵."""
     if number == 0 or not math.isfinite(number):
         return f"{number:g}"
-    if 1e-3 <= abs(number) < 1e4:
+    if 1e-4 <= abs(number) < 1e4:
         whole = abs(number) >= 10**digits
         return (f"{number:.0f}" if whole else f"{number:.{digits}g}").replace("-", "−")
     mantissa, power = f"{number:.{digits - 1}e}".split("e")

@@ -42,7 +42,8 @@ def draw_ratio(found: Studies) -> Figure:
     log_scale(ax, drawn)
     unity(ax)
     ax.set_xlabel(f"tr Cov / tr Cov of {found.studies[0].name} (1)")
-    marks = [legend_key("ratio, 95 % interval", linestyle="-")]
+    sure = any(ratio.low is not None for ratio in found.comparison.ratios[1:])
+    marks = [legend_key("ratio, 95 % interval", linestyle="-")] if sure else []
     if any(map(_may_be_chance, found.comparison.ratios[1:])):
         marks.append(legend_key("interval includes 1", markerfacecolor="white"))
     if any(lacks_interval(ratio) for ratio in found.comparison.ratios[1:]):
