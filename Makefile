@@ -6,13 +6,14 @@ STAMP  := $(VENV)/.installed
 # Two OpenMP threads collapse when anything else uses a core; tests run one process per core instead.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup demo test check bench bench-long docs clean
+.PHONY: help setup demo test check bench bench-long learn docs clean
 help:
 	@echo "make demo    set up, train a broken and a healthy CartPole, print what the gradients say"
 	@echo "make test    set up, run every test"
 	@echo "make check   ruff, ruff format, mypy --strict, fast tests"
 	@echo "make bench   measure speed side by side with the alternatives"
 	@echo "make bench-long  whole trainings and memory, a quarter of an hour"
+	@echo "make learn   the whole trainings of the labs, with verdicts; half an hour"
 	@echo "make docs    write the generated reference pages"
 	@echo "make clean   remove .venv and caches"
 
@@ -49,6 +50,10 @@ bench: $(VENV)/.bench
 bench-long: $(VENV)/.bench
 	$(BIN)/python -m benchmarks.trainers
 	$(BIN)/python -m benchmarks.memory
+
+learn: $(VENV)/.bench
+	$(BIN)/python -m benchmarks.sokoban_learns
+	$(BIN)/python -m benchmarks.tsp_learns
 
 docs: $(STAMP)
 	$(BIN)/python docs/generate.py

@@ -16,7 +16,7 @@ import pytest
 
 from gradiometer.cli.lists import spelled_out, whole_numbers
 from gradiometer.errors import UsageError
-from gradiometer.records import Row
+from gradiometer.records import Row, Table
 from gradiometer.store.writer import Writer
 
 PLAIN = {
@@ -51,9 +51,9 @@ def names(step: int, kind: str = "png") -> set[str]:
     }
 
 
-def synthetic() -> ModuleType:
-    file = Path(__file__).parents[1] / "plots" / "synthetic.py"
-    spec = importlib.util.spec_from_file_location("synthetic", file)
+def beside_the_figures(name: str) -> ModuleType:
+    file = Path(__file__).parents[1] / "plots" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -61,7 +61,8 @@ def synthetic() -> ModuleType:
     return module
 
 
-SYNTHETIC = synthetic()
+SYNTHETIC = beside_the_figures("synthetic")
+BANDITS = beside_the_figures("bandits")
 
 
 @pytest.fixture(scope="module")
@@ -166,6 +167,70 @@ def test_a_run_without_an_analysis_says_how_to_get_one(tmp_path: Path) -> None:
         writer.put(Row(step=1, wall_time=0.0, values={"loss": 1.0}))
     fails("no gradient analysis: train with trainer.gradient_analysis_every=50.*gradiometer analyze", "plot", "plain")
     fails("no gradient analysis", "plot", "plain", "--list-steps")
+
+
+@pytest.fixture(scope="module")
+def replicates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder: Path = BANDITS.keep_comparison(
+        tmp_path_factory.mktemp("runs") / "bandit", [BANDITS.study("pomo"), BANDITS.study("rloo")]
+    )
+    return folder
+
+
+OF_A_COMPARISON = ["variance_summary.png", "variance_replicates.png", "variance_ratio.png", "variance_records.json"]
+
+
+def test_replicates_are_drawn_into_a_folder_of_their_own(replicates: Path, tmp_path: Path) -> None:
+    done = gradiometer("plot", str(replicates))
+    assert done.returncode == 0, done.stderr
+    (folder,) = (tmp_path / "variance_outputs").iterdir()
+    assert re.fullmatch(r"bandit_[0-9a-f]{8}", folder.name)
+    assert {file.name for file in folder.iterdir()} == set(OF_A_COMPARISON)
+    assert done.stdout.startswith("replicates of pomo, rloo: 4 files\n")
+    for name in OF_A_COMPARISON:
+        assert str(Path("variance_outputs") / folder.name / name) in done.stdout
+    assert not (tmp_path / "gradient_analysis_outputs").exists()
+    records = json.loads((folder / "variance_records.json").read_text())
+    assert [record["config"]["label"] for record in records] == ["pomo", "rloo"]
+
+
+def test_the_files_of_replicates_are_printed_as_json_in_the_format_asked_for(replicates: Path) -> None:
+    done = gradiometer("plot", str(replicates), "--json", "--output-dir", "here", "--format", "svg")
+    names = [name.replace(".png", ".svg") for name in OF_A_COMPARISON]
+    files = [str(Path("here") / name) for name in names]
+    assert json.loads(done.stdout) == {"run": str(replicates / "run.db"), "steps": [], "files": files}
+    assert {file.name for file in Path("here").iterdir()} == set(names)
+
+
+def test_a_list_of_steps_says_that_a_run_holds_replicates_instead(replicates: Path, tmp_path: Path) -> None:
+    done = gradiometer("plot", str(replicates), "--list-steps")
+    assert done.returncode == 0
+    assert done.stdout == "bandit: replicates of pomo, rloo, and no gradient analyses\n"
+    listed = json.loads(gradiometer("plot", str(replicates), "--list-steps", "--json").stdout)
+    assert listed == {"run": str(replicates / "run.db"), "steps": [], "files": [], "replicates": ["pomo", "rloo"]}
+    fails("holds replicates and no analysis steps: leave --step out", "plot", str(replicates), "--step", "0")
+    assert not list(tmp_path.iterdir()), "nothing was drawn"
+
+
+def test_a_run_with_analyses_and_replicates_gets_the_figures_of_both(tmp_path: Path) -> None:
+    record = BANDITS.study("pomo", extended=False).record
+    with Writer(tmp_path / "both") as writer:
+        writer.put(Row(step=1, wall_time=0.0, values=SYNTHETIC.metrics(1)))
+        writer.put(Table(step=0, name="replicates", content=[record]))
+    shown = gradiometer("plot", "both", "--list-steps").stdout
+    assert shown.startswith("both: replicates of pomo\nboth: 1 gradient analysis\nstep 1: ")
+    found = json.loads(gradiometer("plot", "both", "--json", "--output-dir", "out").stdout)
+    drawn = names(1) | {"variance_summary.png", "variance_replicates.png", "variance_records.json"}
+    assert {Path(file).name for file in found["files"]} == drawn == {file.name for file in Path("out").iterdir()}
+    assert found["steps"] == [1]
+    chosen = json.loads(gradiometer("plot", "both", "--json", "--step", "1").stdout)
+    assert {Path(file).name for file in chosen["files"]} == names(1)
+
+
+def test_a_table_of_replicates_that_is_none_is_one_line(tmp_path: Path) -> None:
+    with Writer(tmp_path / "odd") as writer:
+        writer.put(Table(step=0, name="replicates", content=[{"config": {}}]))
+    fails("'replicates' of odd.* is not what `gradiometer variance` keeps", "plot", "odd")
 
 
 @pytest.mark.parametrize(

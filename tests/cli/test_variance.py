@@ -80,6 +80,8 @@ def test_a_comparison_says_which_varies_less(call, capsys: pytest.CaptureFixture
 
 
 def test_lists_are_taken_as_people_write_them(call, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("--algorithm", "pomo,rloo", "--no-controls", "--json", "--run", "none") == 0
+    assert [row["label"] for row in json.loads(capsys.readouterr().out)["comparison"]["rows"]] == ["pomo", "rloo"]
     assert call("--compare", "pomo,rloo", "--compare", "dr_grpo", "--no-controls", "--json", "--run", "none") == 0
     rows = json.loads(capsys.readouterr().out)["comparison"]["rows"]
     assert [row["label"] for row in rows] == ["pomo", "rloo", "dr_grpo"]

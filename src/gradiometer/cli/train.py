@@ -70,13 +70,12 @@ def progress_bar(label: str) -> Iterator[Callable[[Progress], None]]:
 
 
 def _plain_lines(label: str) -> Callable[[Progress], None]:
-    said = 0
+    said: dict[str, int] = {}
 
     def say(now: Progress) -> None:
-        nonlocal said
         part = now.done * PLAIN_LINES // now.total
-        if part > said:
-            said = part
+        if part > said.get(now.unit, 0):
+            said[now.unit] = part
             reached = "" if math.isnan(now.mean_return) else f", return {_return(now)}"
             print(f"{label}: {now.done}/{now.total} {now.unit}{reached}", file=sys.stderr, flush=True)
 

@@ -33,7 +33,10 @@ CURVES = ("rollouts", "k")
 def variance(request: Request) -> None:
     """Measure, print, keep in a run, and write the file that was asked for."""
     target = _checked_target(request.save_path)
-    compare, values = words(request.compare or []), whole_numbers(request.values or [], option="--values")
+    algorithms, compare = words([request.algorithm]), words(request.compare or [])
+    values = whole_numbers(request.values or [], option="--values")
+    if len(algorithms) > 1:  # several algorithms are a comparison
+        compare = words([*algorithms, *compare])
     _check(request, compare, values)
     names, studies = _curve(request, values) if request.curve else _studies(request, compare)
     extra = _extra(names, studies, compare=bool(compare), curve=request.curve, values=values)

@@ -200,7 +200,7 @@ def _log_ticks(ax: Axes) -> None:
     for steps in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7)):
         ticks = [float(f"{step}e{power}") for power in powers for step in steps]
         ticks = [tick for tick in ticks if low <= tick <= high]
-        if len(ticks) >= (2 if high / low > 10 else 3):
+        if len(ticks) >= (2 if high / low > 4 else 3):
             break
     ax.set_xticks(ticks, [spoken(tick) for tick in ticks])
     ax.minorticks_off()

@@ -49,7 +49,7 @@ def draw_ratio(found: Studies) -> Figure:
     if any(lacks_interval(ratio) for ratio in found.comparison.ratios[1:]):
         marks.append(no_interval_key())
     under(figure, marks, found.comparison.sentences)
-    header(figure, found, f"Variance relative to {found.studies[0].name}")
+    header(figure, found, f"Variance relative to {found.studies[0].name}", intervals=sure)
     return figure
 
 

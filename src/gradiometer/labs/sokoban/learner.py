@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -46,10 +47,10 @@ def make_learner(config: Config, device: torch.device) -> Learner:
     )
 
 
-def warm_up(learner: Learner, config: Config) -> float | None:
+def warm_up(learner: Learner, config: Config, progress: Callable[[int], None] | None = None) -> float | None:
     """Imitate the solver; actor, reference and critic start from there. Returns the last loss, None without any step."""
     pupil = frozen(learner.actor).requires_grad_(True)  # a copy, so that the meter sees the training proper only
-    loss = warm_start(pupil, learner.dialogue, config)
+    loss = warm_start(pupil, learner.dialogue, config, progress)
     learner.actor.load_state_dict(pupil.state_dict())
     learner.reference.load_state_dict(pupil.state_dict())
     if learner.critic is not None:

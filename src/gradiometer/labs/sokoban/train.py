@@ -11,6 +11,7 @@ import dataclasses
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -71,7 +72,7 @@ def train(config: Config, progress: Callable[[Progress], None] | None = None) ->
         if resumed is not None:
             meter.load_state_dict(resumed)
         training = Training(learner, pieces, meter)
-        training.prepare()
+        training.prepare(progress)
         for step in range(learner.step + 1, pieces.config.trainer.total_training_steps + 1):
             training.advance(step)
             if progress is not None:
@@ -95,11 +96,12 @@ class Training:
         self._analyses: dict[int, Anatomy] = {}
         self._saved: Path | None = None
 
-    def prepare(self) -> None:
+    def prepare(self, progress: Callable[[Progress], None] | None = None) -> None:
         """Imitate the solver, unless the weights come from elsewhere; validate, if asked."""
         learner, config = self.learner, self.config
         if learner.step == 0 and config.model_path is None:
-            loss = warm_up(learner, config)
+            say = None if progress is None else partial(_warming_up, progress, config.warm_start.steps)
+            loss = warm_up(learner, config, say)
             if loss is not None:
                 message = f"the actor has imitated the solver for {config.warm_start.steps} steps"
                 self.meter.event("warm-start", message, step=0, loss=loss)
@@ -238,6 +240,10 @@ class Training:
             model=self.learner.actor,
             tokenizer=self.learner.tokenizer,
         )
+
+
+def _warming_up(progress: Callable[[Progress], None], total: int, done: int) -> None:
+    progress(Progress(done=done, total=total, unit="steps of imitation", mean_return=float("nan")))
 
 
 def watched(learner: Learner, config: Config) -> gm.Meter:

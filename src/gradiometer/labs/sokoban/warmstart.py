@@ -6,6 +6,8 @@ So it knows more about the game than it plays, and the training can teach it to 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -23,7 +25,9 @@ RAMP = 20
 """Optimizer steps over which the step size grows to its full length."""
 
 
-def warm_start(actor: PreTrainedModel, dialogue: Dialogue, config: Config) -> float | None:
+def warm_start(
+    actor: PreTrainedModel, dialogue: Dialogue, config: Config, progress: Callable[[int], None] | None = None
+) -> float | None:
     """Fit the actor to the solver's games; returns the last mean loss, nats per token, or None if there was no step."""
     settings = config.warm_start
     if settings.steps == 0:
@@ -41,6 +45,8 @@ def warm_start(actor: PreTrainedModel, dialogue: Dialogue, config: Config) -> fl
         loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(actor.parameters(), 1.0)
         optimizer.step()
+        if progress is not None:
+            progress(number + 1)
     return loss.item()
 
 
