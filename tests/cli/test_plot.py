@@ -154,7 +154,7 @@ def test_wrong_input_is_one_line(run: Path, tmp_path: Path) -> None:
     fails("is not a run but a folder of runs: open one of ppo", "plot", str(run.parent))
     fails("notes.txt is not a run", "plot", "notes.txt")
     fails("give a run", "plot")
-    fails("--step abc: a step is a whole number", "plot", str(run), "--step", "abc")
+    fails("--step abc: expected a whole number", "plot", str(run), "--step", "abc")
     fails(r"unknown analysis step '7' \(ppo has an analysis at 1, 11, 21\)", "plot", str(run), "--step", "1", "7")
     fails("cannot write into notes.txt", "plot", str(run), "--output-dir", "notes.txt")
     fails(r"unknown format 'bmp' \(there are png, pdf, svg\)", "plot", str(run), "--format", "bmp")
@@ -257,7 +257,7 @@ def test_a_list_ends_where_an_option_or_a_name_begins() -> None:
     assert spelled_out(["--step", "1", "--output-dir", "7", "8"], "--step") == ["--step", "1", "--output-dir", "7", "8"]
     assert spelled_out(["--step", "1", "run", "2"], "--step") == ["--step", "1", "run", "2"]
     assert spelled_out(["--step", "1", "--", "2"], "--step") == ["--step", "1", "--", "2"]
-    with pytest.raises(UsageError, match="needs a step"):
+    with pytest.raises(UsageError, match="needs a number"):
         whole_numbers([","], option="--step")
 
 

@@ -25,7 +25,7 @@ from gradiometer.plots.frame import look_of
 from gradiometer.plots.replicates import RECORDS_NAME, draw_replicates, draw_variance, write_replicates
 from gradiometer.plots.rows import log_scale, signed_scale, spoken
 from gradiometer.plots.studies import ESS, NORM, PROJECTION, SNR, TOP_SHARE, TRACE, Studies, read_studies
-from gradiometer.plots.style import GREY, sheet, styled
+from gradiometer.plots.style import GREY, render, sheet, styled
 from gradiometer.plots.verdicts import draw_curve, draw_ratio
 from gradiometer.records import Row, Table
 from gradiometer.store.strictjson import to_json
@@ -293,10 +293,13 @@ def test_the_files_are_those_the_run_has_something_for(kind: str, compared: Path
         assert [file.name for file in files] == [*names, RECORDS_NAME]
         assert {file.name for file in target.iterdir()} == {*names, RECORDS_NAME}
         start = {"png": b"\x89PNG", "pdf": b"%PDF", "svg": b"<?xml"}[kind]
-        before = {file: file.read_bytes() for file in files}
-        assert all(before[file].startswith(start) for file in files[:3])
-        assert write_replicates(found, target, kind=kind) == files
-        assert {file: file.read_bytes() for file in files} == before, "the same run gives the same bytes"
+        assert all(file.read_bytes().startswith(start) for file in files[:3])
+
+
+@pytest.mark.parametrize("kind", ["png", "pdf", "svg"])
+def test_the_same_run_gives_the_same_bytes(kind: str, compared: Path) -> None:
+    with styled():
+        assert render(draw_ratio(read(compared)), kind) == render(draw_ratio(read(compared)), kind)
 
 
 def test_the_records_are_written_as_they_were_kept(gaps: Path, tmp_path: Path) -> None:

@@ -32,7 +32,8 @@ CHECKPOINT = re.compile(r"global_step_(\d+)")
 
 def analyze(target: str, overrides: list[str], *, config_name: str | None, as_json: bool) -> None:
     """One probe, with the shuffled-reward null beside each number; nothing is trained but the critic of that step."""
-    name, given = _of_checkpoint(Path(target)) if Path(target).is_dir() else _of_lab(target)
+    is_folder = target not in labs.LABS and Path(target).is_dir()  # a folder called like a lab is written ./sokoban
+    name, given = _of_checkpoint(Path(target)) if is_folder else _of_lab(target)
     config = prepared(name, [*given, *ONCE, *overrides], config_name=config_name)
     with progress_bar(name) as progress:
         result = labs.find(name).train(config, progress)
@@ -140,14 +141,14 @@ def _row(found: Anatomy, bucket: str, term: str) -> tuple[str, ...]:
         _short(value("grad_norm/<bucket>/null/<term>")),
         _short(value("grad_norm/<bucket>/signal/<term>")),
         "-" if low is None or high is None else f"{_short(low)} … {_short(high)}",
-        _short(value("grad_norm/<bucket>/snr/<term>")),
-        _short(value("grad_norm/<bucket>/share/<term>")),
+        _short(value("grad_norm/<bucket>/snr/<term>"), "{:.2g}"),
+        _short(value("grad_norm/<bucket>/share/<term>"), "{:.3f}"),
     )
 
 
-def _short(value: float | None) -> str:
+def _short(value: float | None, shape: str = "{:.3g}") -> str:
     """Three digits: an interval should fit on the line."""
-    return "-" if value is None else f"{value:.3g}"
+    return "-" if value is None else shape.format(value)
 
 
 def _verdict(found: Anatomy) -> str:

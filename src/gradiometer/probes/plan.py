@@ -19,6 +19,8 @@ from gradiometer.maths.groups import RolloutFilter
 __all__ = ["ALL", "Part", "Plan", "Weights", "check_batch", "make_plan", "permuted_inside", "weights_of", "whole"]
 
 ALL = "all"
+ALIKE = 0.8  # of the longest row's width: below, padding costs more than another forward
+WORTHWHILE = 256  # tokens of a forward
 MIN_CROSS_FIT = 4  # rollouts of a group: two for its reward std, two for its gradient
 
 
@@ -44,12 +46,32 @@ class Plan:
         """The rows of the batch in that bucket."""
         return np.concatenate([self.parts[i].rows for i in self.buckets[bucket]])
 
-    def micro_batches(self, size: int | None) -> Iterator[tuple[int, NDArray[np.intp]]]:
-        """Rows that go through the model together, each time of one part."""
+    def micro_batches(
+        self, size: int | None, widths: NDArray[np.intp] | None = None
+    ) -> Iterator[tuple[int, NDArray[np.intp]]]:
+        """Rows that go through the model together, each time of one part; of similar width, where widths are known."""
         for number, part in enumerate(self.parts):
-            step = len(part.rows) if size is None else size
-            for start in range(0, len(part.rows), step):
-                yield number, part.rows[start : start + step]
+            limit = len(part.rows) if size is None else size
+            if widths is None:
+                for start in range(0, len(part.rows), limit):
+                    yield number, part.rows[start : start + limit]
+            else:
+                for rows in _alike(part.rows, widths[part.rows], limit):
+                    yield number, rows
+
+
+def _alike(rows: NDArray[np.intp], widths: NDArray[np.intp], limit: int) -> Iterator[NDArray[np.intp]]:
+    """Longest first, cut where a row is much shorter than the first, if what is there is worth a forward."""
+    order = np.argsort(-widths, kind="stable")
+    start = 0
+    for place in range(1, len(order) + 1):
+        longest = widths[order[start]]
+        full = place - start >= limit
+        ends = place == len(order)
+        shorter = not ends and widths[order[place]] < ALIKE * longest and (place - start) * longest >= WORTHWHILE
+        if full or ends or shorter:
+            yield rows[order[start:place]]
+            start = place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -87,7 +87,8 @@ class Survey:
         if torch.is_inference_mode_enabled():
             raise UsageError("a probe needs gradients, and torch.inference_mode() is on: call it outside")
         rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-        pieces = list(self._plan.micro_batches(micro_batch_size))
+        widths = None if trim is None else _widths(batch, trim, self._weights.token)
+        pieces = list(self._plan.micro_batches(micro_batch_size, widths))
         self._alone = null is None
         if len(pieces) < world:
             raise UsageError(
@@ -97,7 +98,8 @@ class Survey:
         try:
             for number, (part, rows) in enumerate(pieces):
                 if number % world == rank:
-                    self._take(part, rows, batch, loss_terms, null, trim)
+                    cut = None if widths is None else _Cut(batch, trim, int(widths[rows].max()))
+                    self._take(part, rows, batch, loss_terms, null, cut)
                 if progress is not None:
                     progress(number + 1, len(pieces))
         except Exception as raised:
@@ -115,12 +117,13 @@ class Survey:
         batch: Mapping[str, Tensor],
         loss_terms: LossTerms,
         null: Mapping[str, Tensor] | None,
-        trim: Trim,
+        cut: _Cut | None,
     ) -> None:
         micro = _rows_of(batch, rows)
         replaced = {} if null is None else _rows_of(null, rows)
         weight = self._weights.token[torch.as_tensor(rows, device=self._weights.token.device)]
-        micro, replaced, weight = _trimmed(micro, replaced, weight, trim)
+        if cut is not None:
+            micro, replaced, weight = cut.entries(micro), cut.entries(replaced), cut.weight(weight)
         with torch.enable_grad():
             found = dict(loss_terms({**micro, **{f"null_{name}": entry for name, entry in replaced.items()}}))
             self._check(found)
@@ -224,32 +227,42 @@ def _rows_of(batch: Mapping[str, Tensor], rows: NDArray[np.intp]) -> dict[str, T
     return {name: entry[torch.as_tensor(rows, device=entry.device)] for name, entry in batch.items()}
 
 
-def _trimmed(
-    micro: dict[str, Tensor], replaced: dict[str, Tensor], weight: Tensor, trim: Trim
-) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
-    """Without the columns at the right that only padding reaches: they cost as much as words."""
-    if trim is None:
-        return micro, replaced, weight
-    attention, *names = [trim] if isinstance(trim, str) else trim
-    missing = [name for name in (attention, *names) if name not in micro]
-    if missing or micro[attention].ndim != 2:
+def _widths(batch: Mapping[str, Tensor], trim: Trim, weights: Tensor) -> NDArray[np.intp]:
+    """How many columns of each row attention reaches, [N], at least one: found before the walk, where a sync is cheap."""
+    attention, *names = [trim] if isinstance(trim, str) else list(trim or ())
+    missing = [name for name in (attention, *names) if name not in batch]
+    if missing or batch[attention].ndim != 2:
         wrong = missing[0] if missing else attention
         raise UsageError(f"trim: {wrong!r} is no [N, T] entry of the batch; give the name of its attention mask first")
-    width = micro[attention].shape[1]
-    used = int(((micro[attention] != 0).any(0) * torch.arange(1, width + 1, device=micro[attention].device)).max())
-    used = max(used, 1)  # a sync: the width of a tensor is a number of the host
+    widths = _last_used(batch[attention]).clamp(min=1).cpu()
+    if weights.ndim == 2:
+        less = batch[attention].shape[1] - weights.shape[1]
+        if bool((_last_used(weights).cpu() > (widths - less).clamp(min=1)).any()):
+            raise UsageError(f"the mask counts tokens that {attention!r} calls padding: they cannot be trimmed")
+    return widths.numpy().astype(np.intp)
 
-    def cut(entry: Tensor, name: str = "") -> Tensor:
+
+def _last_used(mask: Tensor) -> Tensor:
+    """One past the last column that is not zero, of each row; 0 where all are."""
+    return ((mask != 0) * torch.arange(1, mask.shape[1] + 1, device=mask.device)).amax(1)
+
+
+class _Cut:
+    """Without the columns at the right that only padding reaches: they cost as much as words."""
+
+    def __init__(self, batch: Mapping[str, Tensor], trim: Trim, used: int) -> None:
+        attention, *self._names = [trim] if isinstance(trim, str) else list(trim or ())
+        self._attention, self._width, self._used = attention, batch[attention].shape[1], used
+
+    def entries(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """All of the mask's width, or those that were named."""
+        wanted = {self._attention, *self._names}
+        return {name: self.weight(e) if not self._names or name in wanted else e for name, e in rows.items()}
+
+    def weight(self, entry: Tensor) -> Tensor:
         """Losses of the next token have one column less."""
-        wanted = not names or name in (attention, *names, "")
-        less = width - entry.shape[1] if entry.ndim >= 2 else 2
-        return entry[:, : max(used - less, 1)] if wanted and less in (0, 1) else entry
-
-    kept = cut(weight)
-    if bool((weight[:, kept.shape[1] :] != 0).any()) if weight.ndim == 2 else False:
-        raise UsageError(f"the mask counts tokens that {attention!r} calls padding: they cannot be trimmed")
-    both = [{name: cut(entry, name) for name, entry in entries.items()} for entries in (micro, replaced)]
-    return both[0], both[1], kept
+        less = self._width - entry.shape[1] if entry.ndim >= 2 else 2
+        return entry[:, : max(self._used - less, 1)] if less in (0, 1) else entry
 
 
 def _weighted(name: str, loss: Tensor, weight: Tensor) -> Tensor:
