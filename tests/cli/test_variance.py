@@ -90,8 +90,10 @@ def test_lists_are_taken_as_people_write_them(call, capsys: pytest.CaptureFixtur
 
 
 def test_a_curve_answers_how_many_rollouts(call, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call("--curve", "rollouts", "--values", "2", "4", "--no-controls") == 0
+    assert call("--curve", "rollouts", "--values", "2", "4", "--no-controls", "--run", "sweep") == 0
     assert "rollouts" in capsys.readouterr().out
+    kept = gm.load("sweep").names()
+    assert {"variance/pomo(rollouts=2)/snr", "variance/pomo(rollouts=4)/snr"} <= set(kept)
     assert call("--curve", "k", "--values", "2", "3", "--algorithm", "maxk_pomo", "--no-controls") == 0
     assert "Of the K measured" in capsys.readouterr().out
 

@@ -112,14 +112,21 @@ def plot(
     step: Annotated[
         list[str] | None, typer.Option(metavar="N...", help="Only these steps, e.g. --step 1 11 21; all unless told.")
     ] = None,
-    list_steps: Annotated[bool, typer.Option("--list-steps", help="Only say which steps have an analysis.")] = False,
+    list_steps: Annotated[
+        bool,
+        typer.Option("--list-steps", help="Only say which steps have an analysis, and of what there are replicates."),
+    ] = False,
     output_dir: Annotated[
-        str, typer.Option(metavar="DIR", help="Where the files go; gradient_analysis_outputs/NAME_ID unless told.")
+        str,
+        typer.Option(
+            metavar="DIR",
+            help="Where the files go, unless gradient_analysis_outputs/NAME_ID or variance_outputs/NAME_ID.",
+        ),
     ] = "",
     format: Annotated[str, typer.Option(metavar="png|pdf|svg", help="What the figures are.")] = "png",
     json: Json = False,
 ) -> None:
-    """The gradient analyses of a run: five figures, the metrics and the group table of each step."""
+    """The gradient analyses of a run (five figures, metrics and group table of each step), and its replicates."""
     from gradiometer.cli import plot as verb
 
     verb.plot(

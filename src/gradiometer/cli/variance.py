@@ -107,8 +107,10 @@ def _recipe(request: Request, name: str) -> tuple[str, dict[str, Any]]:
     }
 
 
-def _study(request: Request, opened: Opened, name: str, progress: Callable[[int, int], None]) -> Replicates:
-    from gradiometer.probes.replicates import study
+def _study(
+    request: Request, opened: Opened, name: str, progress: Callable[[int, int], None], *, swept: bool = False
+) -> Replicates:
+    from gradiometer.probes.replicates import label_of, study
     from gradiometer.probes.subject import Recipe
 
     algorithm, options = _recipe(request, name)
@@ -134,6 +136,8 @@ def _study(request: Request, opened: Opened, name: str, progress: Callable[[int,
         engine=request.engine,
         workers=request.workers,
         threads=request.threads,
+        # In a sweep over rollouts the algorithm alone would be one name for several studies.
+        label=label_of(algorithm, {**options, "rollouts": opened.rollouts}) if swept else None,
         config=config,
         progress=progress,
     )
@@ -158,7 +162,7 @@ def _curve(request: Request, values: list[int]) -> tuple[list[str], list[Replica
         asked = replace(request, num_starts=value) if curve == "rollouts" else replace(request, k=value)
         opened = _opened(asked, algorithm=None)
         with _progress(f"{curve} {value}") as progress:
-            studies.append(_study(asked, opened, request.algorithm, progress))
+            studies.append(_study(asked, opened, request.algorithm, progress, swept=curve == "rollouts"))
     return [f"{curve} {value}" for value in values], studies
 
 

@@ -72,6 +72,8 @@ def compared(studies: Sequence[Replicates], names: Sequence[str] | None = None) 
 def sentence(row: Row, first: Row) -> str:
     """The verdict in words; nothing is said that the interval does not carry."""
     ratio = row.ratio
+    if row.snr is None:
+        return f"{row.label} and {first.label} have one replicate each: their variance is undefined."
     if math.isnan(ratio.value):
         return f"{row.label} cannot be compared with {first.label}: one of them does not vary at all."
     if ratio.low is None or ratio.high is None:

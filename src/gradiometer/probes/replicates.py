@@ -127,6 +127,7 @@ def study(
     engine: str = "serial",
     workers: int = 1,
     threads: int = 1,
+    label: str | None = None,
     config: Mapping[str, Any] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Replicates:
@@ -140,7 +141,7 @@ def study(
     series = {name: [result[name] for result in found[:num_replicates]] for name in SOURCE_SERIES}
     record: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
-        "config": {**(config or {}), "label": label_of(recipe.algorithm, recipe.options), **plan.config()},
+        "config": {**(config or {}), "label": label or label_of(recipe.algorithm, recipe.options), **plan.config()},
         "metrics": summary_of(series),
         "per_replicate": series,
     }
