@@ -114,13 +114,13 @@ def plot(
     ] = None,
     list_steps: Annotated[
         bool,
-        typer.Option("--list-steps", help="Only say which steps have an analysis, and of what there are replicates."),
+        typer.Option("--list-steps", help="Only say what there is to draw."),
     ] = False,
     output_dir: Annotated[
         str,
         typer.Option(
             metavar="DIR",
-            help="Where the files go, unless gradient_analysis_outputs/NAME_ID or variance_outputs/NAME_ID.",
+            help="Where the files go; unless told, a folder NAME_ID in gradient_analysis_outputs.",
         ),
     ] = "",
     format: Annotated[str, typer.Option(metavar="png|pdf|svg", help="What the figures are.")] = "png",
