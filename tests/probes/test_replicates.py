@@ -5,9 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
-import os
 import random
-import signal
 import warnings
 
 import numpy as np
@@ -136,11 +134,18 @@ def test_two_runs_of_one_seed_are_identical_and_neighbouring_seeds_share_nothing
 
 @pytest.mark.slow
 def test_processes_give_the_same_bits() -> None:
-    policy, instances = problem()
-    options = {"num_replicates": 2, "seed": 5, "random_policy": Bandit()}
+    policy, instances = installed()
+    options = {"num_replicates": 2, "seed": 5, "random_policy": installed()[0]}
     assert plain(replicates(policy, instances, **options)) == plain(
         replicates(policy, instances, engine="processes", workers=2, **options)
     )
+
+
+def test_a_policy_that_cannot_travel_is_told_of_at_once() -> None:
+    policy, instances = problem()
+    policy.reward = lambda arms: arms
+    with pytest.raises(gm.UsageError, match="cannot be sent to another process"):
+        replicates(policy, instances, num_replicates=2, engine="processes", workers=2)
 
 
 @pytest.mark.slow
@@ -163,25 +168,35 @@ def installed() -> tuple[nn.Module, Tensor]:
     return policy, torch.rand(8, 5, 2)
 
 
-class Killer(Bandit):
-    """Its first worker dies; the marker on disk says that it has happened."""
+KILLER = """
+import os, signal
+import torch
+from torch import nn
 
-    def __init__(self, marker: str) -> None:
+class Killer(nn.Module):
+    def __init__(self, marker):
         super().__init__()
-        self.marker = marker
+        self.marker, self.layer = marker, nn.Linear(5, 5)
 
-    def forward(self, instances: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, instances):
         if not os.path.exists(self.marker):
-            with open(self.marker, "w"):
-                pass
+            open(self.marker, "w").close()
             os.kill(os.getpid(), signal.SIGKILL)
-        return super().forward(instances)
+        policy = torch.distributions.Categorical(logits=self.layer(instances))
+        arms = policy.sample((6,))
+        return instances.gather(1, arms.T), policy.log_prob(arms).T
+"""
 
 
 @pytest.mark.slow
-def test_the_work_of_a_lost_worker_is_done_again(tmp_path) -> None:
+def test_the_work_of_a_lost_worker_is_done_again(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first worker kills itself; the marker on disk says that it has happened."""
+    (tmp_path / "killer_policy.py").write_text(KILLER)
+    monkeypatch.syspath_prepend(tmp_path)
+    import killer_policy
+
     torch.manual_seed(0)
-    killer, instances = Killer(str(tmp_path / "killed")), torch.randn(8, 5)
+    killer, instances = killer_policy.Killer(str(tmp_path / "killed")), torch.randn(8, 5)
     found = replicates(killer, instances, num_replicates=2, engine="processes", workers=2, controls=False)
     assert (tmp_path / "killed").exists()
     assert plain(found) == plain(replicates(killer, instances, num_replicates=2, controls=False))

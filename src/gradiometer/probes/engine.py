@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -76,20 +77,33 @@ _HELD: dict[str, Any] = {}
 """A worker's subject: loaded once, used for all its tasks."""
 
 
-def _begin(load: Callable[[], Any], threads: int) -> None:
+def _begin(load: bytes, threads: int) -> None:
+    """Nothing that could fail: a worker that dies in its first lines takes the reason with it."""
     torch.set_num_threads(threads)
-    _HELD["subject"] = load()
+    _HELD.update(load=load)
 
 
-def _do(task: Task) -> Any:
-    return task(_HELD["subject"])
+def _do(task: bytes) -> Any:
+    if "subject" not in _HELD:
+        _HELD["subject"] = pickle.loads(_HELD["load"])()
+    return pickle.loads(task)(_HELD["subject"])
+
+
+def _packed(thing: Any) -> bytes:
+    try:
+        return pickle.dumps(thing)
+    except (pickle.PicklingError, AttributeError, TypeError) as problem:
+        raise UsageError(
+            f"the policy or the instances cannot be sent to another process ({problem}): use engine='serial', or a policy "
+            "whose class is defined in a module and holds no lambdas"
+        ) from problem
 
 
 def _processes(tasks: Sequence[Task], load: Callable[[], Any], workers: int, threads: int) -> Iterator[tuple[int, Any]]:
-    left = dict(enumerate(tasks))
+    left, packed = {place: _packed(task) for place, task in enumerate(tasks)}, _packed(load)
     for _ in range(ATTEMPTS):
         try:
-            for place, result in _pooled(left, load, workers, threads):
+            for place, result in _pooled(left, packed, workers, threads):
                 del left[place]
                 yield place, result
         except BrokenProcessPool:  # a worker was killed: what it had not delivered is done again
@@ -98,15 +112,22 @@ def _processes(tasks: Sequence[Task], load: Callable[[], Any], workers: int, thr
     raise GradiometerError(f"{ATTEMPTS} times a worker was lost, with {len(left)} tasks to go: is there enough memory?")
 
 
-def _pooled(tasks: dict[int, Task], load: Callable[[], Any], workers: int, threads: int) -> Iterator[tuple[int, Any]]:
+def _pooled(tasks: dict[int, bytes], load: bytes, workers: int, threads: int) -> Iterator[tuple[int, Any]]:
     # Forking a process that has run torch can hang in its thread pool.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=(load, threads)) as pool:
         waiting: dict[Future[Any], int] = {pool.submit(_do, task): place for place, task in tasks.items()}
-        while waiting:
-            finished, _ = wait(waiting, return_when=FIRST_COMPLETED)
-            for future in finished:
-                yield waiting.pop(future), future.result()
+        try:
+            while waiting:
+                finished, _ = wait(waiting, return_when=FIRST_COMPLETED)
+                for future in finished:
+                    yield waiting.pop(future), future.result()
+        except (ModuleNotFoundError, AttributeError) as problem:
+            raise UsageError(
+                f"a worker could not find the policy ({problem}): put its class into a module that can be imported"
+            ) from problem
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)  # an error or Ctrl-C does not wait for what nobody wants
 
 
 def _ray(tasks: Sequence[Task], load: Callable[[], Any], workers: int, threads: int) -> Iterator[tuple[int, Any]]:
@@ -133,6 +154,6 @@ def _ray(tasks: Sequence[Task], load: Callable[[], Any], workers: int, threads: 
 
 def _remote(task: Task, load: Callable[[], Any], threads: int, token: str) -> Any:
     if _HELD.get("token") != token:  # Ray keeps its workers: this one may hold the subject of an earlier call
-        _begin(load, threads)
-        _HELD["token"] = token
-    return _do(task)
+        torch.set_num_threads(threads)
+        _HELD.update(subject=load(), token=token)
+    return task(_HELD["subject"])
