@@ -61,7 +61,7 @@ def print_memory() -> None:
 
 def print_workers() -> None:
     """The same study in one process and in two, after each has started."""
-    load, cities = partial(subject, 20, 64), instances(FEW, 20)
+    load, cities = partial(subject, 20, 64), instances(4 * FEW, 20)
     taken: dict[str, float] = {}
     for name, options in {"one": {"engine": "serial"}, "two": {"engine": "processes", "workers": 2}}.items():
         start = time.perf_counter()

@@ -11,6 +11,7 @@ GradiometerError
 │   ├── UnknownName                  a metric, series, lab, fault, override or block nobody knows; says what is close
 │   ├── NothingToWatch               no parameter that could ever get a gradient
 │   └── MissingExtra (also an ImportError)   an optional package is not installed; says the pip line
+├── WorkersLost                      worker processes died again and again
 └── NonFiniteGradient                raised only when asked for, with on_nonfinite="raise"
 
 GradiometerWarning (a UserWarning)   the instrument is in trouble; the training goes on
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 __all__ = [
     "GradiometerError",
@@ -35,6 +37,7 @@ __all__ = [
     "SchemaTooNew",
     "UnknownName",
     "UsageError",
+    "WorkersLost",
 ]
 
 
@@ -74,12 +77,18 @@ class UnknownName(UsageError):
     """A name nobody knows, with the known ones closest to it."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str], *, hint: str = "") -> None:
+        known = tuple(known)
         self.kind, self.name = kind, name
         self.close = close_names(name, known)
         message = f"unknown {kind} {name!r}"
         if self.close:
             message += f"; did you mean {' or '.join(repr(other) for other in self.close)}?"
         super().__init__(f"{message} {hint}".rstrip())
+        self._hint, self._known = hint, known
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """So that it comes back whole from a worker process."""
+        return _unknown_name, (self.kind, self.name, self._known, self._hint)
 
 
 class NothingToWatch(UsageError):
@@ -91,6 +100,15 @@ class MissingExtra(UsageError, ImportError):
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
         super().__init__(f'{purpose} needs {package}, which is not installed: pip install "gradiometer[{extra}]"')
+        self._told = (package, extra, purpose)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """So that it comes back whole from a worker process."""
+        return type(self), self._told
+
+
+class WorkersLost(GradiometerError):
+    """Worker processes died again and again, with work left to do."""
 
 
 class NonFiniteGradient(GradiometerError):
@@ -99,6 +117,10 @@ class NonFiniteGradient(GradiometerError):
 
 class GradiometerWarning(UserWarning):
     """The instrument is in trouble; the training goes on."""
+
+
+def _unknown_name(kind: str, name: str, known: tuple[str, ...], hint: str) -> UnknownName:
+    return UnknownName(kind, name, known, hint=hint)
 
 
 def close_names(name: str, known: Iterable[str], limit: int = 3) -> list[str]:

@@ -124,6 +124,14 @@ def test_one_replicate_says_that_intervals_are_undefined(call, capsys: pytest.Ca
         (["--library", "torch"], "auto, gradiometer or rl4co"),
         (["--ckpt_path", "nowhere.ckpt"], "no checkpoint nowhere.ckpt"),
         (["--device", "cuda"], "device"),
+        (["--seed", "-5"], "--seed"),
+        (["--num_loc", "2"], "use 4 or more"),
+        (["--curve", "rollouts", "--values", "0", "2"], "use 2 or more"),
+        (["--alpha", "nan"], "--alpha"),
+        (
+            ["--algorithm", "maxk_pomo", "--any-algorithm", "--k", "3", "--baseline", "foo", "--engine", "processes"],
+            "baseline",
+        ),
     ],
 )
 def test_wrong_input_is_one_line_and_leaves_no_file(
@@ -141,3 +149,39 @@ def test_a_file_that_is_no_checkpoint_is_refused(call, tmp_path: Path, capsys: p
     Path("text.ckpt").write_text("not a checkpoint")
     assert call("--ckpt_path", "text.ckpt") == 2
     assert "cannot be read" in capsys.readouterr().err
+
+
+def test_a_taken_run_is_told_before_the_work_and_a_failed_append_leaves_whole_lines(
+    call, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("taken").mkdir()
+    Path("taken/file").write_text("x")
+    assert call("--run", "taken", "--save_path", "out.json") == 2
+    assert "taken is there already" in capsys.readouterr().err
+    assert "tasks" not in capsys.readouterr().err
+    Path("log.jsonl").write_text('{"a": 1}')  # cut off by a crash, without its line's end
+    assert call("--no-extended", "--run", "none", "--save_path", "log.jsonl") == 0
+    assert json.loads(Path("log.jsonl").read_text().splitlines()[0]) == {"a": 1}
+    assert len(Path("log.jsonl").read_text().splitlines()) == 2
+
+
+def test_max_at_1_and_rloo_are_the_same_estimator_whatever_the_reduction(
+    call, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for reduction in ("mean", "source"):
+        asked = [
+            "--compare",
+            "pomo",
+            "sample_loo_scaled",
+            "rloo",
+            "--k",
+            "1",
+            "--no-controls",
+            "--json",
+            "--run",
+            "none",
+        ]
+        assert call(*asked, "--reduction", reduction) == 0
+        rows = json.loads(capsys.readouterr().out)["comparison"]["rows"]
+        assert rows[1]["variance_ratio"][0] == pytest.approx(rows[2]["variance_ratio"][0], rel=1e-3)
+        assert rows[2]["variance_ratio"][0] == pytest.approx(1.44, rel=1e-3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import pickle
 import random
 import warnings
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import gradiometer as gm
+from gradiometer.errors import MissingExtra, UnknownName
 from gradiometer.maths import estimators, variance
 from gradiometer.probes.replicates import Replicates, replicates
 from gradiometer.probes.subject import seed_everything
@@ -281,3 +283,40 @@ def test_a_reward_that_is_not_finite_is_refused() -> None:
 
     with pytest.raises(gm.UsageError, match=r"nan|finite"):
         replicates(Broken(), torch.randn(4, 5), num_replicates=2)
+
+
+def test_a_policy_that_is_not_finite_is_no_result() -> None:
+    policy, instances = problem()
+    nn.init.constant_(policy.actor.weight, 0.0)
+
+    class Infinite(Bandit):
+        def forward(self, instances: Tensor) -> tuple[Tensor, Tensor]:
+            rewards, log_likelihood = super().forward(instances)
+            return rewards, log_likelihood * math.nan
+
+    with pytest.raises(gm.UsageError, match="NaN or an Inf"):
+        replicates(Infinite(), instances, num_replicates=2)
+
+
+def test_variance_in_one_unit_alone_has_no_interval_and_no_verdict_of_nan() -> None:
+    class Sparse(Bandit):
+        def forward(self, instances: Tensor) -> tuple[Tensor, Tensor]:
+            rewards, log_likelihood = super().forward(instances)
+            return torch.where(instances[:, :1] > 1e6, rewards, 0.0), log_likelihood
+
+    instances = torch.randn(8, 5)
+    instances[3, 0] = 2e6
+    torch.manual_seed(0)
+    policy = Sparse()
+    nn.init.zeros_(policy.actor.weight)
+    studies = [replicates(policy, instances, algorithm=name, controls=False) for name in ("pomo", "rloo")]
+    assert studies[0].record["extended"]["snr"]["low"] is None
+    assert variance.variance_ratio(studies[1].spread.units(), studies[0].spread.units()).low is None
+
+
+def test_errors_come_back_whole_from_other_processes() -> None:
+    error = gm.UsageError("x"), UnknownName("lab", "tps", ["tsp"], hint="Try."), MissingExtra("ray", "ray", "it")
+    for each in error:
+        back = pickle.loads(pickle.dumps(each))
+        assert type(back) is type(each)
+        assert str(back) == str(each)

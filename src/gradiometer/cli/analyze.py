@@ -18,13 +18,14 @@ if TYPE_CHECKING:
 
 __all__ = ["analyze"]
 
+USUALLY = ("trainer.gradient_analysis_null=true", "trainer.val_before_train=false")
+"""Unless the overrides say otherwise."""
 ONCE = (
     "trainer.gradient_analysis_mode=true",
     "trainer.gradient_analysis_every=1",
-    "trainer.gradient_analysis_null=true",
     "trainer.exit_after_gradient_analysis=true",
-    "trainer.val_before_train=false",
 )
+"""Whatever the overrides say: this is what the command is."""
 BUCKET_COLUMNS = ("rollouts", "tokens", "groups", "reward std")
 TERM_COLUMNS = ("norm", "shuffled", "signal", "95 % interval", "SNR", "share")
 CHECKPOINT = re.compile(r"global_step_(\d+)")
@@ -34,9 +35,11 @@ def analyze(target: str, overrides: list[str], *, config_name: str | None, as_js
     """One probe, with the shuffled-reward null beside each number; nothing is trained but the critic of that step."""
     is_folder = target not in labs.LABS and Path(target).is_dir()  # a folder called like a lab is written ./sokoban
     name, given = _of_checkpoint(Path(target)) if is_folder else _of_lab(target)
-    config = prepared(name, [*given, *ONCE, *overrides], config_name=config_name)
+    config = prepared(name, [*given, *USUALLY, *overrides, *ONCE], config_name=config_name)
     with progress_bar(name) as progress:
         result = labs.find(name).train(config, progress)
+    if not result.analyses:
+        raise UsageError(f"{target} gave no analysis: no training step was taken; leave out the trainer.* overrides")
     step, found = next(iter(result.analyses.items()))
     if as_json:
         print_json(
@@ -74,9 +77,12 @@ def _with_analysis() -> list[str]:
 
 def _of_checkpoint(folder: Path) -> tuple[str, list[str]]:
     """The config the checkpoint was made with, set to resume there and take the one step that probes."""
-    if not (folder / "config.json").exists() and folder.parent.joinpath("config.json").exists():
-        folder = folder.parent  # people point at global_step_100/actor
-    found = CHECKPOINT.fullmatch(folder.resolve().name)
+    place = folder.resolve()
+    for each in (folder, place, place.parent):  # people point at global_step_100/actor, which has a config.json too
+        found = CHECKPOINT.fullmatch(each.name)
+        if found is not None:
+            folder = each
+            break
     if found is None or not (folder / "config.json").exists():
         inside = sorted(str(each) for each in folder.glob("**/global_step_*"))
         hint = f"; did you mean {inside[-1]}?" if inside else ""
@@ -95,7 +101,7 @@ def _of_checkpoint(folder: Path) -> tuple[str, list[str]]:
 def _read(file: Path) -> dict[str, Any]:
     try:
         saved = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as problem:
+    except (ValueError, RecursionError) as problem:
         raise UsageError(
             f"{file} cannot be read ({problem}): the checkpoint is damaged, use an earlier one"
         ) from problem

@@ -14,7 +14,7 @@ import typer
 
 from gradiometer.cli.lists import StepLists, WordLists
 from gradiometer.cli.requests import Request, command_of
-from gradiometer.errors import UsageError
+from gradiometer.errors import UsageError, WorkersLost
 from gradiometer.version import __version__
 
 __all__ = ["app", "main"]
@@ -46,6 +46,8 @@ def run(arguments: list[str] | None = None) -> int:
     except SystemExit as leaving:  # typer's own way out: help, usage errors, 130 when interrupted
         return leaving.code if isinstance(leaving.code, int) else 0
     except UsageError as problem:
+        return _say(f"error: {problem}", 2)
+    except WorkersLost as problem:
         return _say(f"error: {problem}", 2)
     except OSError as problem:  # no permission, no space: the machine's trouble, not ours
         return _say(f"error: {problem}", 2)

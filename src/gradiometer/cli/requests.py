@@ -35,10 +35,11 @@ class Request:
     seed: Annotated[int, flag("seed", "Of instances and samples; the source's replicate r takes seed + r.")] = 1234
     device: Annotated[str, flag("device", "Where the tensors live.")] = "cpu"
     save_path: Annotated[str, flag("save_path", "Also write the record: .json, .jsonl (appends) or .pkl.")] = ""
-    k: Annotated[int, flag("k", "max@K: of how many rollouts the best counts.")] = 8
+    k: Annotated[int | None, flag("k", "max@K: of how many rollouts the best counts; the checkpoint's, or 8.")] = None
     baseline: Annotated[
-        str, flag("baseline", "max@K: none, sample_loo, sample_loo_scaled, subloo, hybrid or hybrid_source.")
-    ] = "none"
+        str | None,
+        flag("baseline", "max@K: none, sample_loo(_scaled), subloo, hybrid(_source); the checkpoint's, or none."),
+    ] = None
     lam: Annotated[float, flag("lam", "hybrid: the share of subloo.")] = 0.5
     alpha: Annotated[float, flag("alpha", "leader_reward: the leader's bonus.")] = 1.0
     zscore: Annotated[bool, Option("--zscore", help="max@K: standardise the weights; biased.")] = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import pickle
 import time
@@ -32,7 +33,7 @@ CURVES = ("rollouts", "k")
 
 def variance(request: Request) -> None:
     """Measure, print, keep in a run, and write the file that was asked for."""
-    target = _checked_target(request.save_path)
+    target, folder = _checked_target(request.save_path), _checked_run(request.run)
     algorithms, compare = words([request.algorithm]), words(request.compare or [])
     values = whole_numbers(request.values or [], option="--values")
     if len(algorithms) > 1:  # several algorithms are a comparison
@@ -40,10 +41,11 @@ def variance(request: Request) -> None:
     _check(request, compare, values)
     names, studies = _curve(request, values) if request.curve else _studies(request, compare)
     extra = _extra(names, studies, compare=bool(compare), curve=request.curve, values=values)
-    folder = _keep(request.run, studies, extra)
     records = [study.record for study in studies]
     if target is not None:
         _save(target, records)
+    if folder is not None:
+        _keep(folder, studies, extra)
     if request.json:
         print_json({"run": None if folder is None else str(folder), "records": records, **extra})
         return
@@ -58,6 +60,16 @@ def _check(request: Request, compare: list[str], values: list[int]) -> None:
     for name in ("num_loc", "num_instances", "batch_size", "num_replicates"):
         if getattr(request, name) < 1:
             raise UsageError(f"--{name} is 1 or more; found {getattr(request, name)}")
+    if not 0 <= request.seed < 2**62:
+        raise UsageError(f"--seed is a whole number from 0 to 2**62; found {request.seed}")
+    if request.num_loc < 4:
+        raise UsageError(f"--num_loc {request.num_loc} leaves no choice of a tour: use 4 or more")
+    for rollouts in [request.num_starts, *(values if curve == "rollouts" else [])]:
+        if rollouts is not None and rollouts < 2:
+            raise UsageError(f"{rollouts} rollouts of an instance have nothing to be compared with: use 2 or more")
+    for name in ("alpha", "lam"):
+        if not math.isfinite(getattr(request, name)):
+            raise UsageError(f"--{name} is a finite number; found {getattr(request, name)}")
     if curve and curve not in CURVES:
         raise UsageError(f"--curve is {' or '.join(CURVES)}; found {curve!r}")
     if curve and compare:
@@ -83,15 +95,19 @@ def _opened(request: Request, *, algorithm: str | None) -> Opened:
     )
 
 
-def _recipe(request: Request, name: str) -> tuple[str, dict[str, Any]]:
-    """An estimator by its name, or max@K with one of its baselines; the options that it has, and no others."""
+def _recipe(request: Request, name: str, trained: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+    """An estimator by its name, or max@K with one of its baselines; the options that it has, and no others.
+
+    What is not asked for is as the checkpoint was `trained`, or else the default.
+    """
     from gradiometer.maths import estimators
 
     algorithm = "maxk" if name in BASELINES else name
     found = estimators.find(algorithm)
+    known = {"k": 8, "baseline": "none", **(trained or {})}
     given = {
-        "k": request.k,
-        "baseline": name if name in BASELINES else request.baseline,
+        "k": known["k"] if request.k is None else request.k,
+        "baseline": name if name in BASELINES else request.baseline or known["baseline"],
         "lam": request.lam,
         "alpha": request.alpha,
         "zscore": request.zscore,
@@ -113,7 +129,7 @@ def _study(
     from gradiometer.probes.replicates import label_of, study
     from gradiometer.probes.subject import Recipe
 
-    algorithm, options = _recipe(request, name)
+    algorithm, options = _recipe(request, name, opened.options)
     config = {
         "problem": request.problem,
         "num_loc": request.num_loc,
@@ -149,6 +165,8 @@ def _studies(request: Request, compare: list[str]) -> tuple[list[str], list[Repl
         _recipe(request, name)  # an unknown one is told before anything is measured
     wanted = None if compare or request.any_algorithm else request.algorithm
     opened = _opened(request, algorithm=wanted)
+    for name in names:
+        _try(request, opened, name)
     studies = []
     for name in names:
         with _progress(name) as progress:
@@ -156,13 +174,27 @@ def _studies(request: Request, compare: list[str]) -> tuple[list[str], list[Repl
     return names, studies
 
 
+def _try(request: Request, opened: Opened, name: str) -> None:
+    """The estimator on rewards of nothing: what cannot be done is told before anything is measured."""
+    import torch
+
+    from gradiometer.maths import estimators
+
+    algorithm, options = _recipe(request, name, opened.options)
+    zeros = torch.zeros(1, opened.rollouts)
+    estimators.find(algorithm)(zeros, **options)
+
+
 def _curve(request: Request, values: list[int]) -> tuple[list[str], list[Replicates]]:
-    curve, studies = request.curve, []
-    for value in values:
-        asked = replace(request, num_starts=value) if curve == "rollouts" else replace(request, k=value)
-        opened = _opened(asked, algorithm=None)
+    curve = request.curve
+    asked = [replace(request, num_starts=n) if curve == "rollouts" else replace(request, k=n) for n in values]
+    opened = [_opened(each, algorithm=None) for each in asked]
+    for each, policy in zip(asked, opened, strict=True):
+        _try(each, policy, request.algorithm)
+    studies = []
+    for value, each, policy in zip(values, asked, opened, strict=True):
         with _progress(f"{curve} {value}") as progress:
-            studies.append(_study(asked, opened, request.algorithm, progress, swept=curve == "rollouts"))
+            studies.append(_study(each, policy, request.algorithm, progress, swept=curve == "rollouts"))
     return [f"{curve} {value}" for value in values], studies
 
 
@@ -244,27 +276,52 @@ def _checked_target(save_path: str) -> Path | None:
 def _save(target: Path, records: Sequence[dict[str, Any]]) -> None:
     """One record is written as itself, several as a list (.jsonl: a line each); never half a file."""
     content: Any = records[0] if len(records) == 1 else list(records)
-    if target.suffix == ".jsonl":
-        with target.open("a", encoding="utf-8") as file:
-            file.write("".join(to_json(record) + "\n" for record in records))
-        return
     partial = target.with_name(f".{target.name}.partial")
-    if target.suffix == ".pkl":
-        partial.write_bytes(pickle.dumps(content))
-    else:
-        partial.write_text(json.dumps(json.loads(to_json(content)), indent=2) + "\n", encoding="utf-8")
-    os.replace(partial, target)
+    try:
+        if target.suffix == ".jsonl":
+            _append(target, "".join(to_json(record) + "\n" for record in records))
+            return
+        if target.suffix == ".pkl":
+            partial.write_bytes(pickle.dumps(content))
+        else:
+            partial.write_text(json.dumps(json.loads(to_json(content)), indent=2) + "\n", encoding="utf-8")
+        os.replace(partial, target)
+    except OSError as problem:
+        partial.unlink(missing_ok=True)
+        raise UsageError(f"{target} cannot be written ({problem.strerror}): nothing of it was kept") from problem
 
 
-def _keep(run: str, studies: Sequence[Replicates], extra: dict[str, Any]) -> Path | None:
-    """Into a run, so that `show`, `plot` and the dashboard find it."""
+def _append(target: Path, lines: str) -> None:
+    """All of it or nothing: a line cut in half would swallow the next one."""
+    before = target.stat().st_size if target.exists() else 0
+    try:
+        with target.open("ab") as file:
+            if before and not target.read_bytes().endswith(b"\n"):
+                file.write(b"\n")
+            file.write(lines.encode())
+    except OSError:
+        if target.exists():
+            os.truncate(target, before)
+        raise
+
+
+def _checked_run(run: str) -> Path | None:
+    """Where the results go; a folder that is taken is told before anything is measured."""
     if run.lower() in ("none", "null"):
         return None
+    if not run:
+        return _free(Path("runs") / f"variance-{time.strftime('%Y%m%d-%H%M%S')}")
+    folder = Path(run)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"--run {run} is there already: choose another folder, or leave it out for one by the time")
+    return folder
+
+
+def _keep(folder: Path, studies: Sequence[Replicates], extra: dict[str, Any]) -> None:
+    """Into a run, so that `show`, `plot` and the dashboard find it."""
     from gradiometer.probes.keeping import keep_replicates
 
-    folder = Path(run) if run else _free(Path("runs") / f"variance-{time.strftime('%Y%m%d-%H%M%S')}")
     keep_replicates(folder, studies, extra)
-    return folder
 
 
 def _free(folder: Path) -> Path:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 __all__ = ["LabConfig", "Progress", "configure", "keys_of", "overrides_of", "torch_device"]
 
+LARGEST_SEED = 2**63 - 1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabConfig:
@@ -39,6 +41,8 @@ class LabConfig:
     def __post_init__(self) -> None:
         if self.seed < 0:
             raise UsageError(f"seed={self.seed} is negative: use a whole number from 0 up")
+        if self.seed > LARGEST_SEED:
+            raise UsageError(f"seed={self.seed} does not fit into 64 bits: use a whole number up to {LARGEST_SEED}")
         if self.run == "":
             raise UsageError("run= is empty: name a folder, or write run=null to keep nothing")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from gradiometer.errors import MissingExtra, UsageError
+from gradiometer.maths import estimators
 from gradiometer.probes.subject import Subject
 
 __all__ = ["Opened", "open_checkpoint"]
@@ -33,6 +34,8 @@ class Opened:
     library: str
     rollouts: int
     """Of each instance."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Of the estimator it was trained with."""
 
 
 def open_checkpoint(
@@ -63,7 +66,7 @@ def _of_lab(
 
     find(problem)
     _, config = load_policy(path, problem=problem, device=device)
-    if algorithm is not None and config.algorithm != algorithm:
+    if algorithm is not None and estimators.find(config.algorithm) != estimators.find(algorithm):
         raise UsageError(
             f"{path} was trained with algorithm {config.algorithm}, not {algorithm}: ask for {config.algorithm}, or add "
             "--any-algorithm to measure another estimator on its policy"
@@ -73,6 +76,7 @@ def _of_lab(
         load_random=partial(_lab_subject, path, device, num_starts, trained=False),
         instances=partial(_lab_instances, problem, num_loc),
         config={"trained_with": config.algorithm, "trained_on": config.num_loc},
+        options={"k": config.k, "baseline": config.baseline} if config.algorithm == "maxk_pomo" else {},
         iid=False,
         library="gradiometer",
         rollouts=num_loc if num_starts is None else num_starts,

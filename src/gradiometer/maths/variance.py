@@ -113,18 +113,25 @@ def variance_ratio(first: Units, second: Units) -> Interval:
         return Interval(value=math.exp(value), low=None, high=None)
     with np.errstate(divide="ignore", invalid="ignore"):
         without = np.log((above.sum() - above) / (below.sum() - below))
-    width = jackknife_width(without)
-    return Interval(value=math.exp(value), low=math.exp(value - width), high=math.exp(value + width))
+    return _around(value, jackknife_width(without))
+
+
+def _around(logarithm: float, width: float) -> Interval:
+    """An interval on the scale of the logarithm, of what is positive; no ends where one unit has all the variance."""
+    if not math.isfinite(width):
+        return Interval(value=math.exp(logarithm), low=None, high=None)
+    low, high = (math.exp(min(logarithm + end, 700.0)) for end in (-width, width))
+    return Interval(value=math.exp(logarithm), low=low, high=high)
 
 
 def _jackknifed(values: Floats, weights: Floats) -> Interval:
-    """Σ w x/Σ w over units, with an interval."""
+    """Σ w x/Σ w over units, x ≥ 0, with an interval that stays above zero."""
     value = float((weights * values).sum() / weights.sum())
-    if len(values) < MIN_UNITS:
+    if len(values) < MIN_UNITS or not value > 0:
         return Interval(value=value, low=None, high=None)
-    without = ((weights * values).sum() - weights * values) / (weights.sum() - weights)
-    width = jackknife_width(without)
-    return Interval(value=value, low=value - width, high=value + width)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        without = np.log(((weights * values).sum() - weights * values) / (weights.sum() - weights))
+    return _around(math.log(value), jackknife_width(without))
 
 
 def jackknife_width(without: Floats) -> float:
@@ -132,5 +139,7 @@ def jackknife_width(without: Floats) -> float:
     from scipy.special import stdtrit  # 40 ms to import
 
     count = len(without)
+    if not np.isfinite(without).all():
+        return math.nan
     error = math.sqrt((count - 1) / count * float(((without - without.mean()) ** 2).sum()))
     return float(stdtrit(count - 1, 0.5 + CONFIDENCE / 2)) * error

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from gradiometer.errors import UsageError
-from gradiometer.maths import variance
+from gradiometer.maths import estimators, variance
 from gradiometer.maths.variance import Interval
 from gradiometer.probes.replicates import Replicates
 
@@ -59,7 +59,10 @@ def compared(studies: Sequence[Replicates], names: Sequence[str] | None = None) 
             Row(
                 label=name,
                 k=study.record["config"].get("k"),
-                ratio=variance.variance_ratio(study.spread.units(), first.units()),
+                ratio=_scaled(
+                    variance.variance_ratio(study.spread.units(), first.units()),
+                    (_scale(study) / _scale(studies[0])) ** 2,
+                ),
                 snr=None if snr is None else Interval(**snr),
                 ess_abs=extended["concentration"]["ess_abs"],
                 seconds=study.seconds,
@@ -67,6 +70,24 @@ def compared(studies: Sequence[Replicates], names: Sequence[str] | None = None) 
             )
         )
     return rows
+
+
+def _scale(study: Replicates) -> float:
+    """What takes the measured gradient to that of the estimator's own objective, n rollouts reduced by a mean or a sum.
+
+    The weights of max@K hold the 1/n already and those of the others do not: under one reduction one of them is off by n.
+    """
+    assert study.spread is not None
+    own = estimators.find(study.record["config"]["algorithm"]).reduction
+    asked, rollouts = study.record["config"]["reduction"], study.spread.rows[0].rollouts
+    if asked in ("source", own):
+        return 1.0
+    return float(rollouts) if own == "sum" else 1.0 / rollouts
+
+
+def _scaled(ratio: Interval, factor: float) -> Interval:
+    low, high = (None if end is None else end * factor for end in (ratio.low, ratio.high))
+    return Interval(value=ratio.value * factor, low=low, high=high)
 
 
 def sentence(row: Row, first: Row) -> str:
@@ -111,13 +132,17 @@ def curve_of(axis: str, values: Sequence[int], studies: Sequence[Replicates]) ->
 
 def _rollouts_needed(values: Sequence[int], snr: Sequence[Interval | None]) -> str:
     """Noise falls as 1/n and the signal stays, so SNR = c·n: c by least squares through zero, from the measured ones."""
-    pairs = [(n, each.value) for n, each in zip(values, snr, strict=True) if each is not None]
-    measured = [n for n, value in pairs if value >= 1]
+    told = [(n, each) for n, each in zip(values, snr, strict=True) if each is not None and math.isfinite(each.value)]
+    pairs = [(n, each.value) for n, each in told]
+    measured = [(n, each) for n, each in told if each.value >= 1]
     if not pairs:
-        return "One replicate has no SNR: use two or more."
+        return "No SNR was measured: use two replicates or more, and a policy whose gradient varies."
     slope = float(np.dot(*np.array(pairs, np.float64).T) / np.square([n for n, _ in pairs]).sum())
     if measured:
-        return f"{min(measured)} rollouts an instance reach SNR ≥ 1 on this batch, the fewest of those measured."
+        fewest, found = min(measured, key=lambda pair: pair[0])
+        sure = found.low is not None and found.low >= 1
+        doubt = "" if sure else "; its 95 % interval reaches below 1, so use more instances to be sure"
+        return f"{fewest} rollouts an instance reach SNR ≥ 1 on this batch, the fewest of those measured{doubt}."
     if slope <= 0:
         return (
             "No SNR above zero was measured: the signal is lost in the noise; use more instances or a better baseline."
@@ -127,8 +152,10 @@ def _rollouts_needed(values: Sequence[int], snr: Sequence[Interval | None]) -> s
 
 
 def _best(values: Sequence[int], snr: Sequence[Interval | None]) -> str:
-    told = [(each.value, k) for k, each in zip(values, snr, strict=True) if each is not None]
+    told = [
+        (each.value, k) for k, each in zip(values, snr, strict=True) if each is not None and math.isfinite(each.value)
+    ]
     if not told:
-        return "One replicate has no SNR: use two or more."
+        return "No SNR was measured: use two replicates or more, and a policy whose gradient varies."
     value, k = max(told)
     return f"Of the K measured, {k} has the largest SNR ({value:.3g}); a larger K aims at a rarer best, with more variance."

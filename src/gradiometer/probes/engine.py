@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import torch
 
-from gradiometer.errors import GradiometerError, MissingExtra, UsageError
+from gradiometer.errors import MissingExtra, UsageError, WorkersLost
 
 __all__ = ["ENGINES", "Task", "run_tasks"]
 
@@ -40,19 +40,27 @@ def run_tasks(
     workers: int = 1,
     threads: int = 1,
     progress: Callable[[int, int], None] | None = None,
-) -> list[Any]:
-    """The result of each task on the subject that `load` gives; `load` and the tasks must be picklable beyond `serial`."""
+    receive: Callable[[int, Any], None],
+) -> None:
+    """Every task on the subject that `load` gives; beyond `serial` both must be picklable.
+
+    `receive(place, result)` is called in the order of the tasks, so that sums are rounded alike whoever did the work, and
+    results need not all be held at once.
+    """
     if engine not in ENGINES:
         raise UsageError(f"engine is one of {', '.join(ENGINES)}; found {engine!r}")
     if workers < 1 or threads < 1:
         raise UsageError(f"workers and threads are 1 or more; found {workers} and {threads}")
     run = {"serial": _serial, "processes": _processes, "ray": _ray}[engine]
-    results: list[Any] = [None] * len(tasks)
+    early: dict[int, Any] = {}
+    following = 0
     for done, (place, result) in enumerate(run(tasks, load, workers, threads), 1):
-        results[place] = result
+        early[place] = result
+        while following in early:
+            receive(following, early.pop(following))
+            following += 1
         if progress is not None:
             progress(done, len(tasks))
-    return results
 
 
 @contextmanager
@@ -109,7 +117,10 @@ def _processes(tasks: Sequence[Task], load: Callable[[], Any], workers: int, thr
         except BrokenProcessPool:  # a worker was killed: what it had not delivered is done again
             continue
         return
-    raise GradiometerError(f"{ATTEMPTS} times a worker was lost, with {len(left)} tasks to go: is there enough memory?")
+    raise WorkersLost(
+        f"{ATTEMPTS} times a worker process died, with {len(left)} tasks to go: is there enough memory, and does a script of "
+        'yours guard its calls with if __name__ == "__main__"? Use engine serial to see what happens'
+    )
 
 
 def _pooled(tasks: dict[int, bytes], load: bytes, workers: int, threads: int) -> Iterator[tuple[int, Any]]:
@@ -146,7 +157,11 @@ def _ray(tasks: Sequence[Task], load: Callable[[], Any], workers: int, threads: 
         waiting = {remote.remote(task, load, threads, token): place for place, task in enumerate(tasks)}
         while waiting:
             (finished,), _ = ray.wait(list(waiting), num_returns=1)
-            yield waiting.pop(finished), ray.get(finished)
+            try:
+                result = ray.get(finished)
+            except ray.exceptions.RayTaskError as problem:
+                raise (problem.cause if isinstance(problem.cause, Exception) else problem) from None
+            yield waiting.pop(finished), result
     finally:
         if started:
             ray.shutdown()

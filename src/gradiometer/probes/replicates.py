@@ -132,20 +132,26 @@ def study(
     progress: Callable[[int, int], None] | None = None,
 ) -> Replicates:
     """`replicates` of whatever `load` gives, in this process or in others: what a worker needs is loaded there."""
-    if num_replicates < 1 or len(instances) < 1:
+    if not isinstance(num_replicates, int) or num_replicates < 1 or len(instances) < 1:
         raise UsageError(f"there must be replicates and instances; found {num_replicates} and {len(instances)}")
+    if not isinstance(seed, int) or not 0 <= seed < 2**62:
+        raise UsageError(f"seed is a whole number from 0 to 2**62; found {seed}")
     started = time.perf_counter()
     plan = _Plan(instances, recipe, num_replicates, seed)
     tasks = plan.tasks(extended=extended, controls=controls, other=load_random)
-    found = run_tasks(tasks.all, load, engine=engine, workers=workers, threads=threads, progress=progress)
-    series = {name: [result[name] for result in found[:num_replicates]] for name in SOURCE_SERIES}
+    gather = _Gather(tasks, seed)
+    run_tasks(
+        tasks.all, load, engine=engine, workers=workers, threads=threads, progress=progress, receive=gather.receive
+    )
+    series = {name: [result[name] for result in gather.replicates] for name in SOURCE_SERIES}
+    told = {"label": label or label_of(recipe.algorithm, recipe.options), "threads": threads, **plan.config()}
     record: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
-        "config": {**(config or {}), "label": label or label_of(recipe.algorithm, recipe.options), **plan.config()},
+        "config": {**(config or {}), **told},
         "metrics": summary_of(series),
         "per_replicate": series,
     }
-    spreads = {name: spread.combined(part, seed) for name, part in tasks.chunks_of(found).items()}
+    spreads = gather.spreads
     if extended:
         named = spread.block_atoms(find_blocks(load().parameters(), blocks))
         record["extended"] = _extended(spreads, recipe, named, iid=iid)
@@ -190,6 +196,11 @@ def _subject(policy: nn.Module | Rollout, model: Model | None) -> Subject:
     return Subject(chosen, policy)  # type: ignore[arg-type]
 
 
+def _own(part: Any) -> Any:
+    """A slice of a tensor is pickled with the whole of it; its copy is not."""
+    return part.clone() if hasattr(part, "clone") else part
+
+
 @dataclass(frozen=True, slots=True)
 class _On:
     """A task on another subject than the one the worker holds."""
@@ -213,10 +224,30 @@ class _Tasks:
         """In the order they are done."""
         return [*self.replicates, *(task for tasks in self.spreads.values() for task in tasks)]
 
-    def chunks_of(self, found: Sequence[Any]) -> dict[str, list[Any]]:
-        """Their results, by spread."""
-        left = iter(found[len(self.replicates) :])
-        return {name: list(itertools.islice(left, len(tasks))) for name, tasks in self.spreads.items()}
+
+class _Gather:
+    """Takes results in the order of the tasks; of the sums [R, P] only those of one spread are there at a time."""
+
+    def __init__(self, tasks: _Tasks, seed: int) -> None:
+        self.replicates: list[dict[str, float]] = []
+        self.spreads: dict[str, Spread] = {}
+        self._num_replicates, self._seed = len(tasks.replicates), seed
+        self._whose = [name for name, chunks in tasks.spreads.items() for _ in chunks]
+        self._rows: list[spread.UnitRow] = []
+        self._sums: NDArray[np.float64] | None = None
+
+    def receive(self, place: int, result: Any) -> None:
+        """The next result."""
+        if place < self._num_replicates:
+            self.replicates.append(result)
+            return
+        chunk = place - self._num_replicates
+        self._rows += result.rows
+        self._sums = result.sums if self._sums is None else self._sums + result.sums
+        name = self._whose[chunk]
+        if chunk + 1 == len(self._whose) or self._whose[chunk + 1] != name:
+            self.spreads[name] = spread.combined(self._rows, self._sums, result.sizes, self._seed)
+            self._rows, self._sums = [], None
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +269,7 @@ class _Plan:
         """What was asked for."""
         return {
             "algorithm": self.recipe.algorithm,
+            **estimators.find(self.recipe.algorithm).options,
             **self.recipe.options,
             "reduction": self.recipe.reduction,
             "num_instances": len(self.instances),
@@ -267,7 +299,7 @@ class _Plan:
         seeds = streams.reshape(len(self.bounds), self.num_replicates)
         tasks = []
         for places in np.array_split(np.arange(len(self.bounds)), min(CHUNKS, len(self.bounds))):
-            slices = [self.instances[slice(*self.bounds[u])] for u in places]
+            slices = [_own(self.instances[slice(*self.bounds[u])]) for u in places]
             tasks.append(_Units(slices, recipe, [[int(s % 2**63) for s in seeds[u]] for u in places]))
         return tasks
 

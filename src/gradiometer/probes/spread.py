@@ -36,6 +36,8 @@ class UnitRow:
     sketches: NDArray[np.float32]
     """Of each replicate's gradient, [R, k]."""
     concentration: dict[str, float]
+    rollouts: int
+    """Of each instance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -75,31 +77,27 @@ class Spread:
 def unit_row(gradients: Tensor, sizes: Sequence[int], count: int, weights: Tensor, sketcher: Sketcher) -> UnitRow:
     """The replicates of one unit, [R, P], in a few numbers."""
     replicates = len(gradients)
-    within, mean_sq = [], []
-    for part in gradients.split(list(sizes), dim=1):  # type: ignore[no-untyped-call]
-        mean = part.double().mean(0)
-        mean_sq.append(float(mean @ mean))
-        spread = float((part.double() - mean).square().sum())
-        within.append(spread / (replicates - 1) if replicates > 1 else float("nan"))
+    wide = gradients.double()
+    mean = wide.mean(0)
+    both = torch.stack([(wide - mean).square_().sum(0), mean.square()]).cpu()
+    spread, mean_sq = (np.array([float(part.sum()) for part in row.split(list(sizes))]) for row in both)
+    within = spread / (replicates - 1) if replicates > 1 else np.full(len(sizes), np.nan)
     key = [key_of("gradient")]
     sketches = torch.stack([sketcher.sketch([row], key) for row in gradients])
     return UnitRow(
         count=count,
-        within=np.array(within),
-        mean_sq=np.array(mean_sq),
+        within=within,
+        mean_sq=mean_sq,
         sketches=sketches.cpu().numpy(),
         concentration=weighing.summary(weights),
+        rollouts=weights.shape[-1],
     )
 
 
-def combined(parts: Sequence[UnitNumbers], seed: int) -> Spread:
-    """The tasks' results, added up in their order."""
-    rows = [row for part in parts for row in part.rows]
-    totals = parts[0].sums.copy()
-    for part in parts[1:]:
-        totals += part.sums
-    totals /= sum(row.count for row in rows)
-    return Spread(rows=rows, products=_products(totals, parts[0].sizes), projections=_projections(totals, seed))
+def combined(rows: list[UnitRow], sums: Floats, sizes: Sequence[int], seed: int) -> Spread:
+    """The units, and Σ n_u g_ru [R, P] over them all."""
+    totals = sums / sum(row.count for row in rows)
+    return Spread(rows=rows, products=_products(totals, sizes), projections=_projections(totals, seed))
 
 
 def _products(totals: Floats, sizes: Sequence[int]) -> Floats:
@@ -185,8 +183,10 @@ def snr_of(found: Spread) -> Interval:
         left = (counts.sum() * whole - counts[u] * each[u]) / rest
         kept = np.arange(len(counts)) != u
         spread = float((counts[kept] ** 2 * units.within[kept]).sum()) / rest**2
-        without.append(float(variance.signal_sq(left @ left.T) or 0.0) / spread)
+        without.append(float(variance.signal_sq(left @ left.T) or 0.0) / spread if spread > 0 else np.nan)
     width = variance.jackknife_width(np.array(without))
+    if not np.isfinite(width):  # all the variance is in one unit
+        return Interval(value=signal / trace, low=None, high=None)
     return Interval(value=signal / trace, low=signal / trace - width, high=signal / trace + width)
 
 

@@ -87,6 +87,10 @@ def gradient_of(subject: Subject, instances: Any, recipe: Recipe) -> Gradient:
         gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
         flat += _flat(gradients, parameters)
         kept.append(weights.detach())
+    if not bool(torch.isfinite(flat).all()):
+        raise UsageError(
+            "the gradient holds a NaN or an Inf: the policy's weights or log-likelihoods are not finite, or an option is not"
+        )
     return Gradient(flat, torch.cat(kept))
 
 

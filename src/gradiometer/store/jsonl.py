@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import warnings
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gradiometer.errors import GradiometerWarning, UsageError
-from gradiometer.store.logs import Log, short_id
+from gradiometer.store.logs import INT64, Log, flat, short_id
 
 __all__ = ["read_jsonl"]
 
@@ -39,11 +40,13 @@ def _rows(path: Path, lines: list[bytes]) -> Iterator[tuple[int, dict[str, Any]]
     for number, line in numbered:
         try:
             entry = json.loads(line)
-        except ValueError as problem:  # JSONDecodeError and UnicodeDecodeError are both of it
+        except (json.JSONDecodeError, UnicodeDecodeError) as problem:
             if number != numbered[-1][0] or number == numbered[0][0]:
                 raise UsageError(f"{path}, line {number}: not JSON ({problem})") from problem
             _warn(f"{path}, line {number}: the last line is cut off and was skipped")
             break
+        except (ValueError, RecursionError) as problem:  # thousands of digits, or of levels
+            raise UsageError(f"{path}, line {number}: cannot be read ({problem})") from problem
         if not isinstance(entry, dict):
             raise UsageError(f"{path}, line {number}: a line must be a JSON object, not {type(entry).__name__}")
         found = _step_and_values(entry, f"{path}, line {number}")
@@ -60,12 +63,18 @@ def _step_and_values(entry: dict[str, Any], where: str) -> tuple[int, dict[str, 
     if name is None:
         return None
     step = entry[name]
-    if isinstance(step, bool) or not isinstance(step, int | float) or step != step or step != int(step):
+    if isinstance(step, bool) or not isinstance(step, int | float) or not _is_whole(step):
         raise UsageError(f"{where}: {name} must be a whole number, not {step!r}")
+    if int(step) not in INT64:
+        raise UsageError(f"{where}: {name} has {len(str(abs(int(step))))} digits and does not fit into 64 bits")
     values = {key: value for key, value in entry.items() if key != name}
     if set(values) == {"data"} and isinstance(values["data"], dict):
         values = values["data"]
-    return int(step), values
+    return int(step), flat(values, where)
+
+
+def _is_whole(step: float) -> bool:
+    return isinstance(step, int) or (math.isfinite(step) and step == int(step))
 
 
 def _warn(message: str) -> None:

@@ -11,14 +11,19 @@ from typing import Any, Self
 
 import numpy as np
 
-from gradiometer.errors import UnknownName
+from gradiometer.errors import UnknownName, UsageError
 from gradiometer.records import Table
 from gradiometer.store.strictjson import SPOKEN
 
-__all__ = ["Log", "is_table", "short_id"]
+__all__ = ["INT64", "Log", "flat", "is_table", "short_id"]
+
+INT64 = range(-(2**63), 2**63)
+"""What a step can be."""
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+LARGEST = int(np.finfo(np.float64).max)
 
 
 class Log:
@@ -46,8 +51,10 @@ class Log:
         self._steps: set[int] = set()
         left_out: set[str] = set()
         for step, values in rows:
+            if step not in INT64:
+                raise UsageError(f"{self.path}: a step of {len(str(abs(step)))} digits does not fit into 64 bits")
             self._steps.add(step)
-            left_out |= self._sort_in(step, values)
+            left_out |= self._sort_in(step, flat(values, f"{self.path}, step {step}"))
         self.left_out: tuple[str, ...] = tuple(sorted(left_out))
 
     @property
@@ -103,7 +110,7 @@ class Log:
 
     def _sort_in(self, step: int, values: Mapping[str, Any]) -> set[str]:
         left_out = set()
-        for name, value in _leaves(values):
+        for name, value in values.items():
             number = _number(value)
             if number is not None:
                 self._points.setdefault(name, {})[step] = number
@@ -117,6 +124,18 @@ class Log:
 def is_table(value: Any) -> bool:
     """Whether a logged value is a table: a dict that has its columns and its rows."""
     return isinstance(value, Mapping) and isinstance(value.get("columns"), list) and isinstance(value.get("data"), list)
+
+
+def flat(values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Each logged value by its path, `a/b`; flat values stay as they are. `where` begins the error on what cannot be kept."""
+    try:
+        found = dict(_leaves(values))
+    except RecursionError as problem:
+        raise UsageError(f"{where}: values are nested too deeply to be read") from problem
+    for name, value in found.items():
+        if isinstance(value, int) and not -LARGEST <= value <= LARGEST:
+            raise UsageError(f"{where}: {name} has {len(str(abs(value)))} digits, too large for a float")
+    return found
 
 
 def short_id(*parts: Any) -> str:

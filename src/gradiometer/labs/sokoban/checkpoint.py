@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from gradiometer.errors import UsageError
 from gradiometer.labs.sokoban.config import Config
@@ -84,19 +85,54 @@ def resume(learner: Learner, config: Config) -> dict[str, Any] | None:
 
 def load(learner: Learner, config: Config, folder: Path) -> dict[str, Any]:
     """Weights, optimizers and step of a checkpoint; returns the meter's past."""
-    _check_same_model(learner, config, folder)
-    for name, model in (("actor", learner.actor), ("reference", learner.reference)):
-        model.load_state_dict(_weights(folder / name), strict=False)  # tied weights are kept once
+    _check_whole(learner, folder)
+    actor = _weights(folder / "actor")
+    _check_same_model(learner, config, folder, actor)
+    _fill(learner.actor, actor, folder / "actor")
+    _fill(learner.reference, _weights(folder / "reference"), folder / "reference")
     if learner.critic is not None:
-        learner.critic.load_state_dict(_read(folder / "critic.pt"))
+        _fill(learner.critic, _read(folder / "critic.pt"), folder / "critic.pt")
     training = _read(folder / "training.pt")
-    learner.actor_optimizer.load_state_dict(training["optimizers"]["actor"])
-    if learner.critic_optimizer is not None:
-        learner.critic_optimizer.load_state_dict(training["optimizers"]["critic"])
+    for name, optimizer in (("actor", learner.actor_optimizer), ("critic", learner.critic_optimizer)):
+        if optimizer is not None:
+            _fill_optimizer(optimizer, training, name, folder / "training.pt")
     _restore_learning_rates(learner, config)
     learner.step = _step_of(folder)
-    meter_state: dict[str, Any] = training["meter"]
+    meter_state = training.get("meter")
+    if not isinstance(meter_state, dict):
+        raise _damaged(folder / "training.pt", "it has no past of the meter")
     return meter_state
+
+
+def _fill(model: nn.Module, there: Mapping[str, Any], file: Path) -> None:
+    """The weights, or one error that says what does not fit; tied weights are kept once."""
+    strangers = [f"{name} is no tensor" for name, weight in there.items() if not isinstance(weight, Tensor)]
+    differences = strangers or _differences(there, model)
+    if differences:
+        raise _damaged(file, "; ".join(differences[:3]))
+    model.load_state_dict(there, strict=False)
+
+
+def _fill_optimizer(optimizer: Optimizer, training: Mapping[str, Any], name: str, file: Path) -> None:
+    """Its past, which must be of the parameters it has now."""
+    try:
+        optimizer.load_state_dict(training["optimizers"][name])
+        shapes = {
+            (past.shape, parameter.shape)
+            for parameter, state in optimizer.state.items()
+            for past in state.values()
+            if isinstance(past, Tensor) and past.dim()
+        }
+    except (LookupError, TypeError, ValueError, AttributeError) as problem:
+        raise _damaged(file, f"no past of the {name}'s optimizer") from problem
+    for past, parameter in shapes:
+        if past != parameter:
+            raise _damaged(file, f"the {name}'s optimizer has a past of shape {list(past)}, not {list(parameter)}")
+
+
+def _damaged(file: Path, reason: object) -> UsageError:
+    first_line = str(reason).partition("\n")[0]
+    return UsageError(f"{file} is damaged or of another training ({first_line}): use an earlier checkpoint")
 
 
 def _restore_learning_rates(learner: Learner, config: Config) -> None:
@@ -106,8 +142,8 @@ def _restore_learning_rates(learner: Learner, config: Config) -> None:
         learner.critic_optimizer.param_groups[0]["lr"] = config.critic.optim.lr
 
 
-def _check_same_model(learner: Learner, config: Config, folder: Path) -> None:
-    """One error that says what differs, before anything is loaded."""
+def _check_whole(learner: Learner, folder: Path) -> None:
+    """Every file that is needed is there."""
     missing = [name for name in ("config.json", "training.pt", "actor", "reference") if not (folder / name).exists()]
     if missing:
         raise UsageError(f"{folder} is not a whole checkpoint: {', '.join(missing)} is missing")
@@ -115,11 +151,15 @@ def _check_same_model(learner: Learner, config: Config, folder: Path) -> None:
         raise UsageError(
             f"{folder} has no critic, which algorithm.adv_estimator=gae needs: resume with algorithm.adv_estimator=grpo"
         )
-    there = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+
+
+def _check_same_model(learner: Learner, config: Config, folder: Path, actor: Mapping[str, Tensor]) -> None:
+    """One error that says what differs, before anything is loaded."""
+    there = _config(folder / "config.json")
     here = dataclasses.asdict(config)
     keys = [f"model.{key}" for key in here["model"]] if config.model_path is None else ["model_path"]
     settings = [f"{key}={_at(there, key)}, not {_at(here, key)}" for key in keys if _at(there, key) != _at(here, key)]
-    shapes = _differences(_weights(folder / "actor"), learner.actor)
+    shapes = _differences(actor, learner.actor)
     if shapes:
         raise UsageError(f"{folder} holds another model than this config makes: {'; '.join(settings or shapes[:3])}")
 
@@ -139,16 +179,39 @@ def _differences(there: Mapping[str, Tensor], model: nn.Module) -> list[str]:
 
 def _weights(folder: Path) -> dict[str, Tensor]:
     """All shards of a folder written by save_pretrained."""
-    return {name: weight for file in sorted(folder.glob("*.safetensors")) for name, weight in load_file(file).items()}
+    weights: dict[str, Tensor] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            weights |= load_file(file)
+        except Exception as problem:  # SafetensorError and more: what a reader says of any bytes
+            raise _damaged(file, problem) from problem
+    return weights
 
 
-def _read(file: Path) -> Any:
-    return torch.load(file, weights_only=True, map_location="cpu")
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        content = torch.load(file, weights_only=True, map_location="cpu")
+    except Exception as problem:  # of any bytes, torch raises nearly anything
+        raise _damaged(file, problem) from problem
+    if not isinstance(content, dict):
+        raise _damaged(file, f"it holds a {type(content).__name__}")
+    return content
 
 
-def _at(tree: Mapping[str, Any], dotted: str) -> Any:
+def _config(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as problem:
+        raise _damaged(file, problem) from problem
+    if not isinstance(content, dict):
+        raise _damaged(file, f"it holds a {type(content).__name__}")
+    return content
+
+
+def _at(tree: Any, dotted: str) -> Any:
+    """None where there is nothing."""
     for key in dotted.split("."):
-        tree = tree[key]
+        tree = tree.get(key) if isinstance(tree, Mapping) else None
     return tree
 
 

@@ -26,6 +26,8 @@ from gradiometer.labs.sokoban.sources import (
 
 __all__ = ["Config", "EnvConfig", "ModelConfig", "Progress", "WarmStart"]
 
+SMALLEST_ROOM, LARGEST_ROOM = 4, 20
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
@@ -55,7 +57,7 @@ class EnvConfig:
     """`env.*`: the levels and the game."""
 
     size: int = 6
-    """Rows and columns of the room, walls included."""
+    """Rows and columns of the room, walls included; 4 to 20."""
     num_boxes: int = 1
     """Boxes, and targets."""
     num_walls: int = 0
@@ -70,6 +72,7 @@ class EnvConfig:
     """Actions of an answer that are carried out, at most."""
 
     def __post_init__(self) -> None:
+        between("env.size", self.size, SMALLEST_ROOM, LARGEST_ROOM)
         at_least("env.max_turns", self.max_turns, 1)
         at_least("env.max_actions_per_turn", self.max_actions_per_turn, 1)
         try:

@@ -247,8 +247,9 @@ def _warming_up(progress: Callable[[Progress], None], total: int, done: int) -> 
 
 
 def watched(learner: Learner, config: Config) -> gm.Meter:
-    """The instrument around the actor."""
-    kept_before = config.run is not None and learner.step > 0 and (Path(config.run) / "run.db").exists()
+    """The instrument around the actor; only a training that goes on cuts what its run holds beyond the checkpoint."""
+    goes_on = learner.step > 0 and not config.trainer.exit_after_gradient_analysis
+    kept_before = config.run is not None and goes_on and (Path(config.run) / "run.db").exists()
     return gm.watch(
         learner.actor,
         learner.actor_optimizer,

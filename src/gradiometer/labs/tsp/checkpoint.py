@@ -33,6 +33,7 @@ __all__ = ["FILE_NAME", "load_policy", "make_policy", "resume", "save", "state_o
 FILE_NAME = "last.ckpt"
 FORMAT = 1
 _KEYS = {"format", "problem", "algorithm", "step", "config", "state_dict", "optimizer", "recent", "meter"}
+_OF_ANY_BYTES = (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, LookupError, OSError)
 _SHAPE = ("embed_dim", "num_layers", "num_heads")
 
 
@@ -105,7 +106,10 @@ def resume(config: Config, policy: Policy, optimizer: Optimizer) -> dict[str, An
             f"use {content['step'] + 1} or more"
         )
     _fill(policy, content["state_dict"], path)
-    optimizer.load_state_dict(content["optimizer"])
+    try:
+        optimizer.load_state_dict(dict(content["optimizer"]))
+    except (LookupError, TypeError, ValueError) as error:
+        raise UsageError(f"{path} is damaged or of another training: its optimizer does not fit the policy") from error
     return content
 
 
@@ -116,12 +120,15 @@ def _read(path: Path) -> dict[str, Any]:
         raise UsageError(f"there is no checkpoint {path}: give the {FILE_NAME} of a run of the tsp lab")
     try:
         content = torch.load(path, weights_only=True, map_location="cpu")
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, IndexError) as error:  # of any bytes
+    except _OF_ANY_BYTES as error:
         raise UsageError(
             f"{path} cannot be read as a checkpoint of the tsp lab: it is damaged, or another file"
         ) from error
     if not (isinstance(content, dict) and content.keys() >= _KEYS):
         raise UsageError(f"{path} is not a checkpoint of the tsp lab: give the {FILE_NAME} of one of its runs")
+    for name in ("config", "state_dict", "optimizer"):
+        if not isinstance(content[name], Mapping):
+            raise UsageError(f"{path} is damaged: its {name} is a {type(content[name]).__name__}, not a mapping")
     if content["format"] != FORMAT:
         raise UsageError(f"{path} has format {content['format']}, and this version reads {FORMAT}: update Gradiometer")
     return content
@@ -134,8 +141,11 @@ def _config_in(path: Path, content: Mapping[str, Any], device: str) -> Config:
         raise UsageError(f"{path} has a config that this version does not know ({error})") from error
 
 
-def _fill(policy: Policy, there: Mapping[str, Tensor], path: Path) -> None:
+def _fill(policy: Policy, there: Mapping[str, Any], path: Path) -> None:
     """The weights, or one error that says what does not fit."""
+    strangers = [name for name, weight in there.items() if not isinstance(weight, Tensor)]
+    if strangers:
+        raise UsageError(f"{path} is damaged: {', '.join(map(str, strangers[:3]))} in its state_dict is no tensor")
     here = policy.state_dict()
     differences = [
         f"{name} has the shape {list(there[name].shape)}, not {list(weight.shape)}"
