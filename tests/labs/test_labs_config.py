@@ -105,3 +105,11 @@ def test_the_device_is_one_this_machine_has() -> None:
     assert torch_device("cpu").type == "cpu"
     with pytest.raises(UsageError, match=r"device=abacus cannot be used here .*: try device=cpu"):
         torch_device("abacus")
+
+
+def test_a_seed_fits_into_64_bits() -> None:
+    assert configure(Config, [f"seed={2**63 - 1}"]).seed == 2**63 - 1
+    with pytest.raises(
+        UsageError, match=f"seed={2**63} does not fit into 64 bits: use a whole number up to {2**63 - 1}"
+    ):
+        configure(Config, [f"seed={2**63}"])

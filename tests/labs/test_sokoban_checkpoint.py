@@ -1,15 +1,17 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import gradiometer as gm
-from gradiometer.errors import UsageError
+from gradiometer.errors import RunExists, UsageError
 from gradiometer.labs.config import configure
 from gradiometer.labs.sokoban import checkpoint
 from gradiometer.labs.sokoban.config import Config
@@ -147,3 +149,90 @@ def test_grpo_has_no_critic_that_gae_could_go_on_with(tmp_path: Path) -> None:
     run(*shared, "algorithm.adv_estimator=grpo", "trainer.total_training_steps=1")
     with pytest.raises(UsageError, match="has no critic"):
         run(*shared, *resumed_from(tmp_path / "global_step_1"), "trainer.total_training_steps=2")
+
+
+def test_an_analysis_never_cuts_the_run_it_is_pointed_at(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    run(f"run={folder}", "trainer.total_training_steps=3", "trainer.save_freq=1")
+    before = (folder / "run.db").read_bytes()
+    probe = (*resumed_from(folder / "checkpoints" / "global_step_1"), "trainer.exit_after_gradient_analysis=true")
+    with pytest.raises(RunExists, match="already holds"):
+        run(f"run={folder}", *probe, "trainer.total_training_steps=2")
+    assert (folder / "run.db").read_bytes() == before
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole")
+    run(f"trainer.default_local_dir={folder}", "trainer.total_training_steps=1", "trainer.save_freq=1")
+    return folder / "global_step_1"
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def emptied(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+def saved(content: object) -> Callable[[Path], None]:
+    return lambda file: torch.save(content, file)
+
+
+def without_the_meter(file: Path) -> None:
+    torch.save({"optimizers": torch.load(file, weights_only=True)["optimizers"]}, file)
+
+
+def with_a_past_of_another_shape(file: Path) -> None:
+    content = torch.load(file, weights_only=True)
+    content["optimizers"]["critic"]["state"][0]["exp_avg"] = torch.zeros(3, 3)
+    torch.save(content, file)
+
+
+def of_another_shape(file: Path) -> None:
+    if file.suffix == ".pt":
+        torch.save({name: torch.zeros(7, 5) for name in torch.load(file, weights_only=True)}, file)
+    else:
+        save_file({name: torch.zeros(7, 5) for name in load_file(file)}, file)
+
+
+def text(content: str) -> Callable[[Path], None]:
+    return lambda file: file.write_text(content) and None
+
+
+@pytest.mark.parametrize(
+    ("name", "harm"),
+    [
+        *((name, cut) for name in ("training.pt", "critic.pt", "config.json")),
+        *((f"{part}/model.safetensors", harm) for part in ("actor", "reference") for harm in (cut, emptied)),
+        *((name, emptied) for name in ("training.pt", "critic.pt", "config.json")),
+        *(("training.pt", saved(each)) for each in ({}, [], {"optimizers": {}}, {"optimizers": {"actor": {}}})),
+        ("training.pt", without_the_meter),
+        ("training.pt", with_a_past_of_another_shape),
+        ("critic.pt", saved({})),
+        ("critic.pt", saved([1])),
+        ("critic.pt", saved({"head.weight": 3})),
+        ("critic.pt", of_another_shape),
+        ("reference/model.safetensors", of_another_shape),
+        ("config.json", text("[]")),
+        ("config.json", text("[" * 100_000)),
+    ],
+)
+def test_a_damaged_file_is_one_error_that_names_it(
+    whole: Path, tmp_path: Path, name: str, harm: Callable[[Path], None]
+) -> None:
+    folder = shutil.copytree(whole, tmp_path / "global_step_1")
+    harm(folder / name)
+    told = name if harm is not of_another_shape else name.removesuffix("/model.safetensors")
+    with pytest.raises(UsageError, match=r"damaged or of another training .*: use an earlier checkpoint") as caught:
+        run(*resumed_from(folder), "trainer.total_training_steps=2")
+    assert str(folder / told) in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_config_without_a_key_is_told_only_when_the_weights_differ(whole: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(whole, tmp_path / "global_step_1")
+    (folder / "config.json").write_text("{}")
+    with pytest.raises(UsageError, match=r"another model than this config makes: model\.hidden_size=None, not 48"):
+        run(*resumed_from(folder), "model.hidden_size=48", "trainer.total_training_steps=2")

@@ -425,6 +425,36 @@ def test_a_file_that_is_no_checkpoint_is_one_clear_error(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("state_dict", [1, 2], "its state_dict is a list, not a mapping"),
+        ("state_dict", {"encoder.embed.weight": 3}, "encoder.embed.weight in its state_dict is no tensor"),
+        ("config", None, "its config is a NoneType, not a mapping"),
+        ("optimizer", 3, "its optimizer is a int, not a mapping"),
+        ("optimizer", {}, "its optimizer does not fit the policy"),
+    ],
+)
+def test_a_checkpoint_whose_parts_are_something_else_is_one_clear_error(
+    tmp_path: Path, key: str, value: object, said: str
+) -> None:
+    whole = train(dataclasses.replace(TINY, run=str(tmp_path / "run"))).checkpoint
+    assert whole is not None
+    torch.save({**torch.load(whole, weights_only=True), key: value}, tmp_path / "bent.ckpt")
+    with pytest.raises(UsageError, match=rf"bent\.ckpt is damaged.*{said}"):
+        train(dataclasses.replace(TINY, steps=12, resume=str(tmp_path / "bent.ckpt")))
+
+
+def test_a_checkpoint_cut_at_any_length_is_one_clear_error(tmp_path: Path) -> None:
+    whole = train(dataclasses.replace(TINY, run=str(tmp_path / "run"))).checkpoint
+    assert whole is not None
+    content = whole.read_bytes()
+    for length in [*range(0, 64, 7), *range(64, len(content), len(content) // 40), len(content) - 1]:
+        (tmp_path / "cut.ckpt").write_bytes(content[:length])
+        with pytest.raises(UsageError, match=r"cut\.ckpt cannot be read as a checkpoint"):
+            load_policy(tmp_path / "cut.ckpt")
+
+
+@pytest.mark.parametrize(
     ("settings", "said"),
     [
         ({"algorithm": "pommo"}, "unknown algorithm 'pommo'; did you mean 'pomo'"),

@@ -196,6 +196,10 @@ def written(path: Path, *lines: str, end: str = "\n") -> Path:
     return path
 
 
+def nested(depth: int) -> str:
+    return '{"step": 1, "x": ' + '{"a": ' * depth + "1" + "}" * depth + "}"
+
+
 def test_verls_file_logger_is_read(tmp_path: Path) -> None:
     lines = [json.dumps({"step": step, "data": {"actor/pg_loss": step / 2, "n": step}}) for step in range(3)]
     log = open_log(written(tmp_path / "exp.jsonl", *lines))
@@ -260,11 +264,47 @@ def test_a_line_cut_off_by_a_crash_is_skipped_and_said(tmp_path: Path) -> None:
         (['{"loss": 1}'], "no line with a step: each needs one of _step, step, global_step"),
         (["{cut"], "line 1: not JSON"),
         ([""], "no line with a step"),
+        (['{"step": 0}', '{"step": 1e400}'], "line 2: step must be a whole number, not inf"),
+        (['{"step": NaN}'], "line 1: step must be a whole number, not nan"),
+        (['{"step": 0}', f'{{"step": {2**63}}}'], "line 2: step has 19 digits and does not fit into 64 bits"),
+        (['{"step": 1e300}'], "line 1: step has 301 digits and does not fit into 64 bits"),
+        ([f'{{"step": -{"9" * 400}}}'], "line 1: step has 400 digits and does not fit into 64 bits"),
+        (['{"step": 0}', f'{{"step": 1, "a": {{"b": -{"9" * 400}}}}}'], "line 2: a/b has 400 digits, too large"),
+        (['{"step": 0}', f'{{"step": 1, "a": {"9" * 5000}}}'], "line 2: cannot be read .*digits"),
+        (['{"step": 0}', nested(3000)], "line 2: cannot be read .*recursion"),
+        (['{"step": 0}', nested(3000), '{"step": 2}'], "line 2: cannot be read .*recursion"),
     ],
 )
 def test_a_broken_jsonl_is_an_error_with_its_line(tmp_path: Path, lines: list[str], says: str) -> None:
     with pytest.raises(UsageError, match=says):
         read_jsonl(written(tmp_path / "a.jsonl", *lines))
+
+
+def test_values_at_every_depth_are_read_or_refused_with_their_line(tmp_path: Path) -> None:
+    assert read_jsonl(written(tmp_path / "a.jsonl", nested(50))).names() == ["x" + "/a" * 50]
+    outcomes = set()
+    for depth in range(100, 1500, 50):
+        path = written(tmp_path / "a.jsonl", '{"step": 0}', nested(depth))
+        try:
+            outcomes.add("read" if read_jsonl(path).names() == ["x" + "/a" * depth] else "wrong")
+        except UsageError as problem:
+            outcomes.add(str(problem).removeprefix(f"{path}, ").partition(":")[0])
+    assert outcomes == {"read", "line 2"}
+
+
+def test_the_largest_step_and_value_are_read(tmp_path: Path) -> None:
+    largest = int(np.finfo(np.float64).max)
+    line = json.dumps({"step": 2**63 - 1, "x": largest, "y": -largest, "z": True})
+    log = read_jsonl(written(tmp_path / "a.jsonl", line, f'{{"step": {-(2**63)}, "x": 1}}'))
+    assert log.series("x")[0].tolist() == [-(2**63), 2**63 - 1]
+    assert log.series("y")[1].tolist() == [-float(largest)]
+
+
+def test_a_log_from_anywhere_refuses_what_it_cannot_keep(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="a step of 19 digits does not fit into 64 bits"):
+        Log(tmp_path / "x", name="x", run_id="x", rows=[(2**63, {"a": 1})])
+    with pytest.raises(UsageError, match="x, step 3: a/b has 400 digits, too large for a float"):
+        Log(tmp_path / "x", name="x", run_id="x", rows=[(3, {"a": {"b": 10**399}})])
 
 
 def test_lines_without_a_step_among_others_are_said(tmp_path: Path) -> None:

@@ -247,10 +247,15 @@ def _row(name: str, study: Replicates, ratio: list[float | None] | None) -> tupl
     if extended is None:
         return name, norm, "-", "-", "-", seconds
     trace = "-" if extended["trace"] is None else f"{extended['trace']['value']:.3g}"
-    first = (
-        (norm, trace) if ratio is None else (trace, _interval(dict(zip(("value", "low", "high"), ratio, strict=True))))
-    )
+    first = (norm, trace) if ratio is None else (trace, _ends(*ratio))
     return name, *first, _interval(extended["snr"]), f"{extended['concentration']['ess_abs']:.3g}", seconds
+
+
+def _ends(value: float | None, low: float | None, high: float | None) -> str:
+    """The interval alone: a ratio of its middle says nothing more."""
+    if value is None or low is None or high is None or low == high:
+        return "-" if value is None else f"{value:.2g}"
+    return f"{low:.2g}–{high:.2g}"
 
 
 def _interval(found: dict[str, float | None] | None) -> str:
