@@ -202,18 +202,24 @@ def test_group_advantages_compare_within_a_group() -> None:
 
 
 @pytest.mark.parametrize("estimator", ["gae", "grpo"])
-def test_permuting_nothing_leaves_the_advantages_of_a_game_paid_at_its_end(estimator: str) -> None:
+def test_a_null_keeps_when_a_game_was_paid_and_changes_how_much(estimator: str) -> None:
     learner, rows, pieces = trained_on(tiny(f"algorithm.adv_estimator={estimator}"))
-    rows["rewards"] = torch.arange(len(rows["rewards"])).float() ** 2
+    number = torch.arange(len(rows["rewards"]))
+    as_trained = batches.scored(rows, learner, pieces)["advantages"]
+    torch.testing.assert_close(batches.permuted_advantages(rows, number, pieces)["advantages"], as_trained)
+    # Had all games been paid alike, there would be nothing to permute, and the null would be the task.
+    alike = {**rows, "rewards": torch.full_like(rows["rewards"], 3.0)}
+    torch.testing.assert_close(
+        batches.permuted_advantages(alike, number.flip(0), pieces)["advantages"],
+        batches.permuted_advantages(alike, number, pieces)["advantages"],
+    )
     width = rows["mask"].shape[1]
     last = torch.tensor([max(t for t in range(width) if row[t] > 0) for row in rows["mask"]])
-    paid = torch.zeros_like(rows["token_rewards"])
-    paid[torch.arange(len(paid)), last] = rows["rewards"]
-    same = batches.permuted_advantages(rows, torch.arange(len(paid)), pieces)["advantages"]
+    paid = rows["token_rewards"].clone()
+    rows["rewards"] = number.float() ** 2
+    paid[number, last] += rows["rewards"].flip(0) - rows["rewards"]
     expected = batches.scored({**rows, "token_rewards": paid}, learner, pieces)["advantages"]
-    torch.testing.assert_close(same, expected)
-    other = batches.permuted_advantages(rows, torch.arange(len(paid)).flip(0), pieces)["advantages"]
-    assert not torch.allclose(same, other)
+    torch.testing.assert_close(batches.permuted_advantages(rows, number.flip(0), pieces)["advantages"], expected)
 
 
 def test_the_values_error_is_the_larger_of_the_plain_and_the_clipped_one() -> None:

@@ -77,10 +77,10 @@ class Spread:
 def unit_row(gradients: Tensor, sizes: Sequence[int], count: int, weights: Tensor, sketcher: Sketcher) -> UnitRow:
     """The replicates of one unit, [R, P], in a few numbers."""
     replicates = len(gradients)
-    wide = gradients.double()
-    mean = wide.mean(0)
-    both = torch.stack([(wide - mean).square_().sum(0), mean.square()]).cpu()
-    spread, mean_sq = (np.array([float(part.sum()) for part in row.split(list(sizes))]) for row in both)
+    mean = gradients.mean(0)
+    # Element by element in float32, summed in float64: nothing is left of two large numbers here.
+    both = torch.stack([(gradients - mean).square_().sum(0), mean.square()]).double().cpu().numpy()
+    spread, mean_sq = np.add.reduceat(both, np.cumsum([0, *sizes[:-1]]), axis=1)
     within = spread / (replicates - 1) if replicates > 1 else np.full(len(sizes), np.nan)
     key = [key_of("gradient")]
     sketches = torch.stack([sketcher.sketch([row], key) for row in gradients])

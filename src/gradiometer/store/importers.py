@@ -72,5 +72,5 @@ def _begins_with_an_object(start: bytes) -> bool:
         return False
     try:
         return isinstance(json.loads(line), dict)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False

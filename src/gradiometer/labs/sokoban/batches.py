@@ -78,11 +78,15 @@ def scored(rows: Rows, learner: Learner, pieces: Pieces) -> Rows:
 
 
 def permuted_advantages(rows: Rows, order: Tensor, pieces: Pieces) -> Rows:
-    """What the advantages would be, had game i been paid what game `order[i]` was paid, all of it at its last token."""
+    """What the advantages would be, had game i been paid in all what game `order[i]` was paid.
+
+    The difference is settled at its last token; when in the game the rest was paid stays as it was, or the null would
+    differ from the task where no reward does.
+    """
     width = rows["mask"].shape[1]
     last = width - 1 - (rows["mask"] > 0).flip(-1).float().argmax(-1, keepdim=True)
-    paid = rows["rewards"][order].unsqueeze(-1)
-    return {"advantages": _advantages(rows, torch.zeros_like(rows["token_rewards"]).scatter(-1, last, paid), pieces)}
+    settled = (rows["rewards"][order] - rows["rewards"]).unsqueeze(-1)
+    return {"advantages": _advantages(rows, rows["token_rewards"].scatter_add(-1, last, settled), pieces)}
 
 
 def _advantages(rows: Rows, token_rewards: Tensor, pieces: Pieces) -> Tensor:
