@@ -246,7 +246,8 @@ class _Gather:
         self._sums = result.sums if self._sums is None else self._sums + result.sums
         name = self._whose[chunk]
         if chunk + 1 == len(self._whose) or self._whose[chunk + 1] != name:
-            self.spreads[name] = spread.combined(self._rows, self._sums, result.sizes, self._seed)
+            seed = self._seed if name == MAIN else None
+            self.spreads[name] = spread.combined(self._rows, self._sums, result.sizes, seed)
             self._rows, self._sums = [], None
 
 

@@ -94,10 +94,11 @@ def unit_row(gradients: Tensor, sizes: Sequence[int], count: int, weights: Tenso
     )
 
 
-def combined(rows: list[UnitRow], sums: Floats, sizes: Sequence[int], seed: int) -> Spread:
-    """The units, and Σ n_u g_ru [R, P] over them all."""
+def combined(rows: list[UnitRow], sums: Floats, sizes: Sequence[int], seed: int | None) -> Spread:
+    """The units, and Σ n_u g_ru [R, P] over them all; without a seed nothing is projected, as controls need not be."""
     totals = sums / sum(row.count for row in rows)
-    return Spread(rows=rows, products=_products(totals, sizes), projections=_projections(totals, seed))
+    projections = np.zeros((len(totals), 0)) if seed is None else _projections(totals, seed)
+    return Spread(rows=rows, products=_products(totals, sizes), projections=projections)
 
 
 def _products(totals: Floats, sizes: Sequence[int]) -> Floats:
