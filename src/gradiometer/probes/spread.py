@@ -77,9 +77,10 @@ class Spread:
 def unit_row(gradients: Tensor, sizes: Sequence[int], count: int, weights: Tensor, sketcher: Sketcher) -> UnitRow:
     """The replicates of one unit, [R, P], in a few numbers."""
     replicates = len(gradients)
-    mean = gradients.mean(0)
-    # Element by element in float32, summed in float64: nothing is left of two large numbers here.
-    both = torch.stack([(gradients - mean).square_().sum(0), mean.square()]).double().cpu().numpy()
+    # Element by element in float32, summed in float64. From the first replicate on, so that no difference is exactly none.
+    shifted = gradients - gradients[0]
+    centre = shifted.mean(0)
+    both = torch.stack([(shifted - centre).square_().sum(0), (gradients[0] + centre).square()]).double().cpu().numpy()
     spread, mean_sq = np.add.reduceat(both, np.cumsum([0, *sizes[:-1]]), axis=1)
     within = spread / (replicates - 1) if replicates > 1 else np.full(len(sizes), np.nan)
     key = [key_of("gradient")]
