@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import socket
+import subprocess
+import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,3 +24,47 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """No test leaves a run in the project, whatever it forgets to name."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("GRADIOMETER_DISABLED", raising=False)
+
+
+# Gloo's threads may still be running when C++ takes down its globals, and then the process dies with "terminate called
+# without an active exception" after everything is done and said. So the ranks part in good order and leave at once.
+LEAVE = """
+if torch.distributed.is_initialized():
+    import os, sys
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)
+"""
+
+Ranks = Callable[..., list[tuple[str, str]]]
+
+
+@pytest.fixture
+def ranks() -> Ranks:
+    """Run a script in several processes of one gloo group, `rank world *arguments` in sys.argv; what each printed.
+
+    A script raises if something is wrong, which makes it end with another code than 0.
+    """
+
+    def start(script: str, world: int, *arguments: object) -> list[tuple[str, str]]:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+        call = [sys.executable, "-W", "ignore", "-c", script + LEAVE]
+        processes = [
+            subprocess.Popen(
+                [*call, str(rank), str(world), *map(str, arguments)],
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(world)
+        ]
+        outputs = [process.communicate(timeout=120) for process in processes]
+        assert [process.returncode for process in processes] == [0] * world, outputs
+        return outputs
+
+    return start

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
@@ -40,41 +36,13 @@ model(features).sum().backward()
 gradient = float(sum(p.grad.norm() ** 2 for p in model.parameters()))
 if rank == 0:
     print(json.dumps({"metrics": result.metrics, "gradient": gradient, "tables": result.tables["anatomy"]["vectors"]}))
-if world > 1:
-    torch.distributed.destroy_process_group()
 """
-
-
-def run(world: int, limit: int) -> dict:
-    return json.loads(start(world, limit)[0][0])
-
-
-def start(world: int, limit: int) -> list[tuple[str, str]]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    call = [sys.executable, "-W", "ignore", "-c", SCRIPT]
-    ranks = [
-        subprocess.Popen(
-            [*call, str(rank), str(world), str(limit)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=Path(__file__).parent,
-        )
-        for rank in range(world)
-    ]
-    outputs = [process.communicate(timeout=120) for process in ranks]
-    assert [process.returncode for process in ranks] == [0] * world, outputs
-    return outputs
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("limit", [2**30, 0])
-def test_two_ranks_give_the_numbers_of_one(limit: int) -> None:
-    alone, together = run(1, limit), run(2, limit)
+def test_two_ranks_give_the_numbers_of_one(limit: int, ranks: Callable[..., list[tuple[str, str]]]) -> None:
+    alone, together = (json.loads(ranks(SCRIPT, world, limit)[0][0]) for world in (1, 2))
     assert together["tables"] == ("exact" if limit else "sketch")
     assert together["metrics"]["grad_norm/all/sample_count"] == 21
     assert set(alone["metrics"]) == set(together["metrics"])
@@ -102,15 +70,15 @@ try:
     gm.anatomy(model, {"features": features}, terms, rewards=rewards, groups=torch.arange(8) // 2)
 except Exception as problem:
     print(type(problem).__name__, problem)
-torch.distributed.destroy_process_group()
 """
 
 
 @pytest.mark.slow
-def test_ranks_with_batches_of_their_own_and_a_rank_in_trouble_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(globals(), "SCRIPT", DIFFERENT)
-    said = start(2, 0)
+def test_ranks_with_batches_of_their_own_and_a_rank_in_trouble_are_told_of(
+    ranks: Callable[..., list[tuple[str, str]]],
+) -> None:
+    said = ranks(DIFFERENT, 2, 0)
     assert all("same batch" in out for out, _ in said), said
-    said = start(2, 1)
+    said = ranks(DIFFERENT, 2, 1)
     assert "another rank could not go on: KeyError" in said[0][0]
     assert said[1][0].startswith("KeyError")
