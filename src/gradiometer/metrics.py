@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Literal
+from typing import Any, Literal
 
 from gradiometer.errors import UnknownName
 
 __all__ = ["CATALOGUE", "Alias", "Metric", "find", "key", "parse", "resolve"]
 
 Scale = Literal["linear", "log"]
-Origin = Literal["light", "standard", "deep", "logged", "terms", "anatomy", "replicates"]
+Origin = Literal["light", "standard", "deep", "logged", "terms", "anatomy", "replicates", "experts"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +37,7 @@ class Alias:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
     """One quantity. `origin` is the lowest tier that measures it; `logged` when the user gives it to `meter.log`, `terms`
-    when it comes from `meter.terms`, `anatomy` or `replicates` when from that probe."""
+    when it comes from `meter.terms`, `anatomy` or `replicates` when from that probe, `experts` where experts are found."""
 
     name: str
     unit: str
@@ -52,7 +53,7 @@ class Metric:
 
 def _read() -> dict[str, Metric]:
     with (resources.files("gradiometer") / "metrics.toml").open("rb") as file:
-        entries = tomllib.load(file)
+        entries = dict(_with_layers(tomllib.load(file)))
     return {
         name: Metric(
             name=name,
@@ -62,6 +63,16 @@ def _read() -> dict[str, Metric]:
         )
         for name, entry in entries.items()
     }
+
+
+def _with_layers(entries: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """`grad/expert/...` is over all layers; what is marked `per_layer` is there for each layer too."""
+    for name, entry in entries.items():
+        per_layer = entry.pop("per_layer", False)
+        yield name, entry
+        if per_layer:
+            meaning = re.sub(r" (Over layers|Pooled over layers)[^.]*\.", "", entry["meaning"]) + " In one layer."
+            yield name.replace("grad/", "grad/<layer>/", 1), {**entry, "meaning": meaning}
 
 
 CATALOGUE: dict[str, Metric] = _read()

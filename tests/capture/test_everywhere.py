@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 import gradiometer as gm
+from gradiometer.maths import tiers
 from gradiometer.maths.histogram import log_histogram
 
 
@@ -236,6 +237,35 @@ def test_a_measured_step_has_one_sync_and_the_others_none(options: dict[str, Any
             syncs.append(methods.calls + kernels.calls)
     for step, calls in enumerate(syncs):
         assert calls == (["cpu", "numpy"] if step % every == 0 else [])  # one transfer, then its view on the host
+
+
+class Routed(nn.Module):
+    """Two experts, merged by a router; one tensor of each is large enough to be cut by kept thresholds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(5, 2)
+        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(5, 1000), nn.Linear(1000, 2)) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weights = self.router(x).softmax(-1)
+        return sum(weights[:, e, None] * expert(x) for e, expert in enumerate(self.experts))
+
+
+def test_experts_take_no_sync_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiers, "on_host", tiers.on_device)  # on a CPU numpy selects
+    model = Routed()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    log_histogram(torch.ones(1))
+    with gm.watch(model, optimizer, run=None, budget=None, every=2, experts_every=2, tier="deep") as meter:
+        for step in range(7):
+            with Counter() as methods, DispatchCounter() as kernels:
+                optimizer.zero_grad()
+                out = model(torch.randn(8, 5))
+                with meter.terms(task=out[:, 0].mean(), aux=out[:, 1].square().mean()) as loss:
+                    loss.backward()
+                optimizer.step()
+            assert methods.calls + kernels.calls == (["cpu", "numpy"] if step % 2 == 0 else [])
 
 
 def test_the_counters_see_a_sync() -> None:

@@ -13,6 +13,8 @@ from torch import nn
 
 from gradiometer.capture.blocks import Blocks, select
 from gradiometer.capture.directions import Directions
+from gradiometer.capture.experts import ExpertLayer
+from gradiometer.capture.expertsheet import ExpertSheet
 from gradiometer.capture.history import Ring
 from gradiometer.capture.reading import Fetched
 from gradiometer.capture.rounds import Round
@@ -46,8 +48,10 @@ class Analyst:
         blocks: Blocks,
         atoms: Sequence[Sequence[int]],
         owner: Mapping[int, int],
+        experts: Sequence[ExpertLayer] = (),
     ) -> None:
-        self._settings = settings
+        self._settings, self._expert_layers = settings, experts
+        self.experts = ExpertSheet()
         self._optimizer_of = [
             next((owner[i] for i in part if i in owner), 0) for part in blocks.members[: blocks.num_named]
         ]
@@ -83,6 +87,8 @@ class Analyst:
             rates = [current.learning_rates.get(number, float("nan")) for number in self._optimizer_of]
             self._vitals.write(values, current.step, fetched, learning_rates=rates)
             self._write_pairs(values, fetched)
+        if self._expert_layers:
+            self.experts.write(values, fetched, current, self._expert_layers)
         for name, array in fetched.arrays.items():
             if name.startswith("histogram/"):
                 vectors[name] = array.astype(np.int64)

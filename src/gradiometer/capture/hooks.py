@@ -1,4 +1,4 @@
-"""Hooks around `optimizer.step`, at the end of backward, inside torch's gradient clipping; graphhooks.py has the others.
+"""Hooks around `optimizer.step`, a router's forward, at the end of backward, inside torch's clipping; graphhooks.py has more.
 
 Trainers import `clip_grad_norm_` by name, so replacing that name would miss them. torch wraps its clip functions in
 `no_grad` by a closure; putting an observed function into that closure is seen by every caller, however they imported it.
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
 
@@ -24,6 +24,7 @@ __all__ = [
     "StepListener",
     "observe_backward",
     "observe_clips",
+    "observe_forward",
     "observe_gradients",
     "observe_optimizer",
     "unwrap",
@@ -132,6 +133,15 @@ def observe_gradients(parameters: Sequence[Tensor], accumulated: Callable[[int],
     """Call `accumulated` with a parameter's number as soon as its gradient is there, inside backward."""
     trained = {i: p for i, p in enumerate(parameters) if p.requires_grad and p.is_leaf}
     return _on_gradients(trained, lambda number: lambda _: accumulated(number))
+
+
+def observe_forward(module: nn.Module, note: Callable[..., None]) -> Remove:
+    """Call `note(output, trained=...)` after each forward of the module; `trained` says whether a graph was being made."""
+
+    def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
+        note(output, trained=torch.is_grad_enabled())
+
+    return module.register_forward_hook(hook).remove
 
 
 def _on_gradients(parameters: Mapping[int, Any], hook_for: Callable[[int], Callable[[Tensor], None]]) -> Remove:

@@ -18,6 +18,8 @@ from torch.optim import Optimizer
 from gradiometer.capture import readout, terms, termstates
 from gradiometer.capture.analyst import Analyst
 from gradiometer.capture.blocks import Blocks, Model, named_parameters
+from gradiometer.capture.expertdesk import ExpertDesk
+from gradiometer.capture.expertsheet import dynamics
 from gradiometer.capture.isolation import guarded
 from gradiometer.capture.microbatches import SKETCH_SEED
 from gradiometer.capture.reading import Fetched, Reading
@@ -63,6 +65,8 @@ class Meter:
         self._term_states = TermStates()
         self._term_vectors: str | None = None
         self._said_left_over = False
+        self._expert_desk = ExpertDesk(self, self._put)
+        self._asked: dict[str, Any] | None = None
         self._values: dict[str, float] = {}
         self._last_two: deque[tuple[int, dict[str, float]]] = deque(maxlen=2)
         self._latest: dict[str, float] = {}
@@ -162,6 +166,24 @@ class Meter:
             self._rig.terms_raised()
             raise
 
+    def log_gradient_dynamics(self, step: int | None = None) -> dict[str, Any] | None:
+        """The experts' gradients as they are now, kept at `step` (unless told, the step in progress) and returned.
+
+        For loops of your own: after `backward()`, before `optimizer.step()`. Returns `expert_gradients` and
+        `divergence_scores` under the source's names, over layers; empty ones, and an event with a hint, when there is no
+        gradient; None when the model has no experts.
+        """
+        self._asked = None
+        if not self._closed:
+            self._look_at_experts(step)
+        return self._asked
+
+    def watch_experts(self, every: int | None = 10) -> None:
+        """Look at the experts at every `every`-th step from here on; None stops it."""
+        if every is not None and (not isinstance(every, int) or every < 1):
+            raise UsageError(f"watch_experts() takes a whole number of 1 or more, or None to stop; found {every!r}")
+        self._rig.experts.every = every
+
     def gradient_health(self, block: str = "all") -> GradientHealth:
         """A block at its last measured step, under the names of earlier collectors; None where nothing was measured."""
         states = self._states.in_order(self._rig.roster.names)
@@ -256,8 +278,21 @@ class Meter:
         self._note_states(current, self._analyst.sheet.nonfinite(fetched), guilty)
         if current.terms is not None:
             self._note_terms(current.step, current.terms, fetched)
+        if current.experts:
+            self._expert_desk.note(self._rig.experts, current.step)
         if any(x > 0 for name, x in fetched.scalars.items() if name.startswith("found_inf/")):
             self.event("skipped-step", "the fused optimizer found Inf or NaN and left the weights alone", current.step)
+
+    @guarded
+    def _look_at_experts(self, step: int | None) -> None:
+        current = self._rig.open
+        at = (self._rig.last_step if current is None else current.step) if step is None else int(step)
+        values = self._expert_desk.look(self._rig.experts, self._analyst.experts, current, at)
+        if values is not None:
+            self._asked = dynamics(values)
+            self._latest.update(values)
+        if values:
+            self._put_row(at, values)
 
     def rescanned(self) -> None:
         """An optimizer got new parameters: the past of the others does not fit them any more."""
@@ -350,4 +385,4 @@ class Meter:
 
     def _new_analyst(self) -> Analyst:
         named, roster = named_parameters(self._model), self._rig.roster
-        return Analyst(self.settings, named, roster.blocks, self._rig.atoms, roster.owner)
+        return Analyst(self.settings, named, roster.blocks, self._rig.atoms, roster.owner, self._rig.experts.layers)

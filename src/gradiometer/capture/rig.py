@@ -13,6 +13,7 @@ from gradiometer.capture import graphhooks, hooks, terms
 from gradiometer.capture.blocks import Model
 from gradiometer.capture.cadence import Cadence
 from gradiometer.capture.distributed import num_replicas
+from gradiometer.capture.expertbook import ExpertBook
 from gradiometer.capture.gauge import Gauge
 from gradiometer.capture.isolation import guarded
 from gradiometer.capture.marks import Marks
@@ -52,6 +53,7 @@ class Rig:
         self._counted_seconds = 0.0
         self.num_measured = 0
         self._terms = TermBook(settings, owner, len(self.optimizers))
+        self.experts = ExpertBook(settings, measuring=self._measured_round)
         self._clipping: list[int] = []
         self._remove: list[hooks.Remove] = []
         self._remove_gradients: list[hooks.Remove] = []
@@ -202,11 +204,21 @@ class Rig:
             self._micro_batches.finish(current, current.reading)
             current.reading.add("local", list(current.local_norms), list(current.local_norms.values()))
             self._terms.finish(current)
+            current.experts = self.experts.finish(current.reading, current.number)
             self._owner.round_ended(current)
             self.num_measured += 1
             spent = self.seconds + time.perf_counter() - self.entered
             self.cadence.measured(current.number, spent - self._counted_seconds)
             self._counted_seconds = spent
+
+    def _measured_round(self) -> int | None:
+        """The number of the round in progress, or else of the next one, if it is measured."""
+        if self.paused:
+            return None
+        if self.open is not None and not self.open.stepped:
+            return None if self.open.reading is None else self.open.number
+        number = self._round_number if self.open is None else self.open.number + 1
+        return number if self.cadence.due(number) else None
 
     def move_to(self, step: int) -> None:
         """The step in progress, or else the next one, has this number."""
@@ -228,6 +240,7 @@ class Rig:
         """Gradients were made anew: a closure was evaluated again, or the step was skipped."""
         if current.in_step:
             current.forget(self._new_reading() if current.reading else None)
+            self.experts.made_anew()
             self._terms.made_anew()
             return
         if not current.stepped:
@@ -254,6 +267,7 @@ class Rig:
             current.reading, fresh, step=current.number, keep_weights=weights, sums=self._long_view_due()
         )
         self._samples.read(current.reading, fresh, samples, step=current.number)
+        self.experts.read(current.reading, current.number, current.captured)
         if self._settings.tier == "deep":
             self._read_histograms(current.reading, fresh)
 
@@ -360,6 +374,7 @@ class Rig:
         self._remove_gradients.append(hooks.observe_backward([parameters[i] for i in self.roster.sentinels], self))
         self.num_replicas = num_replicas() if self.roster.data_parallel else 1
         self._terms.scan(self._model, parameters)
+        self.experts.scan(self._model, self.roster.named)
         if self.num_replicas > 1 and self._settings.standard:
             self._remove_gradients.append(hooks.observe_gradients(parameters, self._note_local))
         if self._settings.tier == "deep" and self._settings.on_nonfinite == "raise":
@@ -375,6 +390,7 @@ class Rig:
 
     def unhook(self) -> None:
         """Remove every hook."""
+        self.experts.unhook()
         for removers in (self._remove, self._remove_gradients):
             while removers:
                 removers.pop()()

@@ -18,6 +18,7 @@ class Roster:
 
     def __init__(self, model: Model, optimizers: Sequence[Optimizer], settings: Settings) -> None:
         named = named_parameters(model)
+        self.named = named
         self.names = list(named)
         self.parameters = list(named.values())
         self.blocks = find_blocks(named, settings.blocks)

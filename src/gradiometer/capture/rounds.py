@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.optim import Optimizer
 
+from gradiometer.capture.experts import ExpertLayer
 from gradiometer.capture.hooks import ClipCall
 from gradiometer.capture.reading import Fetched, Reading
 
-__all__ = ["Owner", "Round", "SeenClip", "SeenTerms"]
+__all__ = ["Owner", "Round", "SeenClip", "SeenExperts", "SeenTerms"]
 
 CLIP_EPSILON = 1e-6  # torch divides by total_norm + 1e-6; the factor is the one it used
 
@@ -50,6 +51,18 @@ class SeenTerms:
     """Which parameters `term/<term>` and `reward/<reward>` have a path to; none for a dead one."""
     cosine_error: float | None
     """Standard error of a cosine between sketches; None when the vectors were kept in full."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenExperts:
+    """One layer of experts at one step; its numbers wait in the reading under `name`."""
+
+    name: str
+    layer: ExpertLayer
+    present: tuple[bool, ...]
+    """Which experts have a gradient."""
+    rows: int
+    """Tokens or samples that the router was seen to route; 0 when it was not seen."""
 
 
 class Owner(Protocol):
@@ -97,6 +110,8 @@ class Round:
     learning_rates: dict[int, float] = field(default_factory=dict)
     terms: SeenTerms | None = None
     """Set when the round ends, if its loss was split."""
+    experts: list[SeenExperts] = field(default_factory=list)
+    """Set when the round ends: the layers of experts that were read in it."""
 
     def forget(self, reading: Reading | None) -> None:
         """Gradients were made anew within the step (a closure evaluated again): what was read is of the past."""

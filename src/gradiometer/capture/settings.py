@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
 from gradiometer.capture.blocks import Selector
+from gradiometer.capture.experts import Experts
 from gradiometer.errors import UsageError
 from gradiometer.maths.sketch import MAX_K
 
 __all__ = ["Direction", "OnNonfinite", "Pairs", "Settings", "Tier"]
+
+HELD = ("blocks", "pairs", "experts")  # these may hold modules
 
 Tier = Literal["light", "standard", "deep"]
 OnNonfinite = Literal["record", "warn", "raise"]
@@ -34,9 +37,12 @@ class Settings:
     terms_memory: int
     """Bytes that the gradients of the terms may take while a step is measured; beyond it they are sketched."""
     micro_batch_size: int | None
+    experts: Experts | bool | None = None
+    experts_every: int | None = 10
+    """Steps from one look at the experts to the next; None for none but those asked for by hand."""
 
     def __post_init__(self) -> None:
-        for name in ("every", "terms_every", "sketch_size", "micro_batch_size"):
+        for name in ("every", "terms_every", "sketch_size", "micro_batch_size", "experts_every"):
             number = getattr(self, name)
             if number is not None and (not isinstance(number, int) or number < 1):
                 raise UsageError(f"{name} is a whole number of 1 or more; found {number!r}")
@@ -62,5 +68,5 @@ class Settings:
         return self.tier != "light"
 
     def plain(self) -> dict[str, Any]:
-        """What is kept among the facts of the run: blocks and pairs may hold modules, and are not."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in ("blocks", "pairs")}
+        """What is kept among the facts of the run: all but what may hold modules."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in HELD}

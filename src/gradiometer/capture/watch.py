@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from gradiometer.capture import hooks, terms
 from gradiometer.capture.blocks import Blocks, Model, Selector, find_blocks, named_parameters, select
 from gradiometer.capture.distributed import writes_here
+from gradiometer.capture.experts import Experts, find_experts
 from gradiometer.capture.meter import Meter
 from gradiometer.capture.microbatches import SKETCH_SEED
 from gradiometer.capture.readout import FEATURES
@@ -50,6 +51,8 @@ def watch(
     terms_every: int = 10,
     terms_memory: int = 2**30,
     micro_batch_size: int | None = None,
+    experts: Experts | bool | None = None,
+    experts_every: int | None = 10,
     config: Mapping[str, Any] | None = None,
     seed: int | None = None,
     resume: int | None = None,
@@ -70,6 +73,9 @@ def watch(
     instead of keeping a copy; so are the gradients of the loss terms where a copy of each would take more than
     `terms_memory` bytes. `on_nonfinite` is `record`, `warn` or `raise`. With `micro_batch_size` the noise scale is in
     samples, otherwise in micro-batches.
+
+    Experts are found by themselves, and looked at every `experts_every` steps (None: only when
+    `meter.log_gradient_dynamics()` is called). `experts={"moe": ([first, second], router)}` names them; False leaves them.
     """
     if os.environ.get("GRADIOMETER_DISABLED", "").lower() in ("1", "true", "yes"):
         return NullMeter()
@@ -85,6 +91,8 @@ def watch(
         terms_every=terms_every,
         terms_memory=terms_memory,
         micro_batch_size=micro_batch_size,
+        experts=experts,
+        experts_every=experts_every,
     )
     optimizers = _listed(optimizer)
     _check_model(model, optimizers, settings)
@@ -140,6 +148,13 @@ class NullMeter(Meter):
     def event(self, kind: str, message: str, step: int | None = None, **detail: Any) -> None:
         """Nothing is kept."""
 
+    def log_gradient_dynamics(self, step: int | None = None) -> dict[str, Any] | None:
+        """Nothing is measured."""
+        return None
+
+    def watch_experts(self, every: int | None = 10) -> None:
+        """Nothing is measured."""
+
     def gradient_health(self, block: str = "all") -> GradientHealth:
         """Nothing was measured."""
         nothing = dict.fromkeys(GradientHealth.__dataclass_fields__)
@@ -184,6 +199,7 @@ def _check_model(model: Model, optimizers: Sequence[Optimizer], settings: Settin
     """Everything that can be wrong is said before a folder is made."""
     parameters = named_parameters(model)
     find_blocks(parameters, settings.blocks)
+    find_experts(model, parameters, settings.experts)
     for name, parts in settings.pairs.items():
         for part in parts:
             select(name, part, parameters)

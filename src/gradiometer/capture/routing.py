@@ -1,0 +1,128 @@
+"""Who was asked: the output of a router, added up on its device while the model runs forward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradiometer.capture.experts import ExpertLayer
+
+__all__ = ["Asked", "Tally", "read_router"]
+
+SUMS_TO_ONE = 1e-3  # how far probabilities in half precision are from a sum of one
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What one forward asked of N experts, still on the device."""
+
+    weights: Tensor | None
+    """Sum over tokens of the weight each expert got, [N]."""
+    tokens: Tensor | None
+    """How many tokens were routed to each, [N]; None where all experts take part in every one."""
+    rows: int
+    """Tokens, or samples, that were routed."""
+
+
+class Tally:
+    """The routing of one layer since the last step that was closed."""
+
+    def __init__(self, layer: ExpertLayer, *, wanted: Callable[[], bool]) -> None:
+        self._layer, self._wanted = layer, wanted
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self.rows = 0
+        self.weights: Tensor | None = None
+        self.tokens: Tensor | None = None
+        self._in_forward = False
+
+    @torch.no_grad()
+    def note(self, output: Any, *, trained: bool) -> None:
+        """Take in what the router said. `trained`: a graph is being made, so this forward is of the training.
+
+        Checkpointing runs a forward again inside backward: that run counts only where the first made no graph.
+        """
+        if torch.compiler.is_compiling() or not trained or not self._wanted():
+            return
+        again = torch._C._current_graph_task_id() != -1
+        if again and self._in_forward:
+            return
+        asked = read_router(output, self._layer.num, self._layer.top_k, normalised=self._layer.normalised)
+        if asked is None:
+            return
+        self._in_forward |= not again
+        self.rows += asked.rows
+        self.weights = _plus(self.weights, asked.weights)
+        self.tokens = _plus(self.tokens, asked.tokens)
+
+
+def _plus(held: Tensor | None, more: Tensor | None) -> Tensor | None:
+    if more is None:
+        return held
+    return more if held is None else held + more.to(held.device)
+
+
+def read_router(output: Any, num: int, top_k: int | None, *, normalised: bool = True) -> Asked | None:
+    """The routing that an output stands for; None when it is not understood.
+
+    Understood are (…, weights [T, k], indices [T, k], …) in any order, and logits or probabilities [..., N], cut to the
+    `top_k` where only those are asked. No sync: what a tensor holds is decided on its device.
+    """
+    tensors = [x for x in _flat(output) if isinstance(x, Tensor) and x.numel()]
+    chosen = next((x for x in tensors if _whole(x) and x.ndim >= 1 and x.shape[-1] <= num), None)
+    if chosen is not None:
+        if chosen.shape[-1] == num:  # one-hot rows
+            return Asked(None, chosen.reshape(-1, num).sum(0, dtype=torch.float32), chosen.numel() // num)
+        # Hugging Face gives (logits, weights, indices): the weights stand last.
+        weights = next((x for x in reversed(tensors) if x.is_floating_point() and x.shape == chosen.shape), None)
+        if weights is None and (full := _last_is(tensors, num)) is not None and full.shape[:-1] == chosen.shape[:-1]:
+            weights = _probabilities(full).gather(-1, chosen.long().clamp(0, num - 1))
+        return _of_choice(chosen, weights, num)
+    full = _last_is(tensors, num)
+    if full is None:
+        return None
+    probabilities = _probabilities(full.detach())
+    if top_k is None:
+        rows = probabilities.reshape(-1, num)
+        return Asked(rows.sum(0), None, len(rows))
+    best = probabilities.topk(top_k, dim=-1)
+    values = best.values / best.values.sum(-1, keepdim=True) if normalised else best.values
+    return _of_choice(best.indices, values, num)
+
+
+def _of_choice(chosen: Tensor, weights: Tensor | None, num: int) -> Asked:
+    places = chosen.reshape(-1).long()
+    places = torch.where((places >= 0) & (places < num), places, num)  # beyond: a token that goes nowhere
+    zeros = torch.zeros(num + 1, dtype=torch.float32, device=places.device)
+    tokens = zeros.scatter_add(0, places, torch.ones_like(places, dtype=torch.float32))[:num]
+    summed = None if weights is None else zeros.scatter_add(0, places, weights.reshape(-1).float())[:num]
+    return Asked(summed, tokens, chosen.numel() // chosen.shape[-1])
+
+
+def _probabilities(x: Tensor) -> Tensor:
+    """The rows as they are where they are probabilities already, their softmax where they are logits."""
+    x = x.detach().float()
+    already = (x >= 0).all() & ((x.sum(-1) - 1).abs() < SUMS_TO_ONE).all()
+    return torch.where(already, x, torch.softmax(x, -1))
+
+
+def _last_is(tensors: Sequence[Tensor], num: int) -> Tensor | None:
+    return next((x for x in tensors if x.is_floating_point() and x.ndim >= 1 and x.shape[-1] == num), None)
+
+
+def _whole(x: Tensor) -> bool:
+    return not x.is_floating_point() and not x.is_complex() and x.dtype != torch.bool
+
+
+def _flat(output: Any) -> Sequence[Any]:
+    if isinstance(output, tuple | list):
+        return [x for part in output for x in _flat(part)]
+    if isinstance(output, dict):
+        return [x for part in output.values() for x in _flat(part)]
+    return [output]
