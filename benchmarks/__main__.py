@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks import alternatives, anatomy, commands, meter, reductions, replicates, store
+from benchmarks import alternatives, anatomy, commands, experts, meter, reductions, replicates, store
 
-for part in (reductions, meter, alternatives, store, commands, anatomy, replicates):
+for part in (reductions, meter, alternatives, store, commands, anatomy, replicates, experts):
     part.main()

@@ -51,6 +51,11 @@ class ExpertBook:
         self._read.clear()
         self._num_read = 0
 
+    @property
+    def largest(self) -> int:
+        """The number of experts in the layer that has most."""
+        return max((layer.num for layer in self.layers), default=0)
+
     def unhook(self) -> None:
         """Let go of the routers."""
         while self._remove:

@@ -45,9 +45,9 @@ class ExpertDesk:
         values: dict[str, float] = {}
         sheet.write_now(values, reading.fetch(), seen)
         self.note(book, step)
-        norms = [x for name, x in values.items() if metrics.parse("grad/expert/<expert>/norm", name)]
+        norms = (metrics.key("grad/expert/<expert>/norm", expert=str(e)) for e in range(book.largest))
         # A zero_grad that fills with zeros leaves gradients that nobody made.
-        if any(norms):
+        if any(values.get(name) for name in norms):
             return values
         if not self._said_missing:
             self._said_missing = True

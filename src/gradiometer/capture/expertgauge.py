@@ -19,6 +19,8 @@ from gradiometer.maths.stats import filled
 
 __all__ = ["NUM_SUMS", "ExpertGauge"]
 
+SMALL = 4096  # up to here a tensor is cut anew each time, and ties are resolved: a sort of it costs little
+
 NUM_SUMS = 10
 """Σ g² of the source's top, bottom, middle and of all; of the sound top, bottom, middle; and the sound tiers' sizes."""
 
@@ -29,7 +31,8 @@ class ExpertGauge:
     def __init__(self, layer: ExpertLayer, parameters: Sequence[Tensor]) -> None:
         self.layer = layer
         self._parameters = parameters
-        self._cuts: dict[tuple[int, int], Tensor] = {}
+        self._cuts: dict[int, Tensor] = {}
+        """The thresholds of each slab, [N, 2]."""
 
     def held(self) -> set[int]:
         """The parameters of the experts that hold a gradient now."""
@@ -47,63 +50,53 @@ class ExpertGauge:
         device = self._parameters[self.layer.slabs[0].parts[0]].device
         with torch.autocast(device.type, enabled=False):
             for number, slab in enumerate(self.layer.slabs):
-                self._read_slab(reading, name, number, slab, fresh=fresh, histograms=histograms)
+                if any(self._parameters[i].grad is not None for i in slab.parts):
+                    self._read_slab(reading, name, number, fresh=fresh)
+                    if histograms:
+                        self._read_histograms(reading, slab)
                 if fresh:
                     reading.add_array(f"{name}/apart", self._apart(slab))
 
-    def _read_slab(
-        self, reading: Reading, name: str, number: int, slab: Slab, *, fresh: bool, histograms: bool
-    ) -> None:
-        grads = [self._grad(slab, e) for e in range(self.layer.num)]
-        like = next((grad for grad in grads if grad is not None), None)
-        if like is None:
-            return
-        nothing = torch.zeros(NUM_SUMS, dtype=_wide(like), device=like.device)
-        rows: list[Tensor] = []
-        for e, grad in enumerate(grads):
-            if grad is None:
-                rows.append(nothing)
-                continue
-            weight = self._weight(slab, e)
-            sums = tiers.tier_sums(grad, weight, self._cut(number, e, weight, fresh=fresh))
-            # Tensors of one dimension are in the source's tiers and not in the sound ones.
-            sound = [sums.sound, sums.counts] if weight.ndim >= 2 else [nothing[:6]]
-            rows.append(torch.cat([sums.source, *sound]))
-            if histograms:
+    def _read_slab(self, reading: Reading, name: str, number: int, *, fresh: bool) -> None:
+        slab = self.layer.slabs[number]
+        grads, weights = self._flat_grads(slab), self._flat_weights(slab)
+        small = weights.shape[1] <= SMALL
+        if fresh or small or number not in self._cuts:
+            self._cuts[number] = tiers.thresholds(weights.abs())
+        # Tensors of one dimension are in the source's tiers and not in the sound ones.
+        matrix = self._parameters[slab.parts[0]].ndim - slab.fused >= 2
+        sums = tiers.tier_sums(grads, weights, self._cuts[number], exact=small and matrix)
+        sound = (sums.sound, sums.counts) if matrix else (torch.zeros_like(sums.sound), torch.zeros_like(sums.counts))
+        reading.add_array(f"{name}/sums", torch.cat([sums.source, *sound], 1))
+        reading.add_array(f"{name}/gram", grads @ grads.T)
+
+    def _read_histograms(self, reading: Reading, slab: Slab) -> None:
+        for e in range(self.layer.num):
+            grad = self._grad(slab, e)
+            if grad is not None:
                 counts = log_histogram(grad)
                 reading.add_array(f"histogram/layer.{self.layer.path}/expert/{e}", counts)
                 reading.add_array(f"histogram/expert/{e}", counts)
-        reading.add_array(f"{name}/sums", torch.stack(rows))
-        flat = self._flat(slab, grads, like)
-        reading.add_array(f"{name}/gram", flat @ flat.T)
 
-    def _flat(self, slab: Slab, grads: Sequence[Tensor | None], like: Tensor) -> Tensor:
+    def _flat_grads(self, slab: Slab) -> Tensor:
         """The gradients side by side, [N, n]; zeros for an expert that has none."""
-        if slab.fused:
-            whole = self._parameters[slab.parts[0]].grad
-            assert whole is not None
-            return filled(whole).reshape(self.layer.num, -1).to(_wide(like))
-        dense = [torch.zeros_like(like) if grad is None else grad for grad in grads]
-        return torch.stack([grad.reshape(-1).to(_wide(like)) for grad in dense])
+        parts = [self._parameters[i] for i in slab.parts]
+        grads = [torch.zeros_like(p) if p.grad is None else filled(p.grad) for p in parts]
+        return self._side_by_side(grads)
 
-    def _cut(self, number: int, e: int, weight: Tensor, *, fresh: bool) -> Tensor | None:
-        if weight.numel() <= tiers.SMALL:
-            return None
-        if fresh or (number, e) not in self._cuts:
-            self._cuts[number, e] = tiers.thresholds(weight.detach().reshape(-1).abs())
-        return self._cuts[number, e]
+    def _flat_weights(self, slab: Slab) -> Tensor:
+        return self._side_by_side([self._parameters[i].detach() for i in slab.parts])
+
+    def _side_by_side(self, parts: Sequence[Tensor]) -> Tensor:
+        """[N, n] of the single fused tensor, or of one from each expert."""
+        flat = parts[0].reshape(self.layer.num, -1) if len(parts) == 1 else torch.stack([p.reshape(-1) for p in parts])
+        return flat.to(_wide(flat))
 
     def _apart(self, slab: Slab) -> Tensor:
         """‖W_e − W_0‖² and ‖W_0‖² of each expert, [N, 2]."""
-        first = self._weight(slab, 0)
-        first = first.to(_wide(first))
-        size = first.square().sum()
-        apart = [(self._weight(slab, e).to(first) - first).square().sum() for e in range(self.layer.num)]
-        return torch.stack([torch.stack(apart), size.expand(self.layer.num)], 1)
-
-    def _weight(self, slab: Slab, e: int) -> Tensor:
-        weight = self._parameters[slab.parts[0]][e] if slab.fused else self._parameters[slab.parts[e]]
-        return weight.detach()
+        weights = self._flat_weights(slab)
+        apart = (weights - weights[:1]).square().sum(1)
+        return torch.stack([apart, weights[0].square().sum().expand(self.layer.num)], 1)
 
     def _grad(self, slab: Slab, e: int) -> Tensor | None:
         grad = self._parameters[slab.parts[0 if slab.fused else e]].grad

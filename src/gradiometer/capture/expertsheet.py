@@ -223,23 +223,20 @@ def _kinds(names: Sequence[str]) -> dict[str, list[int]]:
     return {name: members for name, members in (("grad_task", task), ("grad_aux", auxiliary)) if members}
 
 
-def dynamics(values: Mapping[str, float]) -> dict[str, dict[str, object]]:
-    """The aggregated values under the source's names: `expert_gradients` and `divergence_scores`."""
-    gradients: dict[str, dict[str, float]] = {}
-    scores: dict[str, float] = {}
-    names = ("top_norm", "bottom_norm", "middle_norm", "norm", "divergence")
-    for key, value in values.items():
-        for name in names:
-            parts = metrics.parse(f"grad/expert/<expert>/{name}", key)
-            if parts is None:
-                continue
-            expert = f"expert_{parts['expert']}"
-            if name == "divergence":
-                scores[f"{expert}_divergence"] = value
-                continue
-            whole = "clean_norm" if parts["expert"] == "0" else "perturbed_norm"
-            gradients.setdefault(expert, {})[whole if name == "norm" else name] = value
-    return {"expert_gradients": dict(gradients), "divergence_scores": dict(scores)}
+def dynamics(values: Mapping[str, float], num: int) -> dict[str, dict[str, object]]:
+    """The aggregated values of `num` experts under the source's names: `expert_gradients` and `divergence_scores`."""
+    gradients: dict[str, object] = {}
+    scores: dict[str, object] = {}
+    for e in range(num):
+        whole = "perturbed_norm" if e else "clean_norm"
+        keys = {whole if name == "norm" else name: _keys(name, "", num)[e] for name in NORMS}
+        row = {name: values[key] for name, key in keys.items() if key in values}
+        if row:
+            gradients[f"expert_{e}"] = row
+        divergence = values.get(_keys("divergence", "", num)[e])
+        if divergence is not None:
+            scores[f"expert_{e}_divergence"] = divergence
+    return {"expert_gradients": gradients, "divergence_scores": scores}
 
 
 def _write(values: Values, layer: str, found: Mapping[str, Numbers], spoiled: NDArray[np.bool_]) -> None:

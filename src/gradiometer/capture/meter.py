@@ -289,7 +289,7 @@ class Meter:
         at = (self._rig.last_step if current is None else current.step) if step is None else int(step)
         values = self._expert_desk.look(self._rig.experts, self._analyst.experts, current, at)
         if values is not None:
-            self._asked = dynamics(values)
+            self._asked = dynamics(values, self._rig.experts.largest)
             self._latest.update(values)
         if values:
             self._put_row(at, values)

@@ -28,7 +28,7 @@ __all__ = [
 
 FRACTION = 0.05
 TIERS = ("top", "bottom", "middle")
-SMALL = 4096  # up to here a tensor is cut exactly each time, which costs no more than keeping thresholds
+AT_ONCE = 2**18  # elements
 
 
 class Tiers(NamedTuple):
@@ -44,14 +44,14 @@ class Tiers(NamedTuple):
 
 
 class TierSums(NamedTuple):
-    """Σ g² of one tensor's gradient over each tier, and how many weights the tiers hold; one-element tensors, no sync."""
+    """Σ g² of N gradients over each tier of their weights, and how many weights the tiers hold; no sync."""
 
     source: Tensor
-    """Top, bottom, middle, and all of it, [4]."""
+    """Top, bottom, middle, and all of it, [N, 4]."""
     sound: Tensor
-    """Top, bottom, middle, [3]."""
+    """Top, bottom, middle, [N, 3]."""
     counts: Tensor
-    """Of the sound tiers, [3]."""
+    """Of the sound tiers, [N, 3]."""
 
 
 def tier_size(numel: int, fraction: float = FRACTION) -> int:
@@ -72,56 +72,66 @@ def tier_masks(weight: Tensor, fraction: float = FRACTION) -> Tiers:
 def source_tiers(weight: Tensor, fraction: float = FRACTION) -> Tiers:
     """The source's tiers: everything at or beyond the m-th weight from either end."""
     size = weight.detach().abs()
-    low, high = thresholds(size.reshape(-1), fraction)
+    low, high = thresholds(size.reshape(1, -1), fraction)[0]
     return Tiers(size >= high, (size > 0) & (size <= low))
 
 
-def thresholds(size: Tensor, fraction: float = FRACTION) -> Tensor:
-    """(m-th smallest that is not zero, m-th largest) of n sizes |w|, [2]; the first is Inf where fewer are not zero."""
-    m = tier_size(len(size), fraction)
-    return on_host(size, m) if size.device.type == "cpu" else on_device(size, m)
+def thresholds(sizes: Tensor, fraction: float = FRACTION) -> Tensor:
+    """(m-th smallest that is not zero, m-th largest) of each row |w|, [N, n] → [N, 2]; Inf where fewer are not zero."""
+    m = tier_size(sizes.shape[1], fraction)
+    return on_host(sizes, m) if sizes.device.type == "cpu" else on_device(sizes, m)
 
 
-def on_device(size: Tensor, m: int) -> Tensor:
-    """The two thresholds without a sync."""
-    nonzero = torch.where(size > 0, size, torch.inf)
-    return torch.stack([nonzero.topk(m, largest=False).values[-1], size.topk(m).values[-1]])
+def on_device(sizes: Tensor, m: int) -> Tensor:
+    """The two thresholds of each row without a sync."""
+    nonzero = torch.where(sizes > 0, sizes, torch.inf)
+    return torch.stack([nonzero.topk(m, largest=False).values[:, -1], sizes.topk(m).values[:, -1]], 1)
 
 
-def on_host(size: Tensor, m: int) -> Tensor:
+def on_host(sizes: Tensor, m: int) -> Tensor:
     """The same on a CPU, where there is no sync to avoid and numpy selects three to ten times as fast."""
-    plain = (size if size.dtype in (torch.float32, torch.float64) else size.float()).numpy()
-    n = len(plain)
-    zeros = n - int(np.count_nonzero(plain))
-    low = np.partition(plain, zeros + m - 1)[zeros + m - 1] if zeros + m <= n else np.inf
-    return torch.tensor([low, np.partition(plain, n - m)[n - m]], dtype=torch.from_numpy(plain).dtype)
+    plain = (sizes if sizes.dtype in (torch.float32, torch.float64) else sizes.float()).numpy()
+    n = plain.shape[1]
+    found = np.full((len(plain), 2), np.inf, plain.dtype)
+    for row, zeros in enumerate(n - np.count_nonzero(plain, axis=1)):
+        if zeros + m <= n:
+            found[row, 0] = np.partition(plain[row], zeros + m - 1)[zeros + m - 1]
+        found[row, 1] = np.partition(plain[row], n - m)[n - m]
+    return torch.from_numpy(found)
 
 
 @torch.no_grad()
-def tier_sums(grad: Tensor, weight: Tensor, cut: Tensor | None) -> TierSums:
-    """What the gradient has on each tier of the weights as they are now.
+def tier_sums(grads: Tensor, weights: Tensor, cuts: Tensor, *, exact: bool = False) -> TierSums:
+    """What each of N gradients has on the tiers of its weights as they are now; both [N, n] in single or double.
 
-    `cut` are `thresholds` that may be somewhat older than the weights. Without them the tensor is cut anew and exactly, and
-    the sound tiers resolve ties; with them they count ties as the source does.
+    `cuts` are their `thresholds` [N, 2], which may be somewhat older than the weights. With `exact` the sound tiers are cut
+    anew and resolve ties; otherwise they count ties as the source does.
     """
-    values, size = grad.detach().reshape(-1), weight.detach().reshape(-1).abs()
-    if values.dtype not in (torch.float32, torch.float64):
-        values, size = values.float(), size.float()
-    square = values * values
-    if cut is None:
-        return _exact_sums(square, size)
+    if grads.numel() > AT_ONCE and len(grads) > 1:  # a row at a time stays in the cache
+        rows = [
+            tier_sums(grads[i : i + 1], weights[i : i + 1], cuts[i : i + 1], exact=exact) for i in range(len(grads))
+        ]
+        return TierSums(*(torch.cat(parts) for parts in zip(*rows, strict=True)))
+    square, size = grads * grads, weights.abs()
+    if exact:
+        cut = [tier_masks(row) for row in weights]
+        masks = ([x.top for x in cut], [x.bottom for x in cut], [x.middle for x in cut])
+        sound = [torch.stack(part).to(square.dtype) for part in masks]
     # Comparing in place leaves zeros and ones in a float tensor, and a product with those is four times as fast as a mask.
-    top = size.clone().ge_(cut[1])
-    bottom = size.clone().le_(cut[0]).sub_(size.le_(0.0))
-    middle = torch.maximum(top, bottom).mul_(-1.0).add_(1.0)
-    parts = [torch.dot(square, mask) for mask in (top, bottom, middle)]
-    counts = torch.stack([mask.sum() for mask in (top, bottom, middle)])
-    tiers = torch.stack(parts)
-    return TierSums(torch.cat([tiers, square.sum().reshape(1)]), tiers, counts)
+    top = size.clone().ge_(cuts[:, 1:])
+    bottom = size.clone().le_(cuts[:, :1]).sub_(size.le_(0.0))
+    source = [top, bottom, torch.maximum(top, bottom).mul_(-1.0).add_(1.0)]
+    sums = _over(square, source)
+    counted = sound if exact else source
+    return TierSums(
+        torch.cat([sums, square.sum(1, keepdim=True)], 1),
+        _over(square, sound) if exact else sums,
+        torch.stack([mask.sum(1) for mask in counted], 1),
+    )
 
 
-def _exact_sums(square: Tensor, size: Tensor) -> TierSums:
-    source, sound = source_tiers(size), tier_masks(size)
-    sums = [[(square * mask).sum() for mask in (cut.top, cut.bottom, cut.middle)] for cut in (source, sound)]
-    counts = torch.stack([mask.sum() for mask in (sound.top, sound.bottom, sound.middle)])
-    return TierSums(torch.stack([*sums[0], square.sum()]), torch.stack(sums[1]), counts.to(square.dtype))
+def _over(square: Tensor, masks: list[Tensor]) -> Tensor:
+    """Σ g² under each mask, [N, masks]."""
+    if len(square) == 1:
+        return torch.stack([torch.dot(square[0], mask[0]) for mask in masks]).reshape(1, -1)
+    return torch.stack([(square * mask).sum(1) for mask in masks], 1)
