@@ -23,12 +23,15 @@ if TYPE_CHECKING:
     from gradiometer.maths.groups import RolloutFilter
     from gradiometer.probes.anatomy import Anatomy, anatomy
     from gradiometer.probes.replicates import Replicates, replicates
-    from gradiometer.store.reader import Run, load
+    from gradiometer.store.importers import load
+    from gradiometer.store.logs import Log
+    from gradiometer.store.reader import Run
 
 __all__ = [
     "Anatomy",
     "GradiometerError",
     "GradiometerWarning",
+    "Log",
     "Meter",
     "NonFiniteGradient",
     "Replicates",
@@ -46,6 +49,7 @@ _HOME = {
     "Anatomy": "probes.anatomy",
     "GradiometerError": "errors",
     "GradiometerWarning": "errors",
+    "Log": "store.logs",
     "Meter": "capture.meter",
     "NonFiniteGradient": "errors",
     "Replicates": "probes.replicates",
@@ -53,7 +57,7 @@ _HOME = {
     "Run": "store.reader",
     "UsageError": "errors",
     "anatomy": "probes.anatomy",
-    "load": "store.reader",
+    "load": "store.importers",
     "replicates": "probes.replicates",
     "watch": "capture.watch",
 }

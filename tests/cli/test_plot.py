@@ -63,6 +63,7 @@ def beside_the_figures(name: str) -> ModuleType:
 
 SYNTHETIC = beside_the_figures("synthetic")
 BANDITS = beside_the_figures("bandits")
+EXPERTS = beside_the_figures("expertrun")
 
 
 @pytest.fixture(scope="module")
@@ -231,6 +232,92 @@ def test_a_table_of_replicates_that_is_none_is_one_line(tmp_path: Path) -> None:
     with Writer(tmp_path / "odd") as writer:
         writer.put(Table(step=0, name="replicates", content=[{"config": {}}]))
     fails("'replicates' of odd.* is not what `gradiometer variance` keeps", "plot", "odd")
+
+
+@pytest.fixture(scope="module")
+def experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder: Path = EXPERTS.write_run(tmp_path_factory.mktemp("runs") / "moe", steps=range(0, 110, 10))
+    return folder
+
+
+OF_EXPERTS = [
+    "expert_dynamics.png", "expert_divergence.png", "expert_routers.png", "expert_layers.png", "expert_layers.csv",
+    "expert_histograms.png", "expert_histograms.csv", "expert_series.csv", "expert_summary.json",
+]  # fmt: skip
+
+
+def test_experts_are_drawn_into_a_folder_of_their_own(experts: Path, tmp_path: Path) -> None:
+    done = gradiometer("plot", str(experts))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    (folder,) = (tmp_path / "expert_outputs").iterdir()
+    assert re.fullmatch(r"moe_[0-9a-f]{8}", folder.name)
+    assert {file.name for file in folder.iterdir()} == set(OF_EXPERTS)
+    files = [f"  {Path('expert_outputs') / folder.name / name}" for name in OF_EXPERTS]
+    assert done.stdout.splitlines() == ["experts 0, 1, 2: 9 files", *files]
+    assert [path.name for path in tmp_path.iterdir()] == ["expert_outputs"]
+
+
+def test_a_step_chooses_the_heat_map_and_the_histograms(experts: Path, tmp_path: Path) -> None:
+    done = gradiometer("plot", str(experts), "--step", "40", "50", "--json", "--output-dir", "out", "--format", "svg")
+    found = json.loads(done.stdout)
+    assert found["run"] == str(experts / "run.db")
+    assert found["steps"] == [40, 50]
+    drawn = [
+        "expert_layers_step_40.svg", "expert_layers_step_40.csv", "expert_layers_step_50.svg",
+        "expert_layers_step_50.csv", "expert_histograms_step_50.svg", "expert_histograms_step_50.csv",
+    ]  # fmt: skip
+    assert found["files"] == [str(Path("out") / name) for name in drawn]
+    assert {file.name for file in Path("out").iterdir()} == set(drawn)
+    assert list(found["left_out"]) == ["expert_histograms_step_40"]
+    fails(r"unknown step '7' \(moe has experts measured at 0, 10, 20", "plot", str(experts), "--step", "7")
+
+
+def test_a_list_of_steps_says_that_experts_are_there(experts: Path, replicates: Path) -> None:
+    done = gradiometer("plot", str(experts), "--list-steps")
+    said = "moe: experts 0, 1, 2 in 2 layers, measured at 11 steps from 0 to 100, histograms of 3\n"
+    assert done.stdout == said
+    listed = json.loads(gradiometer("plot", str(experts), "--list-steps", "--json").stdout)
+    assert listed["steps"] == []
+    assert listed["experts"]["experts"] == ["0", "1", "2"]
+    assert listed["experts"]["steps"] == list(range(0, 110, 10))
+    assert listed["experts"]["histogram_steps"] == [0, 50, 100]
+    both = json.loads(gradiometer("plot", str(experts), str(replicates), "--list-steps", "--json").stdout)
+    assert both["runs"][0] == listed
+    assert both["runs"][1]["replicates"] == ["pomo", "rloo"]
+
+
+def test_several_runs_are_one_figure_of_their_experts(experts: Path, replicates: Path, tmp_path: Path) -> None:
+    EXPERTS.write_run(tmp_path / "other", experts=2, layers=1, steps=range(0, 60, 10), genuine=0.4)
+    done = gradiometer("plot", str(experts), "other")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("experts of 2 runs: 2 files\n")
+    (folder,) = (tmp_path / "expert_outputs").iterdir()
+    assert re.fullmatch(r"comparison_[0-9a-f]{8}", folder.name)
+    assert {file.name for file in folder.iterdir()} == {"expert_comparison.png", "expert_comparison.csv"}
+    found = json.loads(gradiometer("plot", str(experts), "other", "--json", "--output-dir", "out").stdout)
+    assert found["runs"] == [str(experts / "run.db"), str(Path("other") / "run.db")]
+    assert found["files"] == [str(Path("out") / f"expert_comparison.{kind}") for kind in ("png", "csv")]
+    fails("--step belongs to one run, and 2 are given", "plot", str(experts), "other", "--step", "10")
+    fails("bandit.*holds no expert series", "plot", str(experts), str(replicates))
+    fails("--wandb-path a/b/c belongs to one run", "plot", str(experts), "other", "--wandb-path", "a/b/c")
+
+
+def test_what_a_log_has_no_numbers_for_is_left_out_and_said(tmp_path: Path) -> None:
+    log = EXPERTS.source_log(tmp_path / "x", steps=range(0, 60, 10))
+    names = log.names()
+    series = {name: dict(zip(*map(list, log.series(name)), strict=True)) for name in names}
+    rows = [{"step": step, "data": {n: series[n][step] for n in names}} for step in range(0, 60, 10)]
+    (tmp_path / "old.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = gradiometer("plot", "old.jsonl", "--output-dir", "out")
+    assert done.returncode == 0, done.stderr
+    assert {file.name for file in Path("out").iterdir()} == {*OF_EXPERTS[:2], *OF_EXPERTS[-2:]}
+    for left in (
+        "expert_layers: nothing was measured per layer",
+        "expert_routers:",
+        "expert_histograms: no histograms",
+    ):
+        assert f"note: no {left}" in done.stderr
 
 
 @pytest.mark.parametrize(

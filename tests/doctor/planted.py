@@ -69,7 +69,7 @@ def planted(
             found["routing_weight"] = np.full(points, share)
             found["norm_per_weight"] = found["norm"] / share
             found["cos_mean"] = np.broadcast_to(np.asarray(cosine, dtype=float), (points,)) - abs(
-                red_noise(rng, points, phi, 0.1 * noise)
+                red_noise(rng, points, phi, 0.02 * noise)
             )
             if token_routed:
                 found["norm_per_token"] = found["norm"] / (1000 * share)
@@ -123,7 +123,9 @@ def only(rows: Rows, *quantities: str) -> Rows:
 
 
 def without(rows: Rows, *quantities: str) -> Rows:
-    return {step: {n: v for n, v in row.items() if n.rpartition("/")[2] not in quantities} for step, row in rows.items()}
+    return {
+        step: {n: v for n, v in row.items() if n.rpartition("/")[2] not in quantities} for step, row in rows.items()
+    }
 
 
 def write(folder: Path, rows: Rows, facts: Mapping[str, Any] | None = None) -> Path:

@@ -16,8 +16,9 @@ import pytest
 from gradiometer.errors import GradiometerWarning, NotARun, RunDamaged, RunNotFound, UnknownName, UsageError
 from gradiometer.records import Row, Table
 from gradiometer.store.importers import Log, identify, open_log, open_wandb
+from gradiometer.store.intake import import_log
 from gradiometer.store.jsonl import read_jsonl
-from gradiometer.store.reader import Run
+from gradiometer.store.reader import Run, load
 from gradiometer.store.wandb_files import BLOCK, read_wandb_file
 from gradiometer.store.writer import Writer
 
@@ -101,6 +102,22 @@ def test_the_config_of_a_wandb_run_is_among_its_facts_without_secrets(wandb_run:
     assert facts["config"]["trainer"] == {"gradient_analysis_every": 10}
     assert facts["config"]["api_key"] == "[redacted]"
     assert facts["imported"]["project"] == "ragen"
+
+
+def test_a_wandb_run_is_imported_whole(wandb_run: Path, tmp_path: Path) -> None:
+    log = open_log(wandb_run)
+    kept = import_log(log, tmp_path / "run")
+    assert (kept.format, kept.tables, kept.left_out) == ("wandb", 3, ("picture", "text"))
+    assert "nested/deep/er" in kept.unknown
+    assert "grad_norm/all/task" not in kept.unknown
+    with load(tmp_path / "run") as run:
+        assert run.names() == log.names()
+        for name in log.names():
+            for ours, theirs in zip(run.series(name), log.series(name), strict=True):
+                np.testing.assert_array_equal(ours, theirs)
+        assert run.tables("grad_norm/bucket_1/group_rv_table") == log.tables("grad_norm/bucket_1/group_rv_table")
+        assert run.facts["config"] == log.facts["config"]
+        assert identify(run) == "abc12345"
 
 
 def test_our_reading_of_the_records_is_that_of_wandbs_own_messages(wandb_run: Path) -> None:
@@ -315,13 +332,68 @@ def test_lines_without_a_step_among_others_are_said(tmp_path: Path) -> None:
 
 def test_a_log_has_the_reading_interface_of_a_run(tmp_path: Path) -> None:
     log = read_jsonl(written(tmp_path / "a.jsonl", '{"step": 1, "loss": 1}'))
-    for name in ("name", "path", "facts", "newest_step", "names", "series", "table", "tables", "table_names", "close"):
-        assert hasattr(log, name)
-        assert hasattr(Run, name) or name == "path"
+    assert {name for name in dir(Run) if not name.startswith("_")} - set(dir(log)) == set()
+    assert log.steps()["step"].tolist() == [1]
+    assert np.isnan(log.steps()["wall_time"]).all()
+    assert (log.events(), log.findings(), log.vector_names()) == ([], [], [])
+    for missing in (lambda: log.vector_steps("x"), lambda: log.vector("x", 1), lambda: log.cosine(1, 2)):
+        with pytest.raises(UnknownName, match="unknown vector"):
+            missing()
     with pytest.raises(UnknownName, match="unknown series 'los'; did you mean 'loss'"):
         log.series("los")
     with pytest.raises(UnknownName, match="unknown table 'x'"):
         log.table("x")
+
+
+def test_the_summaries_of_a_log_are_those_of_the_same_numbers_in_a_run(tmp_path: Path) -> None:
+    lines = [
+        '{"step": 3, "a": 1.5, "b": NaN, "c": Infinity, "d": Infinity}',
+        '{"step": 1, "a": -2, "b": NaN, "c": 1, "d": -Infinity}',
+        '{"step": 2, "a": NaN}',
+    ]
+    log = read_jsonl(written(tmp_path / "a.jsonl", *lines))
+    import_log(log, tmp_path / "run")
+    with load(tmp_path / "run") as run:
+        # repr, because NaN is not equal to itself
+        assert repr(log.summaries()) == repr(run.summaries())
+        assert log.steps().keys() == run.steps().keys()
+
+
+def test_gm_load_opens_a_run_and_every_log(tmp_path: Path) -> None:
+    import gradiometer as gm
+
+    with Writer(tmp_path / "run") as writer:
+        writer.put(Row(step=4, wall_time=0.0, values={"loss": 1.0}))
+        writer.flush()
+        for path in (tmp_path / "run", tmp_path / "run" / "run.db"):
+            with gm.load(path) as run:
+                assert isinstance(run, gm.Run)
+    with gm.load(written(tmp_path / "a.jsonl", '{"step": 4, "loss": 1}')) as log:
+        assert isinstance(log, gm.Log)
+        assert repr(log) == f"Log('{tmp_path / 'a.jsonl'}')"
+        assert log.newest_step == gm.load(tmp_path / "run").newest_step == 4
+    with pytest.raises(RunNotFound, match=r"no run at \S+rum; did you mean '.*run'"):
+        gm.load(tmp_path / "rum")
+
+
+def test_loading_the_file_of_a_run_that_this_process_writes_leaves_its_locks(tmp_path: Path, execute: Any) -> None:
+    """Closing any second descriptor of the file would drop them, and another process could then rewrite it."""
+    import gradiometer as gm
+
+    with Writer(tmp_path / "run") as writer:
+        writer.put(Row(step=4, wall_time=0.0, values={"loss": 1.0}))
+        writer.flush()
+        for path in (tmp_path / "run", tmp_path / "run" / "run.db"):
+            gm.load(path).close()
+        asked = """
+        import sqlite3
+        db = sqlite3.connect(folder / "run.db", timeout=0, isolation_level=None)
+        try:
+            db.execute("PRAGMA journal_mode = DELETE")
+        except sqlite3.OperationalError as problem:
+            print(problem)
+        """
+        assert execute(asked, tmp_path / "run").stdout == "database is locked\n"
 
 
 def test_what_is_there_decides_how_it_is_opened(tmp_path: Path) -> None:

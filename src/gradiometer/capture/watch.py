@@ -61,21 +61,18 @@ def watch(
 ) -> Meter:
     """Measure the gradients of `model` at the steps of `optimizer`, and keep them in the folder `run`.
 
-    `run="auto"` makes `runs/<script>-<time>`; `run=None` keeps nothing on disk. `resume=s` goes on after the checkpoint
-    of step s and removes what lies beyond it; `overwrite=True` starts the run afresh. `config` and `seed` are kept with
-    the run, and of sketches and histograms the last `keep` steps. GRADIOMETER_DISABLED=1 turns it all into nothing.
+    `run="auto"` makes `runs/<script>-<time>`; `run=None` keeps nothing on disk. `resume=s` goes on after the checkpoint of
+    step s and removes what lies beyond; `overwrite=True` starts afresh. `config` and `seed` are kept with the run, of sketches
+    and histograms the last `keep` steps. GRADIOMETER_DISABLED=1 turns it all into nothing.
 
     Every `every`-th step is measured, stretched so that measuring takes at most the share `budget` of wall time (None: no
     cap). `tier` is `light` (norms, extremes, non-finite, clips), `standard` or `deep` (histograms, terms at every measured
-    step). `blocks` maps a name to a regular expression over parameter names, a module or a list of parameters; without it
-    actor, critic and what they share are read off the names. `pairs` names two modules to hold side by side,
-    `{"graft": ("seed_module", "host")}`. `direction="sketch"` compares gradients by sketches of `sketch_size` numbers
-    instead of keeping a copy; so are the gradients of the loss terms where a copy of each would take more than
-    `terms_memory` bytes. `on_nonfinite` is `record`, `warn` or `raise`. With `micro_batch_size` the noise scale is in
-    samples, otherwise in micro-batches.
-
-    Experts are found by themselves, and looked at every `experts_every` steps (None: only when
-    `meter.log_gradient_dynamics()` is called). `experts={"moe": ([first, second], router)}` names them; False leaves them.
+    step). `blocks` maps a name to a pattern over parameter names, a module or a list of parameters; without it actor, critic
+    and what they share are read off the names. `pairs` holds two modules side by side, `{"graft": ("seed", "host")}`.
+    `direction="sketch"` compares gradients by sketches of `sketch_size` numbers instead of keeping a copy; so are the
+    gradients of terms where copies would take more than `terms_memory` bytes. `on_nonfinite` is `record`, `warn` or `raise`.
+    With `micro_batch_size` the noise scale is in samples. Experts are found by themselves and looked at every
+    `experts_every` steps; `experts={"moe": ([first, second], router)}` names them, False leaves them out.
     """
     if os.environ.get("GRADIOMETER_DISABLED", "").lower() in ("1", "true", "yes"):
         return NullMeter()
@@ -83,8 +80,8 @@ def watch(
         tier=tier,
         every=every,
         budget=budget,
-        blocks=None if blocks is None else {name: _kept(part) for name, part in blocks.items()},
-        pairs={name: tuple(_kept(part) for part in pair) for name, pair in (pairs or {}).items()},  # type: ignore[misc]
+        blocks=_blocks(blocks),
+        pairs=_pairs(pairs),
         direction=direction,
         sketch_size=sketch_size,
         on_nonfinite=on_nonfinite,
@@ -96,11 +93,8 @@ def watch(
     )
     optimizers = _listed(optimizer)
     _check_model(model, optimizers, settings)
-    writer = None
-    if run is not None and writes_here():
-        folder = Path("runs") / _run_name() if run == "auto" else Path(run)
-        kept = {**facts.collect(config, seed), "meter": {**settings.plain(), "sketch_seed": SKETCH_SEED}}
-        writer = Writer(folder, facts=kept, resume=resume, overwrite=overwrite, keep=keep)
+    kept = {**facts.collect(config, seed), "meter": {**settings.plain(), "sketch_seed": SKETCH_SEED}}
+    writer = _writer(run, facts=kept, resume=resume, overwrite=overwrite, keep=keep)
     return Meter(model, optimizers, settings, writer=writer, first_step=0 if resume is None else resume + 1)
 
 
@@ -195,6 +189,14 @@ def _kept(selector: Selector) -> Selector:
     return selector if isinstance(selector, (str, nn.Module)) else list(selector)
 
 
+def _blocks(given: Mapping[str, Selector] | None) -> Mapping[str, Selector] | None:
+    return None if given is None else {name: _kept(part) for name, part in given.items()}
+
+
+def _pairs(given: Pairs | None) -> Pairs:
+    return {name: tuple(_kept(part) for part in pair) for name, pair in (given or {}).items()}  # type: ignore[misc]
+
+
 def _check_model(model: Model, optimizers: Sequence[Optimizer], settings: Settings) -> None:
     """Everything that can be wrong is said before a folder is made."""
     parameters = named_parameters(model)
@@ -218,6 +220,13 @@ def _listed(optimizer: Any) -> list[Optimizer]:
         return [hooks.unwrap(one) for one in given]
     except TypeError as problem:
         raise UsageError(f"watch() takes torch optimizers; {problem}") from problem
+
+
+def _writer(run: str | os.PathLike[str] | None, **given: Any) -> Writer | None:
+    """Who keeps the run; nobody on a rank that does not write."""
+    if run is None or not writes_here():
+        return None
+    return Writer(Path("runs") / _run_name() if run == "auto" else Path(run), **given)
 
 
 def _run_name() -> str:

@@ -28,7 +28,7 @@ app = typer.Typer(
     help="An instrument for the gradients of reinforcement-learning training in PyTorch.",
 )
 
-MEASURE, LOOK, LABS = "Measure", "Look", "Labs"
+MEASURE, DIAGNOSE, LOOK, LABS = "Measure", "Diagnose", "Look", "Labs"
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 RunPath = Annotated[str, typer.Argument(metavar="RUN", help="A run folder, or the run.db in it.")]
@@ -106,8 +106,12 @@ def metrics(
 @app.command(rich_help_panel=LOOK, cls=StepLists)
 def plot(
     run: Annotated[
-        str, typer.Argument(metavar="[RUN]", help="A run folder, a .jsonl log, or an offline W&B file or folder.")
-    ] = "",
+        list[str] | None,
+        typer.Argument(
+            metavar="[RUN]...",
+            help="A run folder, a dynamics.db, a .jsonl log, or an offline W&B file or folder; several are compared.",
+        ),
+    ] = None,
     wandb_path: Annotated[
         str, typer.Option(metavar="PATH", help="A W&B run: ENTITY/PROJECT/RUN_ID, or an offline file or folder.")
     ] = "",
@@ -122,17 +126,18 @@ def plot(
         str,
         typer.Option(
             metavar="DIR",
-            help="Where the files go; unless told, a folder NAME_ID in gradient_analysis_outputs.",
+            help="Where the files go; unless told, a folder NAME_ID in gradient_analysis_outputs (replicates: "
+            "variance_outputs, experts: expert_outputs).",
         ),
     ] = "",
     format: Annotated[str, typer.Option(metavar="png|pdf|svg", help="What the figures are.")] = "png",
     json: Json = False,
 ) -> None:
-    """The gradient analyses of a run (five figures, metrics and group table of each step), and its replicates."""
+    """Figures and their numbers: gradient analyses, replicates and experts of a run; of several runs, their experts."""
     from gradiometer.cli import plot as verb
 
     verb.plot(
-        run,
+        run or [],
         wandb_path=wandb_path,
         steps=step or [],
         list_steps=list_steps,
@@ -153,6 +158,46 @@ def figure(
     from gradiometer.cli import figure as verb
 
     verb.figure(ctx.args, out=out, mode=mode, as_json=json)
+
+
+@app.command(rich_help_panel=DIAGNOSE)
+def experts(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run folder, its run.db, a dynamics.db, or a log.")],
+    since: Annotated[int | None, typer.Option(metavar="STEP", help="Only what was measured from this step on.")] = None,
+    json: Json = False,
+) -> None:
+    """Do the experts learn different things? Three questions answered, with intervals, and what to try next."""
+    from gradiometer.cli import experts as verb
+
+    verb.experts(run, since=since, as_json=json)
+
+
+@app.command(rich_help_panel=LOOK)
+def export(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run folder, or a log with the same series.")],
+    to: Annotated[str, typer.Option(metavar="dynamics-db", help="What to write.")],
+    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="The file.")],
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it is there.")] = False,
+    json: Json = False,
+) -> None:
+    """The experts of a run as a dynamics.db: a row a step, a column for each expert and tier."""
+    from gradiometer.cli import export as verb
+
+    verb.export(run, to=to, output=output, overwrite=overwrite, as_json=json)
+
+
+@app.command("import", rich_help_panel=LOOK)
+def import_(
+    log: Annotated[
+        str, typer.Argument(metavar="LOG", help="A dynamics.db, a .jsonl log, or an offline W&B file or folder.")
+    ],
+    output: Annotated[str, typer.Option("--output", "-o", metavar="DIR", help="The folder of the new run.")],
+    json: Json = False,
+) -> None:
+    """Make a run of another tool's log, and say which of its names the catalogue does not know."""
+    from gradiometer.cli import import_ as verb
+
+    verb.import_(log, output=output, as_json=json)
 
 
 @app.command(rich_help_panel=LOOK)

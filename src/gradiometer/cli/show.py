@@ -10,7 +10,8 @@ from typing import Any
 from gradiometer.cli.printing import console, number, print_json, table
 from gradiometer.errors import UsageError
 from gradiometer.records import Summary
-from gradiometer.store.reader import Run, load
+from gradiometer.store.importers import Log, open_log
+from gradiometer.store.reader import Run
 
 __all__ = ["show"]
 
@@ -20,7 +21,7 @@ COLUMNS = ("last", "mean", "min", "max", "points")
 def show(path: str, *, layers: bool, match: str, as_json: bool) -> None:
     """Facts, events, and a table for each block."""
     wanted = _pattern(match)
-    with load(path) as run:
+    with open_log(path) as run:
         summaries = [
             s
             for s in run.summaries()
@@ -43,7 +44,7 @@ def _pattern(match: str) -> re.Pattern[str]:
         raise UsageError(f"--match {match!r} is not a regular expression ({problem})") from problem
 
 
-def _plain(run: Run, summaries: list[Summary]) -> dict[str, Any]:
+def _plain(run: Run | Log, summaries: list[Summary]) -> dict[str, Any]:
     return {
         "run": str(run.path),
         "newest_step": run.newest_step,
@@ -54,7 +55,7 @@ def _plain(run: Run, summaries: list[Summary]) -> dict[str, Any]:
     }
 
 
-def _print(run: Run, summaries: list[Summary], *, hidden: int) -> None:
+def _print(run: Run | Log, summaries: list[Summary], *, hidden: int) -> None:
     out = console()
     newest = run.newest_step
     steps = "no steps yet" if newest is None else f"up to step {newest}"
@@ -91,9 +92,9 @@ def _rank(block: str) -> tuple[int, str]:
     return (3 if block.startswith("layer.") else order.get(block, 2), block)
 
 
-def _num_layers(run: Run) -> int:
+def _num_layers(run: Run | Log) -> int:
     return len({_block(name) for name in run.names() if _block(name).startswith("layer.")})
 
 
-def _states(run: Run) -> dict[str, str]:
+def _states(run: Run | Log) -> dict[str, str]:
     return dict(run.table("states").content) if "states" in run.table_names() else {}

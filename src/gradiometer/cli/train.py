@@ -25,10 +25,11 @@ def train(name: str, overrides: list[str], *, config_name: str | None = None) ->
     """Train with the overrides on top of the lab's defaults, and say where the run is."""
     config = prepared(name, overrides, config_name=config_name)
     lab = labs.find(name)
-    with progress_bar(name) as progress:
+    with progress_bar(name, wording=lab.wording) as progress:
         result = lab.train(config, progress)
-    out = console()
-    out.print(f"mean return {number(result.mean_return)} over {lab.return_over}; {result.episodes} episodes in all")
+    out, words = console(), lab.wording
+    reached = f"{words.result} {number(result.mean_return)} over {lab.return_over}"
+    out.print(f"{reached}; {result.episodes} {words.counted} in all", soft_wrap=True)
     if result.run is not None:
         out.print(f"kept in {result.run}; look at it with: gradiometer show {result.run}")
 
@@ -49,10 +50,11 @@ def prepared(name: str, overrides: list[str], *, config_name: str | None = None)
 
 
 @contextmanager
-def progress_bar(label: str) -> Iterator[Callable[[Progress], None]]:
+def progress_bar(label: str, *, wording: labs.Wording | None = None) -> Iterator[Callable[[Progress], None]]:
     """A bar with the live return on a terminal, a few plain lines otherwise."""
+    words = wording or labs.Wording()
     if not sys.stderr.isatty():
-        yield _plain_lines(label)
+        yield _plain_lines(label, words)
         return
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
@@ -64,23 +66,25 @@ def progress_bar(label: str) -> Iterator[Callable[[Progress], None]]:
         TextColumn("{task.completed}/{task.total} {task.fields[unit]}"),
         TimeRemainingColumn(),
     )
-    with Bar(*columns, TextColumn("return {task.fields[value]}"), console=Console(stderr=True)) as bar:
+    with Bar(*columns, TextColumn(words.live + " {task.fields[value]}"), console=Console(stderr=True)) as bar:
         task = bar.add_task(label, total=None, value="-", unit="steps")
-        yield lambda now: bar.update(task, completed=now.done, total=now.total, unit=now.unit, value=_return(now))
+        yield lambda now: bar.update(
+            task, completed=now.done, total=now.total, unit=now.unit, value=_return(now, words.decimals)
+        )
 
 
-def _plain_lines(label: str) -> Callable[[Progress], None]:
+def _plain_lines(label: str, words: labs.Wording) -> Callable[[Progress], None]:
     said: dict[str, int] = {}
 
     def say(now: Progress) -> None:
         part = now.done * PLAIN_LINES // now.total
         if part > said.get(now.unit, 0):
             said[now.unit] = part
-            reached = "" if math.isnan(now.mean_return) else f", return {_return(now)}"
+            reached = "" if math.isnan(now.mean_return) else f", {words.live} {_return(now, words.decimals)}"
             print(f"{label}: {now.done}/{now.total} {now.unit}{reached}", file=sys.stderr, flush=True)
 
     return say
 
 
-def _return(now: Progress) -> str:
-    return "-" if math.isnan(now.mean_return) else f"{now.mean_return:.1f}"
+def _return(now: Progress, decimals: int) -> str:
+    return "-" if math.isnan(now.mean_return) else f"{now.mean_return:.{decimals}f}"

@@ -18,12 +18,14 @@ if TYPE_CHECKING:
 __all__ = [
     "framed",
     "header",
+    "headline",
     "label_numbers",
     "lacks_interval",
     "legend_key",
     "look_of",
     "no_interval_key",
     "shaded",
+    "shortened",
     "under",
 ]
 
@@ -56,22 +58,31 @@ def header(figure: Figure, found: Studies, title: str, *, intervals: bool = True
         f"{found.common('reduction')} reduction" if found.common("reduction") else "",
         f"intervals over {sure.pop()} units of instances" if intervals and len(sure) == 1 else "",
     ]
-    small = " · ".join(part for part in parts if part)
-    name = found.run if len(found.run) <= 40 else f"{found.run[:39]}…"
-    height = float(figure.get_size_inches()[1])
-    # The second line is blank: it keeps the place of the small print.
-    figure.suptitle(f"{title} · {name}\n", fontsize=9, fontweight="bold", x=0.01, ha="left")
-    figure.text(0.01, 1 - 0.205 / height, small, ha="left", va="top", fontsize=6.3, color="#5A5A5A")
+    headline(figure, f"{title} · {shortened(found.run)}", " · ".join(part for part in parts if part))
+
+
+def shortened(name: str) -> str:
+    """A run's name as long as a header has room for it."""
+    return name if len(name) <= 40 else f"{name[:39]}…"
+
+
+def headline(figure: Figure, title: str, small: str) -> None:
+    """The title, and in small print below it what the figure rests on."""
+    width, height = (float(side) for side in figure.get_size_inches())
+    lines = textwrap.wrap(small, round(1.05 * CAPTION_COLUMNS * width)) or [""]
+    # The blank lines keep the place of the small print.
+    figure.suptitle(title + "\n" * len(lines), fontsize=9, fontweight="bold", x=0.01, ha="left")
+    figure.text(0.01, 1 - 0.205 / height, "\n".join(lines), ha="left", va="top", fontsize=6.3, color="#5A5A5A")
 
 
 def _counted(number: Any, word: str) -> str:
     return "" if number is None else f"{number} {word}{'' if number == 1 else 's'}"
 
 
-def under(figure: Figure, marks: Sequence[Any], caption: Sequence[str]) -> None:
+def under(figure: Figure, marks: Sequence[Any], caption: Sequence[str], *, columns: int | None = None) -> None:
     """The legend and below it the caption: the sheet grows by their height, and the panels keep theirs."""
     width, body = (float(side) for side in figure.get_size_inches())
-    columns = len(marks) if len(marks) <= MARKS_A_LINE else MARKS_A_LINE - 1
+    columns = columns or (len(marks) if len(marks) <= MARKS_A_LINE else MARKS_A_LINE - 1)
     lines = [line for words in caption for line in textwrap.wrap(words, round(CAPTION_COLUMNS * width))]
     text = CAPTION_LINE * len(lines) + 0.06 if lines else 0.0
     below = text + (0.08 + 0.15 * math.ceil(len(marks) / columns) if marks else 0.0)

@@ -16,6 +16,7 @@ from typing import Any, get_args
 import numpy as np
 
 from gradiometer.records import Event, Finding, Row, Table, Vector
+from gradiometer.store import dynamics
 from gradiometer.store.strictjson import to_json
 
 __all__ = ["Batches", "Facts", "Record"]
@@ -95,10 +96,23 @@ class Batches:
 
     def _name_series(self, rows: list[Row]) -> None:
         new = {name: None for row in rows for name in row.values if name not in self._ids}
-        first = max(self._ids.values(), default=0) + 1 if new else 0
+        if not new:
+            return
+        first = max(self._ids.values(), default=0) + 1
         numbers = dict(zip(new, range(first, first + len(new)), strict=True))
         _insert(self.db, INTO_SERIES, 2, [cell for name, number in numbers.items() for cell in (number, name)])
+        if experts := dynamics.experts_of(new):
+            self._show_experts(experts, rows[0].step)
         self._ids.update(numbers)
+
+    def _show_experts(self, experts: set[int], step: int) -> None:
+        """New experts get their columns in the transaction that names their series, so no reader sees half of them."""
+        known = dynamics.experts_of(self._ids)
+        if experts <= known:
+            return
+        dynamics.recreate_view(self.db, experts | known)
+        if dynamics.fitting(experts | known)[1] and not dynamics.fitting(known)[1]:
+            self._write_events([_too_many(step)])
 
     def _write_tables(self, tables: list[Table]) -> None:
         tables.sort(key=lambda table: (table.step, table.name))
@@ -127,6 +141,14 @@ class Batches:
 
     def _write_facts(self, facts: list[Facts]) -> None:
         _insert(self.db, INTO_RUN, 2, [cell for some in facts for pair in some.json.items() for cell in pair])
+
+
+def _too_many(step: int) -> Event:
+    message = (
+        f"more experts than the view `dynamics` can show: SQLite allows {dynamics.MOST_COLUMNS} columns; "
+        "all of them are kept as series"
+    )
+    return Event(step=step, kind="dynamics-full", message=message)
 
 
 def forget_vectors(db: sqlite3.Connection, name: str, keep: int) -> int:

@@ -12,12 +12,17 @@ from pathlib import Path
 from gradiometer.errors import NotARun, RunDamaged, RunLocked, SchemaTooNew
 
 __all__ = [
+    "APPLICATION_ID",
     "DATABASE_NAME",
     "MIGRATIONS",
     "SCHEMA_VERSION",
+    "SIDE_FILES",
+    "SQLITE_MAGIC",
     "finish",
     "open_for_reading",
     "open_for_writing",
+    "open_in_place",
+    "owner",
     "remove",
     "translated",
 ]
@@ -76,7 +81,7 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
 def open_for_reading(path: Path) -> sqlite3.Connection:
     """The run's database, never changed: an old schema, or one SQLite cannot open in place, is read from a copy."""
     with translated(path):
-        db = _open_in_place(path)
+        db = open_in_place(path)
         try:
             version = _schema_version(db, path)
             if version == SCHEMA_VERSION:
@@ -88,6 +93,21 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
             raise
         db.close()
         return copy
+
+
+def open_in_place(path: Path) -> sqlite3.Connection:
+    """Any SQLite database for reading, never changed and whoever owns it; from a copy only where it must be."""
+    try:
+        return _open_read_only(path)
+    except sqlite3.OperationalError as error:
+        if _is(error, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            raise
+    with path.open("rb"):  # a file that may not be read at all says so here
+        pass
+    # A read-only folder, where SQLite may neither replay a log nor build its index.
+    if any(path.with_name(path.name + side).exists() for side in ("-wal", "-journal")):
+        return _replayed_copy(path)
+    return _connect(path, "immutable=1")
 
 
 def migrate(db: sqlite3.Connection, version: int) -> None:
@@ -118,15 +138,20 @@ def remove(path: Path) -> None:
     header = _header(path)
     if header and not header.startswith(SQLITE_MAGIC):
         raise NotARun(f"{path} is not a run of Gradiometer, so it is not overwritten: move it or choose another folder")
-    if len(header) >= 72 and int.from_bytes(header[68:72], "big") != APPLICATION_ID:
+    if owner(header) not in (None, APPLICATION_ID):
         raise NotARun(f"{path} is another program's database, so it is not overwritten: choose another folder")
     for side in ("", *SIDE_FILES):
         path.with_name(path.name + side).unlink(missing_ok=True)
 
 
+def owner(start: bytes) -> int | None:
+    """The application id in the first bytes of a SQLite file; None when it is none, or cut off before the id."""
+    return int.from_bytes(start[68:72], "big") if start.startswith(SQLITE_MAGIC) and len(start) >= 72 else None
+
+
 @contextmanager
-def translated(path: Path) -> Iterator[None]:
-    """SQLite's complaints in our words."""
+def translated(path: Path, *, kind: str = "run") -> Iterator[None]:
+    """SQLite's complaints in our words; `kind` is what the file was taken for."""
     try:
         yield
     except sqlite3.ProgrammingError:  # a closed run: the caller's mistake, not the file's
@@ -135,7 +160,7 @@ def translated(path: Path) -> Iterator[None]:
         if _is(error, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             raise RunLocked(f"{path} is busy: another process is rewriting it; try again in a moment") from error
         if _is(error, sqlite3.SQLITE_NOTADB) and not _header(path).startswith(SQLITE_MAGIC):
-            raise NotARun(f"{path} is not a run: it is no SQLite database") from error
+            raise NotARun(f"{path} is not a {kind}: it is no SQLite database") from error
         raise _damaged(path, str(error)) from error
 
 
@@ -174,20 +199,6 @@ def _schema_version(db: sqlite3.Connection, path: Path) -> int:
             f"{path} has schema {version} and this Gradiometer reads up to {SCHEMA_VERSION}: pip install -U gradiometer"
         )
     return int(version)
-
-
-def _open_in_place(path: Path) -> sqlite3.Connection:
-    try:
-        return _open_read_only(path)
-    except sqlite3.OperationalError as error:
-        if _is(error, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-            raise
-    with path.open("rb"):  # a file that may not be read at all says so here
-        pass
-    # A read-only folder, where SQLite may neither replay a log nor build its index.
-    if any(path.with_name(path.name + side).exists() for side in ("-wal", "-journal")):
-        return _replayed_copy(path)
-    return _connect(path, "immutable=1")
 
 
 def _open_read_only(path: Path) -> sqlite3.Connection:
@@ -239,6 +250,6 @@ def _is(error: sqlite3.DatabaseError, *codes: int) -> bool:
 
 def _damaged(path: Path, why: str) -> RunDamaged:
     return RunDamaged(
-        f"{path} is a run that can no longer be read ({why}): if it was copied, copy it again with its -wal file; "
+        f"{path} can no longer be read ({why}): if it was copied, copy it again with its -wal file; "
         f"otherwise try `sqlite3 {path} .recover | sqlite3 recovered.db`"
     )

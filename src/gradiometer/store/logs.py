@@ -6,13 +6,13 @@ import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
 from gradiometer.errors import UnknownName, UsageError
-from gradiometer.records import Table
+from gradiometer.records import Cosine, Event, Finding, Row, Summary, Table, Vector
+from gradiometer.store.readable import Floats, Ints, Readable, unknown_step
 from gradiometer.store.strictjson import SPOKEN
 
 __all__ = ["INT64", "Log", "flat", "is_table", "short_id"]
@@ -20,14 +20,13 @@ __all__ = ["INT64", "Log", "flat", "is_table", "short_id"]
 INT64 = range(-(2**63), 2**63)
 """What a step can be."""
 
-Floats = np.ndarray[Any, np.dtype[np.float64]]
-Ints = np.ndarray[Any, np.dtype[np.int64]]
-
 LARGEST = int(np.finfo(np.float64).max)
 
 
-class Log:
-    """Rows of values by step, sorted into series and tables; rows of the same step are one row, the last word counts.
+class Log(Readable):
+    """What another tool logged, read like a run: it has a run's names, but neither events, findings nor vectors.
+
+    Rows of values by step, sorted into series and tables; rows of the same step are one row, the last word counts.
 
     A nested value is named by its path, `a/b`. A dict with `columns` and `data` is a table. `left_out` names what was
     logged and is neither a number nor a table.
@@ -80,13 +79,12 @@ class Log:
 
     def table(self, name: str, step: int | None = None) -> Table:
         """A table at a step; the latest unless told."""
-        found = self.tables(name)
-        wanted = [table for table in found if step is None or table.step == step]
-        if not wanted:
-            near = sorted((table.step for table in found), key=lambda number: abs(number - (step or 0)))[:3]
-            hint = f"(nearest: {', '.join(map(str, near))})"
-            raise UnknownName(f"step of table {name!r}", str(step), (), hint=hint)
-        return wanted[-1]
+        found = {table.step: table for table in self.tables(name)}
+        if step is None:
+            return found[max(found)]
+        if step not in found:
+            raise unknown_step("table", name, step, found)
+        return found[step]
 
     def tables(self, name: str) -> list[Table]:
         """A table at every step it was logged."""
@@ -94,19 +92,48 @@ class Log:
             raise UnknownName("table", name, self._tables)
         return [Table(step=step, name=name, content=content) for step, content in sorted(self._tables[name].items())]
 
+    def rows(self) -> Iterator[Row]:
+        """Step by step what was logged, in order; when it was is not known."""
+        for step in sorted(self._steps):
+            values = {name: points[step] for name, points in self._points.items() if step in points}
+            yield Row(step=step, wall_time=float("nan"), values=values)
+
+    def steps(self) -> dict[str, Any]:
+        """The steps, with the columns of a run's: NaN, because nobody said when and where they lie."""
+        steps = np.array(sorted(self._steps), dtype=np.int64)
+        others = ("wall_time", "env_steps", "rollout", "epoch")
+        return {"step": steps} | {name: np.full(len(steps), np.nan) for name in others}
+
+    def summaries(self) -> list[Summary]:
+        """Each series in a line, in order of name."""
+        return [_summary(name, *self.series(name)) for name in self.names()]
+
+    def events(self, kind: str | None = None) -> list[Event]:
+        """None: a log of numbers has no events."""
+        return []
+
+    def findings(self) -> list[Finding]:
+        """None: no doctor was there."""
+        return []
+
+    def vector_names(self) -> list[str]:
+        """None: a log of numbers has no sketches and no histograms."""
+        return []
+
+    def vector_steps(self, name: str) -> Ints:
+        """An error, as for every name a run does not have."""
+        raise UnknownName("vector", name, ())
+
+    def vector(self, name: str, step: int) -> Vector:
+        """An error, as for every name a run does not have."""
+        raise UnknownName("vector", name, ())
+
+    def cosine(self, step_a: int, step_b: int, block: str = "all") -> Cosine:
+        """An error: there are no sketches to read it off."""
+        raise UnknownName("vector", f"sketch/{block}", ())
+
     def close(self) -> None:
         """Nothing to let go; here because a `Run` has it."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        return f"Log({str(self.path)!r})"
 
     def _sort_in(self, step: int, values: Mapping[str, Any]) -> set[str]:
         left_out = set()
@@ -141,6 +168,16 @@ def flat(values: Mapping[str, Any], where: str) -> dict[str, Any]:
 def short_id(*parts: Any) -> str:
     """Eight hexadecimal digits that stand for the parts: the same for the same parts, on every machine."""
     return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:8]
+
+
+def _summary(name: str, steps: Ints, values: Floats) -> Summary:
+    known = values[~np.isnan(values)]
+    with np.errstate(invalid="ignore"):  # the mean of both infinities is NaN
+        mean, low, high = (float(f(known)) if len(known) else float("nan") for f in (np.mean, np.min, np.max))
+    return Summary(
+        name=name, count=len(values), nan_count=len(values) - len(known), last_step=int(steps[-1]),
+        last=float(values[-1]), mean=mean, min=low, max=high,
+    )  # fmt: skip
 
 
 def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

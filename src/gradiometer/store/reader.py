@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
 from gradiometer.errors import NotARun, RunNotFound, UnknownName, close_names
 from gradiometer.records import Cosine, Event, Evidence, Finding, Summary, Table, Vector
 from gradiometer.store import database
+from gradiometer.store.readable import Floats, Ints, Readable, unknown_step
 from gradiometer.store.strictjson import from_json
 
 __all__ = ["Run", "load"]
-
-Floats = np.ndarray[Any, np.dtype[np.float64]]
-Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 SUMMARIES = """
 SELECT name, count, nans,
@@ -38,7 +37,7 @@ def load(path: str | os.PathLike[str]) -> Run:
     return Run(_locate(Path(path)))
 
 
-class Run:
+class Run(Readable):
     """A run, read-only. Each call sees what was on disk when it was made."""
 
     def __init__(self, path: Path) -> None:
@@ -147,20 +146,18 @@ class Run:
         value = float(a @ b) / size if size > 0 else float("nan")
         return Cosine(value=value, error=float(1 / np.sqrt(len(a))))
 
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        """Within it every call sees the same moment, also of a run that is being written."""
+        self._rows("BEGIN")
+        try:
+            yield
+        finally:
+            self._rows("COMMIT")
+
     def close(self) -> None:
         """Let the file go; twice is fine."""
         self._finalizer()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        return f"Run({str(self.path)!r})"
 
     def _rows(self, statement: str, *parameters: Any) -> list[Any]:
         with database.translated(self.path):
@@ -170,8 +167,7 @@ class Run:
         if step is None or name not in known:
             return UnknownName(kind, name, known)
         steps = self._rows(f"SELECT step FROM {kind}s WHERE name = ? ORDER BY step", name)
-        near = sorted((number for (number,) in steps), key=lambda number: abs(number - step))[:3]
-        return UnknownName(f"step of {kind} {name!r}", str(step), (), hint=f"(nearest: {', '.join(map(str, near))})")
+        return unknown_step(kind, name, step, (number for (number,) in steps))
 
 
 def _locate(path: Path) -> Path:

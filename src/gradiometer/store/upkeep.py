@@ -9,6 +9,7 @@ from pathlib import Path
 from gradiometer.errors import NotARun, RunNotFound, UsageError
 from gradiometer.store import database
 from gradiometer.store.batches import forget_vectors
+from gradiometer.store.dynamics import experts_of, recreate_view
 from gradiometer.store.lock import WriterLock
 
 __all__ = ["prune", "rewind"]
@@ -43,6 +44,7 @@ def rewind(db: sqlite3.Connection, step: int) -> dict[str, int]:
                 "DELETE FROM points WHERE series_id = ? AND step > ?", (series, step)
             ).rowcount
         db.execute("DELETE FROM series WHERE NOT EXISTS (SELECT 1 FROM points WHERE series_id = series.id)")
+        recreate_view(db, experts_of(name for (name,) in db.execute("SELECT name FROM series")))
         for table in ("steps", "tables", "vectors", "events"):
             removed[table] = db.execute(f"DELETE FROM {table} WHERE step > ?", (step,)).rowcount
         removed["findings"] = db.execute("DELETE FROM findings WHERE since_step > ?", (step,)).rowcount

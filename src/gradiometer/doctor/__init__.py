@@ -1,0 +1,1 @@
+"""Judging what was measured: plain numpy and scipy, on a run that is read from disk."""

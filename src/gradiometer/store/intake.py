@@ -1,0 +1,144 @@
+"""A log of another tool becomes a run."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from gradiometer.errors import NotARun, RunExists, UsageError
+from gradiometer.metrics import resolve
+from gradiometer.records import Event
+from gradiometer.store import database
+from gradiometer.store.batches import Batches, Facts, Record
+from gradiometer.store.lock import WriterLock
+from gradiometer.store.logs import Log
+from gradiometer.store.reader import Run
+from gradiometer.store.strictjson import to_json
+
+__all__ = ["Imported", "check_free", "import_log"]
+
+VALUES_AT_ONCE = 100_000
+PARTIAL = ".run.db.partial"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imported:
+    """What became of a log."""
+
+    run: Path
+    """Its folder."""
+    format: str
+    series: int
+    steps: int
+    first_step: int | None
+    last_step: int | None
+    points: int
+    tables: int
+    unknown: tuple[str, ...]
+    """Series that are kept under names the catalogue does not know."""
+    left_out: tuple[str, ...]
+    """Values that are neither numbers nor tables, and are not kept."""
+
+
+def import_log(
+    log: Run | Log, folder: str | os.PathLike[str], *, progress: Callable[[int, int], None] | None = None
+) -> Imported:
+    """Make a run of a log, whole or not at all; every number keeps its name, its step and all its digits."""
+    folder = Path(folder)
+    if isinstance(log, Run):
+        raise UsageError(f"{log.path} is a run already: open it directly, or copy its folder")
+    check_free(folder)
+    made = [place for place in (folder, *folder.parents) if not place.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        lock = WriterLock(folder)
+        try:
+            points = _write(log, folder, progress)
+        finally:
+            lock.release()
+    except BaseException as problem:
+        with suppress(OSError):  # somebody else found the folder useful meanwhile
+            for place in made:
+                place.rmdir()
+        if isinstance(problem, sqlite3.OperationalError):
+            raise UsageError(f"{folder} cannot be written ({problem})") from problem
+        raise
+    return _account(log, folder, points)
+
+
+def check_free(folder: Path) -> None:
+    """Raise unless a run can be made there; asked before a log is read."""
+    if (folder / database.DATABASE_NAME).exists():
+        raise RunExists(f"{folder} holds a run already: choose another folder")
+    if folder.exists() and not folder.is_dir():
+        raise NotARun(f"{folder} is a file, and a run is a folder: choose another name")
+
+
+def _write(log: Log, folder: Path, progress: Callable[[int, int], None] | None) -> int:
+    check_free(folder)  # again, now that nobody else writes
+    partial = folder / PARTIAL
+    database.remove(partial)  # what a killed import left
+    try:
+        db = database.open_for_writing(partial)
+        try:
+            points = _fill(Batches(db), log, progress)
+        finally:
+            database.finish(db)
+        partial.rename(folder / database.DATABASE_NAME)
+    finally:
+        database.remove(partial)
+    return points
+
+
+def _fill(batches: Batches, log: Log, progress: Callable[[int, int], None] | None) -> int:
+    total, points, waiting = len(log.steps()["step"]), 0, 0
+    records: list[Record] = [_facts(log), _event(log)]
+    records += [table for name in log.table_names() for table in log.tables(name)]
+    for done, row in enumerate(log.rows(), 1):
+        records.append(row)
+        waiting += len(row.values)
+        points += len(row.values)
+        if waiting >= VALUES_AT_ONCE or done == total:
+            batches.write(records)
+            records, waiting = [], 0
+            if progress is not None:
+                progress(done, total)
+    batches.write(records)
+    return points
+
+
+def _facts(log: Log) -> Facts:
+    known: dict[str, Any] = dict(log.facts)
+    origin = {"log": str(log.path), "name": log.name, "at": datetime.now(UTC).isoformat(timespec="seconds")}
+    known["imported"] = {**known.get("imported", {}), "run_id": log.run_id, **origin, "left_out": log.left_out}
+    return Facts({key: to_json(value) for key, value in known.items()})
+
+
+def _event(log: Log) -> Event:
+    message = f"imported from {log.path}: {len(log.names())} series"
+    if log.left_out:
+        message += f"; left out, being neither numbers nor tables: {', '.join(log.left_out)}"
+    first = min(log.steps()["step"].tolist(), default=0)
+    return Event(step=first, kind="imported", message=message, detail={"left_out": log.left_out})
+
+
+def _account(log: Log, folder: Path, points: int) -> Imported:
+    steps = log.steps()["step"].tolist()
+    return Imported(
+        run=folder,
+        format=str(log.facts.get("imported", {}).get("format", "log")),
+        series=len(log.names()),
+        steps=len(steps),
+        first_step=steps[0] if steps else None,
+        last_step=log.newest_step,
+        points=points,
+        tables=sum(len(log.tables(name)) for name in log.table_names()),
+        unknown=tuple(name for name in log.names() if resolve(name) is None),
+        left_out=log.left_out,
+    )
