@@ -1,0 +1,83 @@
+"""`diagnose`: every rule over one run or log, causes first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from gradiometer.doctor.arbitration import arbitrate
+from gradiometer.doctor.chart import Chart
+from gradiometer.doctor.rule import Rule, Skipped, rules
+from gradiometer.records import Finding
+from gradiometer.store.logs import Log
+from gradiometer.store.reader import Run
+
+__all__ = ["Diagnosis", "diagnose"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """What the doctor says about one run."""
+
+    run: Path
+    verdict: str
+    """One sentence."""
+    findings: tuple[Finding, ...]
+    """The first is the one to act on."""
+    folded: tuple[Finding, ...]
+    """Consequences of those."""
+    skipped: tuple[Skipped, ...]
+    unknown_keys: tuple[str, ...]
+    looked: tuple[str, ...]
+    """The rules that had what they need and found nothing."""
+
+    @property
+    def worst(self) -> str | None:
+        """The severity of the worst finding."""
+        return self.findings[0].severity if self.findings else None
+
+
+def diagnose(run: Run | Log, *, since: int | None = None, only: Iterable[Rule] | None = None) -> Diagnosis:
+    """Let every rule look at the run from step `since` on."""
+    chart = Chart(run, since=since)
+    return judged(chart, rules() if only is None else tuple(only))
+
+
+def judged(chart: Chart, chosen: Iterable[Rule]) -> Diagnosis:
+    """The same for a chart that is there already."""
+    found: list[Finding] = []
+    skipped: list[Skipped] = []
+    looked: list[str] = []
+    for each in chosen:
+        result = each(chart)
+        if isinstance(result, Skipped):
+            skipped.append(result)
+        elif result:
+            found += result
+        else:
+            looked.append(each.id)
+    sorted_out = arbitrate(found)
+    return Diagnosis(
+        run=chart.run.path,
+        verdict=_verdict(sorted_out.findings, len(looked), chart),
+        findings=sorted_out.findings,
+        folded=sorted_out.folded,
+        skipped=tuple(skipped),
+        unknown_keys=tuple(chart.unknown),
+        looked=tuple(looked),
+    )
+
+
+def _verdict(findings: tuple[Finding, ...], looked: int, chart: Chart) -> str:
+    serious = [finding for finding in findings if finding.severity != "info"]
+    if serious:
+        first = serious[0]
+        others = len(serious) - 1
+        more = f", and {others} more cause{'s' if others > 1 else ''}" if others else ""
+        return f"{first.title}{more}."
+    if chart.last_step is None:
+        return "Nothing was recorded yet."
+    if not looked and not findings:
+        return "Nothing can be said: no rule found the metrics it needs."
+    return f"Nothing wrong was found: {looked + len(findings)} rules had what they need."
