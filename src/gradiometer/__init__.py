@@ -19,7 +19,7 @@ from gradiometer.version import __version__
 if TYPE_CHECKING:
     from gradiometer.capture.meter import Meter
     from gradiometer.capture.watch import watch
-    from gradiometer.errors import GradiometerError, GradiometerWarning, NonFiniteGradient, UsageError
+    from gradiometer.errors import GradiometerError, GradiometerWarning, NonFiniteGradient, StopTraining, UsageError
     from gradiometer.maths.groups import RolloutFilter
     from gradiometer.probes.anatomy import Anatomy, anatomy
     from gradiometer.probes.replicates import Replicates, replicates
@@ -37,6 +37,7 @@ __all__ = [
     "Replicates",
     "RolloutFilter",
     "Run",
+    "StopTraining",
     "UsageError",
     "__version__",
     "anatomy",
@@ -55,6 +56,7 @@ _HOME = {
     "Replicates": "probes.replicates",
     "RolloutFilter": "maths.groups",
     "Run": "store.reader",
+    "StopTraining": "errors",
     "UsageError": "errors",
     "anatomy": "probes.anatomy",
     "load": "store.importers",

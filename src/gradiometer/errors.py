@@ -12,7 +12,8 @@ GradiometerError
 │   ├── NothingToWatch               no parameter that could ever get a gradient
 │   └── MissingExtra (also an ImportError)   an optional package is not installed; says the pip line
 ├── WorkersLost                      worker processes died again and again
-└── NonFiniteGradient                raised only when asked for, with on_nonfinite="raise"
+├── NonFiniteGradient                raised only when asked for, with on_nonfinite="raise"
+└── StopTraining                     for you to raise in on_finding=: it ends the training at the next step
 
 GradiometerWarning (a UserWarning)   the instrument is in trouble; the training goes on
 """
@@ -35,6 +36,7 @@ __all__ = [
     "RunLocked",
     "RunNotFound",
     "SchemaTooNew",
+    "StopTraining",
     "UnknownName",
     "UsageError",
     "WorkersLost",
@@ -113,6 +115,10 @@ class WorkersLost(GradiometerError):
 
 class NonFiniteGradient(GradiometerError):
     """A NaN or an Inf in a gradient, raised because the user asked for it."""
+
+
+class StopTraining(GradiometerError):
+    """Raise it in `on_finding=`: it comes out of `optimizer.step()`, so a training stops where it stands."""
 
 
 class GradiometerWarning(UserWarning):

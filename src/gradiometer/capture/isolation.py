@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
-from gradiometer.errors import GradiometerWarning, NonFiniteGradient
+from gradiometer.errors import GradiometerWarning, NonFiniteGradient, StopTraining
 
 __all__ = ["Guarded", "guarded"]
 
@@ -28,14 +28,14 @@ class Guarded(Protocol):
 
 
 def guarded(method: Callable[Concatenate[S, P], None]) -> Callable[Concatenate[S, P], None]:
-    """Let no exception of a hook reach the training, but for the one the user asked for; count the time it takes."""
+    """Let no exception of a hook reach the training, but for those the user asked for; count the time it takes."""
 
     @functools.wraps(method)
     def wrapper(self: S, /, *args: P.args, **kwargs: P.kwargs) -> None:
         started = self.entered = time.perf_counter()
         try:
             method(self, *args, **kwargs)
-        except NonFiniteGradient:
+        except (NonFiniteGradient, StopTraining):
             raise
         except Exception:
             problem = traceback.format_exc()

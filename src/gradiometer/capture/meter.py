@@ -20,16 +20,17 @@ from gradiometer.capture.analyst import Analyst
 from gradiometer.capture.blocks import Blocks, Model, named_parameters
 from gradiometer.capture.expertdesk import ExpertDesk
 from gradiometer.capture.expertsheet import dynamics
+from gradiometer.capture.firstlook import first_look
 from gradiometer.capture.isolation import guarded
-from gradiometer.capture.microbatches import SKETCH_SEED
-from gradiometer.capture.reading import Fetched, Reading
+from gradiometer.capture.livedoctor import Consultation
+from gradiometer.capture.reading import Reading
 from gradiometer.capture.rig import Rig
-from gradiometer.capture.rounds import Round, SeenTerms
+from gradiometer.capture.rounds import Round
 from gradiometer.capture.scalars import Scalars, Where
 from gradiometer.capture.settings import Settings
 from gradiometer.capture.states import States
+from gradiometer.capture.termdesk import TermDesk
 from gradiometer.capture.terms import Term
-from gradiometer.capture.termstates import TermStates
 from gradiometer.errors import GradiometerWarning, UnknownName, UsageError
 from gradiometer.maths.pairs import PairReading
 from gradiometer.records import Event, Flow, GradientHealth, Row, Table, Vector
@@ -38,7 +39,6 @@ from gradiometer.store.writer import Writer
 __all__ = ["Meter"]
 
 RATIO_LIMIT = 10.0  # π/π_old of a sample; PPO's clip stops paying at 1.2
-LEFT_OVER = 0.05  # of the policy gradient's norm; rounding in bfloat16 stays below 0.02
 PENDING_LIMIT = 10_000  # logged tensors that may wait for a sync when no step is measured for long
 
 
@@ -52,19 +52,18 @@ class Meter:
         settings: Settings,
         *,
         writer: Writer | None,
-        first_step: int,
+        after: int | None = None,
+        doctor: Consultation | None = None,
     ) -> None:
         self.run = None if writer is None else writer.folder
         self.settings = settings
         self.seconds = self.entered = 0.0
-        self._model, self._writer = model, writer
+        self._model, self._writer, self._doctor = model, writer, doctor
         self._closed = False
         self._coordinates: dict[str, int | None] = {"env_steps": None, "rollout": None, "epoch": None}
         self._scalars = Scalars()
         self._states = States()
-        self._term_states = TermStates()
-        self._term_vectors: str | None = None
-        self._said_left_over = False
+        self._term_desk = TermDesk(self, self._put, settings, writer)
         self._expert_desk = ExpertDesk(self, self._put)
         self._asked: dict[str, Any] | None = None
         self._values: dict[str, float] = {}
@@ -73,7 +72,7 @@ class Meter:
         """The last known value of every series: some are taken at every fourth measured step only."""
         self._norms: NDArray[np.float64] = np.empty(0)
         self._measured_step: int | None = None
-        self._rig = Rig(model, optimizers, settings, self, first_step)
+        self._rig = Rig(model, optimizers, settings, self, first_step=0 if after is None else after + 1)
         self._analyst = self._new_analyst()
 
     # What the user calls.
@@ -234,6 +233,8 @@ class Meter:
             self._finish()
         finally:
             self._rig.unhook()
+            if self._doctor is not None:
+                self._doctor.finish()
             if self._writer is not None:
                 self._writer.close()
 
@@ -277,7 +278,9 @@ class Meter:
         guilty = termstates.guilty(current.terms, fetched)
         self._note_states(current, self._analyst.sheet.nonfinite(fetched), guilty)
         if current.terms is not None:
-            self._note_terms(current.step, current.terms, fetched)
+            self._term_desk.note(current.step, current.terms, fetched, self.blocks)
+        if self._rig.num_measured == 0 and current.stepped:
+            self._put(Table(step=current.step, name="audit", content=first_look(self._rig.roster, current)))
         if current.experts:
             self._expert_desk.note(self._rig.experts, current.step)
         if any(x > 0 for name, x in fetched.scalars.items() if name.startswith("found_inf/")):
@@ -293,6 +296,11 @@ class Meter:
             self._latest.update(values)
         if values:
             self._put_row(at, values)
+
+    def boundary(self) -> None:
+        """A step is over, measured or not."""
+        if self._doctor is not None:
+            self._doctor.boundary()
 
     def rescanned(self) -> None:
         """An optimizer got new parameters: the past of the others does not fit them any more."""
@@ -335,28 +343,6 @@ class Meter:
             self.event("nonfinite", message, current.step, **detail)
             if self.settings.on_nonfinite == "warn":
                 self.warn(f"step {current.step}: {message}")
-
-    def _note_terms(self, step: int, seen: SeenTerms, fetched: Fetched) -> None:
-        change = self._term_states.update(seen, fetched, self.blocks)
-        if change.changed:
-            self._put(Table(step=step, name="terms", content=self._term_states.current))
-        for name in change.newly_stationary:
-            message = f"the gradient of the term {name!r} is exactly zero on every watched parameter; its path is there"
-            self.event("stationary-term", message, step, term=name, severity="info")
-        left = termstates.rewards_left_over(seen, fetched)
-        if left is not None and left > LEFT_OVER and not self._said_left_over:
-            self._said_left_over = True
-            message = f"the rewards account for all of the policy gradient but {left:.2g} of its norm"
-            hint = "the loss is not linear in the advantages (normalised inside it?), or has a part without them"
-            self.event("rewards-not-additive", f"{message}: {hint}", step, error=left)
-        self._note_vectors("exact" if seen.cosine_error is None else "sketch")
-
-    def _note_vectors(self, kind: str) -> None:
-        """How the terms' gradients are kept, once it is known: among the facts of the run."""
-        if self._writer is not None and kind != self._term_vectors:
-            self._term_vectors = kind
-            facts = {**self.settings.plain(), "sketch_seed": SKETCH_SEED, "terms_vectors": kind}
-            self._writer.set_facts({"meter": facts})
 
     def _keep_logged(self, where: Where, values: Mapping[str, float]) -> None:
         self._put(Row(values=values, **where.as_row()))

@@ -169,6 +169,7 @@ class Rig:
         self._terms.stepped()
         if len(current.stepped) == len(self.optimizers):
             self.finish()
+            self._owner.boundary()
 
     def give_up(self, problem: str) -> None:
         """A fault of ours: stop measuring, keep what was measured, let the training go on."""

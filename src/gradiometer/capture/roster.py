@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from torch import nn
@@ -29,6 +30,9 @@ class Roster:
             sorted({index[id(p)] for group in optimizer.param_groups for p in group["params"] if id(p) in index})
             for optimizer in optimizers
         ]
+        counts = Counter(i for part in self._stepping for i in part)
+        self.held_twice = sorted(i for i, count in counts.items() if count > 1)
+        """Parameters that more than one optimizer steps."""
         self.owner = {i: number for number, part in enumerate(self._stepping) for i in part}
         # A parameter in no optimizer is read with the first one: its gradient exists, and nobody uses it.
         orphans = set(range(len(self.names))) - self.owner.keys()

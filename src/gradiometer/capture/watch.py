@@ -1,14 +1,14 @@
-"""`gradiometer.watch`: from a model and its optimizers to a meter that runs."""
+"""`gradiometer.watch`: from a model and its optimizers to a meter that runs; GRADIOMETER_DISABLED=1 turns it into nothing."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from gradiometer.capture import hooks, terms
 from gradiometer.capture.blocks import Blocks, Model, Selector, find_blocks, named_parameters, select
 from gradiometer.capture.distributed import writes_here
 from gradiometer.capture.experts import Experts, find_experts
+from gradiometer.capture.livedoctor import Consultation
 from gradiometer.capture.meter import Meter
 from gradiometer.capture.microbatches import SKETCH_SEED
 from gradiometer.capture.readout import FEATURES
@@ -26,7 +27,7 @@ from gradiometer.capture.settings import Direction, OnNonfinite, Pairs, Settings
 from gradiometer.capture.terms import Term
 from gradiometer.errors import UsageError
 from gradiometer.maths.pairs import PairReading
-from gradiometer.records import Flow, GradientHealth
+from gradiometer.records import Finding, Flow, GradientHealth
 from gradiometer.store import facts
 from gradiometer.store.writer import Writer
 
@@ -58,21 +59,20 @@ def watch(
     resume: int | None = None,
     overwrite: bool = False,
     keep: int | None = 1000,
+    doctor: Literal["live"] | None = None,
+    on_finding: Callable[[Finding], None] | None = None,
 ) -> Meter:
     """Measure the gradients of `model` at the steps of `optimizer`, and keep them in the folder `run`.
 
-    `run="auto"` makes `runs/<script>-<time>`; `run=None` keeps nothing on disk. `resume=s` goes on after the checkpoint of
-    step s and removes what lies beyond; `overwrite=True` starts afresh. `config` and `seed` are kept with the run, of sketches
-    and histograms the last `keep` steps. GRADIOMETER_DISABLED=1 turns it all into nothing.
-
-    Every `every`-th step is measured, stretched so that measuring takes at most the share `budget` of wall time (None: no
-    cap). `tier` is `light` (norms, extremes, non-finite, clips), `standard` or `deep` (histograms, terms at every measured
-    step). `blocks` maps a name to a pattern over parameter names, a module or a list of parameters; without it actor, critic
-    and what they share are read off the names. `pairs` holds two modules side by side, `{"graft": ("seed", "host")}`.
-    `direction="sketch"` compares gradients by sketches of `sketch_size` numbers instead of keeping a copy; so are the
-    gradients of terms where copies would take more than `terms_memory` bytes. `on_nonfinite` is `record`, `warn` or `raise`.
-    With `micro_batch_size` the noise scale is in samples. Experts are found by themselves and looked at every
-    `experts_every` steps; `experts={"moe": ([first, second], router)}` names them, False leaves them out.
+    `run="auto"` makes `runs/<script>-<time>`, `run=None` keeps nothing. `resume=s` goes on after the checkpoint of step s and
+    removes what lies beyond, `overwrite=True` starts afresh. Kept with the run: `config`, `seed`, the last `keep` steps of
+    sketches and histograms. Every `every`-th step is measured, within the share `budget` of wall time (None: no cap).
+    `tier`: `light` (norms, extremes, clips), `standard`, or `deep` (histograms, terms at every measured step). `blocks` maps
+    names to patterns, modules or parameters; `pairs` holds two modules side by side, `{"graft": ("seed", "host")}`.
+    `direction="sketch"` compares gradients by sketches of `sketch_size` numbers, without a copy; so are terms beyond
+    `terms_memory` bytes. `on_nonfinite`: `record`, `warn` or `raise`. `micro_batch_size` puts the noise scale in samples.
+    Experts are looked at every `experts_every` steps; `experts={"moe": ([first, second], router)}` names them, False omits
+    them. `doctor="live"` judges the run in its own process; `on_finding`, told between steps, may raise `gm.StopTraining`.
     """
     if os.environ.get("GRADIOMETER_DISABLED", "").lower() in ("1", "true", "yes"):
         return NullMeter()
@@ -91,11 +91,12 @@ def watch(
         experts=experts,
         experts_every=experts_every,
     )
-    optimizers = _listed(optimizer)
-    _check_model(model, optimizers, settings)
+    _check_doctor(doctor, run)
+    _check_model(model, optimizers := _listed(optimizer), settings)
     kept = {**facts.collect(config, seed), "meter": {**settings.plain(), "sketch_seed": SKETCH_SEED}}
     writer = _writer(run, facts=kept, resume=resume, overwrite=overwrite, keep=keep)
-    return Meter(model, optimizers, settings, writer=writer, first_step=0 if resume is None else resume + 1)
+    live = _consultation(doctor, on_finding, writer)
+    return Meter(model, optimizers, settings, writer=writer, after=resume, doctor=live)
 
 
 class NullMeter(Meter):
@@ -138,6 +139,9 @@ class NullMeter(Meter):
         self, values: Mapping[str, float], *, tables: Mapping[str, Any] | None = None, step: int | None = None
     ) -> None:
         """Nothing is kept."""
+
+    def boundary(self) -> None:
+        """Nothing is said."""
 
     def event(self, kind: str, message: str, step: int | None = None, **detail: Any) -> None:
         """Nothing is kept."""
@@ -227,6 +231,21 @@ def _writer(run: str | os.PathLike[str] | None, **given: Any) -> Writer | None:
     if run is None or not writes_here():
         return None
     return Writer(Path("runs") / _run_name() if run == "auto" else Path(run), **given)
+
+
+def _check_doctor(doctor: str | None, run: str | os.PathLike[str] | None) -> None:
+    if doctor not in (None, "live"):
+        raise UsageError(f"doctor is 'live' or None; found {doctor!r}")
+    if doctor is not None and run is None:
+        raise UsageError(
+            "doctor='live' reads the run while it is written, and run=None keeps nothing: give it a folder"
+        )
+
+
+def _consultation(
+    doctor: str | None, on_finding: Callable[[Finding], None] | None, writer: Writer | None
+) -> Consultation | None:
+    return None if doctor is None or writer is None else Consultation(writer, on_finding)
 
 
 def _run_name() -> str:

@@ -17,7 +17,7 @@ from gradiometer.store import database
 from gradiometer.store.readable import Floats, Ints, Readable, unknown_step
 from gradiometer.store.strictjson import from_json
 
-__all__ = ["Run", "load"]
+__all__ = ["Run", "finding_of", "load"]
 
 SUMMARIES = """
 SELECT name, count, nans,
@@ -99,7 +99,7 @@ class Run(Readable):
 
     def findings(self) -> list[Finding]:
         """What the live doctor found, first found first."""
-        return [_finding(from_json(text)) for (text,) in self._rows("SELECT json FROM findings ORDER BY id")]
+        return [finding_of(from_json(text)) for (text,) in self._rows("SELECT json FROM findings ORDER BY id")]
 
     def table_names(self) -> list[str]:
         """Every table of the run, in order."""
@@ -195,7 +195,8 @@ def _runs_in(folder: Path) -> list[str]:
     return sorted(file.parent.name for file in folder.glob(f"*/{database.DATABASE_NAME}"))
 
 
-def _finding(content: dict[str, Any]) -> Finding:
+def finding_of(content: dict[str, Any]) -> Finding:
+    """A finding from its JSON."""
     lists = {name: tuple(content[name]) for name in ("fix", "suppressed", "references")}
     evidence = tuple(Evidence(**item) for item in content["evidence"])
     return Finding(**{**content, **lists, "evidence": evidence})
