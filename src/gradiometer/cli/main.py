@@ -161,6 +161,33 @@ def figure(
 
 
 @app.command(rich_help_panel=DIAGNOSE)
+def doctor(
+    paths: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN_OR_LOG...", help="Run folders, or logs of SB3, TRL, verl, CleanRL, W&B, CSV, JSONL."
+        ),
+    ],
+    since: Annotated[int | None, typer.Option(metavar="STEP", help="Only what happened from this step on.")] = None,
+    format: Annotated[str, typer.Option(metavar="text|markdown|html", help="How to say it.")] = "text",
+    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Write it to a file.")] = "",
+    fail_on: Annotated[
+        str, typer.Option(metavar="warn|critical", help="Exit with 1 if there is a finding at or above this.")
+    ] = "none",
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Every finding whole, and every rule left out.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Why does this policy not learn? The cause first, its evidence, what to change and how to make sure."""
+    from gradiometer.cli import doctor as verb
+
+    code = verb.doctor(paths, since=since, form=format, output=output, fail_on=fail_on, verbose=verbose, as_json=json)
+    if code:
+        raise typer.Exit(code)
+
+
+@app.command(rich_help_panel=DIAGNOSE)
 def experts(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run folder, its run.db, a dynamics.db, or a log.")],
     since: Annotated[int | None, typer.Option(metavar="STEP", help="Only what was measured from this step on.")] = None,

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 from gradiometer.doctor.arbitration import arbitrate
 from gradiometer.doctor.chart import Chart
 from gradiometer.doctor.rule import Rule, Skipped, rules
 from gradiometer.records import Finding
 from gradiometer.store.logs import Log
+from gradiometer.store.readable import Floats, Ints
 from gradiometer.store.reader import Run
 
-__all__ = ["Diagnosis", "diagnose"]
+__all__ = ["Curve", "Diagnosis", "diagnose", "judged"]
+
+MOST_POINTS = 400
+"""Of a curve in a report: more than a screen can show."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """A series as it was logged, thinned evenly with its extremes kept."""
+
+    steps: tuple[int, ...]
+    values: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +45,8 @@ class Diagnosis:
     unknown_keys: tuple[str, ...]
     looked: tuple[str, ...]
     """The rules that had what they need and found nothing."""
+    curves: Mapping[str, Curve]
+    """The series the evidence points at, thinned for drawing."""
 
     @property
     def worst(self) -> str | None:
@@ -66,7 +82,31 @@ def judged(chart: Chart, chosen: Iterable[Rule]) -> Diagnosis:
         skipped=tuple(skipped),
         unknown_keys=tuple(chart.unknown),
         looked=tuple(looked),
+        curves=_curves(chart, found),
     )
+
+
+def _curves(chart: Chart, findings: Iterable[Finding]) -> dict[str, Curve]:
+    known = set(chart.run.names())
+    wanted = dict.fromkeys(evidence.series for finding in findings for evidence in finding.evidence)
+    return {name: _thinned(*chart.run.series(name)) for name in wanted if name in known}
+
+
+def _thinned(steps: Ints, values: Floats) -> Curve:
+    if len(steps) > MOST_POINTS:
+        groups = np.array_split(np.arange(len(steps)), MOST_POINTS // 2)
+        ends = ((group[np.argmin(_low(values[group]))], group[np.argmax(_high(values[group]))]) for group in groups)
+        kept = np.unique([place for pair in ends for place in pair])
+        steps, values = steps[kept], values[kept]
+    return Curve(steps=tuple(steps.tolist()), values=tuple(values.tolist()))
+
+
+def _low(values: Floats) -> Floats:
+    return np.where(np.isnan(values), -np.inf, values)  # a NaN is what one wants to see
+
+
+def _high(values: Floats) -> Floats:
+    return np.where(np.isnan(values), np.inf, values)
 
 
 def _verdict(findings: tuple[Finding, ...], looked: int, chart: Chart) -> str:

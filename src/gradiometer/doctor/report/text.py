@@ -1,0 +1,125 @@
+"""A diagnosis as lines of text that fit a screen: the verdict, the causes in full, the rest in a line each."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from gradiometer.doctor.diagnosis import Diagnosis
+from gradiometer.doctor.report.plain import shared_causes
+from gradiometer.doctor.rule import Skipped
+from gradiometer.records import Evidence, Finding
+
+__all__ = ["as_text", "headline", "several_as_text"]
+
+IN_FULL = 2
+"""Findings that are told whole; the others have a line each, so that a report fits one screen."""
+LABELS = 10
+MOST_EVIDENCE = 4
+
+
+def as_text(diagnosis: Diagnosis, *, width: int = 100, verbose: bool = False) -> str:
+    """The report for a terminal; `verbose` tells every finding whole and lists what could not be checked."""
+    return "\n".join(_lines(diagnosis, width, verbose=verbose))
+
+
+def _lines(diagnosis: Diagnosis, width: int, *, verbose: bool) -> Iterator[str]:
+    yield from _wrapped(f"{diagnosis.run}: {diagnosis.verdict}", width)
+    told = len(diagnosis.findings) if verbose else IN_FULL
+    for finding in diagnosis.findings[:told]:
+        yield ""
+        yield from _finding(finding, width)
+    if diagnosis.findings[told:]:
+        yield ""
+        yield "also:"
+        for finding in diagnosis.findings[told:]:
+            yield from _wrapped(f"{headline(finding)}: {finding.title}", width, "  ")
+    yield ""
+    yield from _not_said(diagnosis, width, verbose=verbose)
+
+
+def headline(finding: Finding) -> str:
+    """Severity, id, basis, since when and where, in a line."""
+    parts = [f"{finding.severity.upper()} {finding.id}", finding.basis]
+    if finding.since_step is not None:
+        parts.append(f"since step {finding.since_step}")
+    if finding.block is not None:
+        parts.append(f"block {finding.block}")
+    return " · ".join(parts)
+
+
+def _finding(finding: Finding, width: int) -> Iterator[str]:
+    yield headline(finding)
+    yield from _wrapped(finding.title, width, "  ")
+    for number, evidence in enumerate(finding.evidence[:MOST_EVIDENCE]):
+        yield from _labelled("evidence" if number == 0 else "", _evidence(evidence), width)
+    if finding.cause:
+        yield from _labelled("cause", finding.cause, width)
+    for number, fix in enumerate(finding.fix, 1):
+        yield from _labelled("fix" if number == 1 else "", f"{number}. {fix}" if len(finding.fix) > 1 else fix, width)
+    if finding.confirm:
+        yield from _labelled("confirm", finding.confirm, width)
+    if finding.suppressed:
+        yield from _labelled("explains", ", ".join(finding.suppressed), width)
+    if finding.references:
+        yield from _labelled("see", "; ".join(finding.references), width)
+
+
+def _evidence(evidence: Evidence) -> str:
+    steps = ""
+    if evidence.first_step is not None and evidence.last_step is not None:
+        steps = f" (steps {evidence.first_step} to {evidence.last_step})"
+    elif evidence.first_step is not None:
+        steps = f" (step {evidence.first_step})"
+    return f"{evidence.series}: {evidence.reading}{steps}"
+
+
+def _not_said(diagnosis: Diagnosis, width: int, *, verbose: bool) -> Iterator[str]:
+    looked = len(diagnosis.looked) + len({finding.id for finding in (*diagnosis.findings, *diagnosis.folded)})
+    yield from _wrapped(f"{looked} rules could look; {len(diagnosis.skipped)} lack what they need.", width)
+    skipped = diagnosis.skipped if verbose else _most_telling(diagnosis.skipped)
+    for each in skipped:
+        yield from _wrapped(f"{each.rule}: {each.why}", width, "  ")
+    if len(skipped) < len(diagnosis.skipped):
+        yield "  --verbose lists them all."
+    if diagnosis.unknown_keys:
+        shown = diagnosis.unknown_keys if verbose else diagnosis.unknown_keys[:6]
+        more = len(diagnosis.unknown_keys) - len(shown)
+        words = ", ".join(shown) + (f" and {more} more" if more else "")
+        yield from _wrapped(f"not in the catalogue, and not read: {words}", width)
+
+
+def _most_telling(skipped: Sequence[Skipped]) -> list[Skipped]:
+    """One rule for each of the two metrics that would enable most."""
+    by_metric: dict[str, list[Skipped]] = {}
+    for each in skipped:
+        if each.metric:
+            by_metric.setdefault(each.metric, []).append(each)
+    groups = sorted(by_metric.values(), key=len, reverse=True)
+    return [group[0] for group in groups[:2]]
+
+
+def several_as_text(diagnoses: Sequence[Diagnosis], *, width: int = 100) -> str:
+    """Several runs: causes they share first, then a line for each."""
+    lines = [f"{len(diagnoses)} runs"]
+    shared = shared_causes(diagnoses)
+    if shared:
+        lines += ["", "shared causes:"]
+        lines += [f"  {count} of {len(diagnoses)}  {id}" for id, count in shared.items()]
+    lines.append("")
+    name = min(40, max((len(str(diagnosis.run)) for diagnosis in diagnoses), default=0))
+    for diagnosis in diagnoses:
+        worst = (diagnosis.worst or "none").upper()
+        indent = " " * (name + 12)
+        start = f"{str(diagnosis.run)[-name:]:<{name}}  {worst:<10}"
+        lines += textwrap.wrap(diagnosis.verdict, width, initial_indent=start, subsequent_indent=indent)
+    return "\n".join(lines)
+
+
+def _labelled(label: str, words: str, width: int) -> list[str]:
+    start = f"  {label:<{LABELS}}"
+    return textwrap.wrap(words, width, initial_indent=start, subsequent_indent=" " * len(start)) or [start]
+
+
+def _wrapped(words: str, width: int, indent: str = "") -> list[str]:
+    return textwrap.wrap(words, width, initial_indent=indent, subsequent_indent=indent + "  ", break_on_hyphens=False)
