@@ -54,6 +54,7 @@ bench-long: $(VENV)/.bench
 learn: $(VENV)/.bench
 	$(BIN)/python -m benchmarks.sokoban_learns
 	$(BIN)/python -m benchmarks.tsp_learns
+	$(BIN)/python -m benchmarks.prismatic_learns
 
 docs: $(STAMP)
 	$(BIN)/python docs/generate.py

@@ -87,6 +87,53 @@ def tsp_runs(folder: Path) -> list[str]:
     return gm.load(folder / "trained").names() + gm.load(folder / "replicates").names()
 
 
+def prismatic_run(folder: Path) -> list[str]:
+    """A language model with experts that are routed to, and a loss that balances them."""
+    lab = find("prismatic")
+    small = ["steps=12", "router_type=topk", "width=16", "num_layers=2", "num_heads=2", "context=32", "batch_size=4"]
+    lab.train(configure(lab.config(), [f"run={folder}", *small, "every=1", "tier=deep", "val_every=5", "val_size=8"]))
+    return gm.load(folder).names()
+
+
+# What users and other trainers log: a name here is one that `meter.log` was seen to keep.
+LOGGED = {
+    "reward_std": 0.3,
+    "rewards/format/mean": 0.5,
+    "truncated_fraction": 0.1,
+    "clip_fraction_low": 0.1,
+    "clip_fraction_high": 0.1,
+    "q_value": 1.0,
+    "value_mean": 1.0,
+    "target_distance": 0.1,
+    "exploration_rate": 0.5,
+    "entropy_coef": 0.2,
+    "dormant_fraction": 0.1,
+    "action_share": 0.6,
+    "ess": 0.9,
+    "importance_weight": 1.0,
+    "sampler_kl": 0.001,
+    "explained_variance_before": 0.1,
+    "mutual_information": 1.0,
+    "terminal_correlation": 0.9,
+    "penultimate_correlation": 0.9,
+    "step/predicted": -0.1,
+    "step/realised": -0.1,
+    "reward_lag": 0.0,
+}
+
+
+def logged_run(folder: Path) -> list[str]:
+    """What only a user can know, given to the meter."""
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with gm.watch(model, optimizer, run=folder, budget=None) as meter:
+        optimizer.zero_grad()
+        model(torch.randn(4, 3)).sum().backward()
+        optimizer.step()
+        meter.log(LOGGED, returns=torch.randn(8), observation=torch.randn(8, 3))
+    return gm.load(folder).names()
+
+
 SMALL_SOKOBAN = [
     "model.hidden_size=16",
     "model.num_layers=1",
@@ -109,7 +156,7 @@ SMALL_SOKOBAN = [
 def names(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     folder = tmp_path_factory.mktemp("runs")
     runs = {"lab": lab_run, "accumulating": accumulating_run, "rewarded": rewarded_run, "sokoban": sokoban_runs}
-    runs |= {"tsp": tsp_runs}
+    runs |= {"tsp": tsp_runs, "prismatic": prismatic_run, "logged": logged_run}
     return [name for key, run in runs.items() for name in run(folder / key)]
 
 

@@ -418,6 +418,8 @@ def test_checkpointed_forwards_count_once(tmp_path: Path) -> None:
         ((torch.zeros(2, 3), torch.tensor([[0.9], [0.7]]), torch.tensor([[2], [0]])), [0.7, 0, 0.9], [1, 0, 1], 2),
         ((torch.tensor([[2], [3]]), torch.tensor([[0.9], [0.7]])), [0, 0, 0.9], [0, 0, 1], 2),  # 3 goes nowhere
         ((torch.tensor([[0, 1, 0], [0, 1, 0]]),), None, [0, 2, 0], 2),
+        # all three, in the order of their weights: top-3 of 3
+        ((torch.tensor([[2, 0, 1]]), torch.tensor([[0.6, 0.3, 0.1]])), [0.3, 0.1, 0.6], [1, 1, 1], 1),
     ],
 )
 def test_router_outputs_are_understood(

@@ -77,10 +77,10 @@ def read_router(output: Any, num: int, top_k: int | None, *, normalised: bool = 
     tensors = [x for x in _flat(output) if isinstance(x, Tensor) and x.numel()]
     chosen = next((x for x in tensors if _whole(x) and x.ndim >= 1 and x.shape[-1] <= num), None)
     if chosen is not None:
-        if chosen.shape[-1] == num:  # one-hot rows
-            return Asked(None, chosen.reshape(-1, num).sum(0, dtype=torch.float32), chosen.numel() // num)
         # Hugging Face gives (logits, weights, indices): the weights stand last.
         weights = next((x for x in reversed(tensors) if x.is_floating_point() and x.shape == chosen.shape), None)
+        if chosen.shape[-1] == num and (weights is None or top_k is not None):  # one-hot rows, not all N in some order
+            return Asked(None, chosen.reshape(-1, num).sum(0, dtype=torch.float32), chosen.numel() // num)
         if weights is None and (full := _last_is(tensors, num)) is not None and full.shape[:-1] == chosen.shape[:-1]:
             weights = _probabilities(full).gather(-1, chosen.long().clamp(0, num - 1))
         return _of_choice(chosen, weights, num)

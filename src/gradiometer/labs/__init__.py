@@ -18,7 +18,21 @@ from gradiometer.errors import MissingExtra, UnknownName
 if TYPE_CHECKING:
     from gradiometer.labs.config import LabConfig
 
-__all__ = ["LABS", "Lab", "find"]
+__all__ = ["LABS", "Lab", "Wording", "find"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wording:
+    """What the numbers of a training are called on the terminal."""
+
+    result: str = "mean return"
+    """Of `Result.mean_return`."""
+    live: str = "return"
+    """Of `Progress.mean_return`."""
+    decimals: int = 1
+    """Of the live number."""
+    counted: str = "episodes"
+    """Of `Result.episodes`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +47,7 @@ class Lab:
     """What the mean return of its `Result` is taken over."""
     module: str
     """The folder's dotted path; `.config` and `.train` are below it."""
+    wording: Wording = Wording()
 
     def config(self) -> type[LabConfig]:
         """The lab's config dataclass; every field has a default."""
@@ -62,6 +77,16 @@ LABS: dict[str, Lab] = {
             length_key="total_steps",
             return_over="the last 100 episodes",
             module="gradiometer.labs.cartpole",
+        ),
+        Lab(
+            name="prismatic",
+            summary="a small language model with experts: merged by a Prismatic router, or routed to the top k of them",
+            length_key="steps",
+            return_over="the last 10 updates",
+            module="gradiometer.labs.prismatic",
+            wording=Wording(
+                result="log-likelihood per character", live="log-likelihood", decimals=3, counted="sequences"
+            ),
         ),
         Lab(
             name="sokoban",

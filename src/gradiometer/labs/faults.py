@@ -8,14 +8,16 @@ Labs give the same piece the same name, so one fault can serve several. This mod
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gradiometer.errors import UnknownName
+from gradiometer.errors import UnknownName, UsageError
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
+
+    from gradiometer.labs.prismatic.config import Config as PrismaticConfig
 
 __all__ = ["FAULTS", "Fault", "apply", "fault", "faults_of"]
 
@@ -34,6 +36,8 @@ class Fault:
     """The finding ids any of which names this fault; empty if the doctor should stay silent."""
     catalogue: str
     """Its number in the failure catalogue."""
+    needs: tuple[str, ...]
+    """Overrides without which the lab does not have the line."""
     breaks: Callable[[Any], Any]
     """Healthy piece in, broken piece out."""
 
@@ -45,14 +49,28 @@ PiecesT = TypeVar("PiecesT")
 
 
 def fault(
-    name: str, *, labs: tuple[str, ...], piece: str, summary: str, expected: tuple[str, ...], catalogue: str
+    name: str,
+    *,
+    labs: tuple[str, ...],
+    piece: str,
+    summary: str,
+    expected: tuple[str, ...],
+    catalogue: str,
+    needs: tuple[str, ...] = (),
 ) -> Callable[[Break], Break]:
     """Register the decorated function as a fault."""
 
     def register(breaks: Break) -> Break:
         assert name not in {"none", *FAULTS}, f"fault {name!r} is registered twice"
         FAULTS[name] = Fault(
-            name=name, labs=labs, piece=piece, summary=summary, expected=expected, catalogue=catalogue, breaks=breaks
+            name=name,
+            labs=labs,
+            piece=piece,
+            summary=summary,
+            expected=expected,
+            catalogue=catalogue,
+            needs=needs,
+            breaks=breaks,
         )
         return breaks
 
@@ -96,3 +114,89 @@ def entropy_no_grad(entropy_of: Callable[[Tensor], Tensor]) -> Callable[[Tensor]
             return entropy_of(logits)
 
     return broken
+
+
+@fault(
+    "router_detached",
+    labs=("prismatic",),
+    piece="routing_weights_of",
+    summary="the weight of an expert is divided by itself (topk) or detached (prismatic): the task never trains the router",
+    expected=("router-untrained",),
+    catalogue="F46",
+)
+def router_detached(
+    routing_weights_of: Callable[[Tensor, PrismaticConfig], Tensor],
+) -> Callable[[Tensor, PrismaticConfig], Tensor]:
+    """As minimind once had it (issue 858): the weight of a top-1 expert, made to sum to 1, is 1 whatever the router says."""
+
+    def broken(chosen: Tensor, config: PrismaticConfig) -> Tensor:
+        if config.router_type == "topk":
+            return chosen / (chosen + 1e-20) / config.top_k
+        return routing_weights_of(chosen, config).detach()
+
+    return broken
+
+
+@fault(
+    "expert_starved",
+    labs=("prismatic",),
+    piece="router_logits_of",
+    summary="the last expert's logit is lowered by 20: the router cannot choose it, so it does not learn",
+    expected=("expert-starved",),
+    catalogue="F45",
+)
+def expert_starved(
+    router_logits_of: Callable[[Tensor, nn.Linear], Tensor],
+) -> Callable[[Tensor, nn.Linear], Tensor]:
+    """A probability of 2e-9 leaves a gradient below Adam's eps, so that nothing brings the expert back."""
+
+    def broken(hidden: Tensor, gate: nn.Linear) -> Tensor:
+        logits = router_logits_of(hidden, gate)
+        lowered = logits.new_zeros(logits.shape[-1])
+        lowered[-1] = 20.0
+        return logits - lowered
+
+    return broken
+
+
+@fault(
+    "experts_consensus",
+    labs=("prismatic",),
+    piece="after_step",
+    summary="after each step every expert is moved a fifth of the way to the experts' mean: soon they are one expert",
+    expected=("experts-converged",),
+    catalogue="F45",
+)
+def experts_consensus(
+    after_step: Callable[[Sequence[nn.Module]], None],
+) -> Callable[[Sequence[nn.Module]], None]:
+    """As when experts are averaged between processes like the weights that all of them share."""
+    import torch
+
+    def broken(pool: Sequence[nn.Module]) -> None:
+        after_step(pool)
+        with torch.no_grad():
+            for alike in zip(*(expert.parameters() for expert in pool), strict=True):
+                mean = torch.stack(alike).mean(0)
+                for parameter in alike:
+                    parameter.lerp_(mean, 0.2)
+
+    return broken
+
+
+@fault(
+    "aux_dominates",
+    labs=("prismatic",),
+    piece="config",
+    summary="with router_type=topk, the balance loss counts ten thousand times as much: it leads the router, not the task",
+    expected=("regulariser-dominates",),
+    catalogue="F29",
+    needs=("router_type=topk",),
+)
+def aux_dominates(config: PrismaticConfig) -> PrismaticConfig:
+    """As a coefficient that was inherited and never looked at (Megatron-LM issue 5694)."""
+    if config.router_type != "topk":
+        raise UsageError(
+            f"fault=aux_dominates: router_type={config.router_type} has no balance loss; add router_type=topk"
+        )
+    return dataclasses.replace(config, aux_coef=10_000 * config.aux_coef)

@@ -1,0 +1,194 @@
+"""A character-level language model with experts, watched by a meter: read it from top to bottom.
+
+An update reads sequences nobody has seen before, and predicts each character after the prompt from those before it. The text
+of update s comes from (seed, purpose, s).
+
+Shapes: B sequences of T characters.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import gradiometer as gm
+from gradiometer.capture.settings import Tier
+from gradiometer.labs import faults
+from gradiometer.labs.prismatic import experts
+from gradiometer.labs.prismatic.config import Config, Progress
+from gradiometer.labs.prismatic.experts import Expert, Routing
+from gradiometer.labs.prismatic.model import LanguageModel, make_model
+from gradiometer.labs.prismatic.text import made_up
+
+__all__ = ["Config", "Pieces", "Progress", "Result", "Validation", "task_loss_of", "train", "validate"]
+
+RECENT = 10
+"""Updates whose mean loss is reported."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Validation:
+    """How well text is predicted that nobody trained on, in nats per character."""
+
+    loss: float
+    floor: float
+    """Of the source itself on the same text: no model is better in the long run."""
+
+    @property
+    def excess(self) -> float:
+        """What is left to learn."""
+        return self.loss - self.floor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """How the training ended."""
+
+    mean_return: float
+    """Log-likelihood per character, the mean of the last 10 updates: minus their loss."""
+    episodes: int
+    """Sequences trained on."""
+    steps: int
+    validation: Validation | None
+    """Of the trained model; None when `val_size` is 0."""
+    run: Path | None
+    model: LanguageModel
+
+
+class Purpose(IntEnum):
+    """What text is drawn for: each has its own stream at each step."""
+
+    TRAINING = 1
+    VALIDATION = 2
+
+
+def text_for(config: Config, purpose: Purpose, step: int, num: int) -> Tensor:
+    """Sequences of one character more than the context, [num, T + 1]."""
+    rng = np.random.default_rng((config.seed, purpose, step))
+    return torch.from_numpy(made_up().sample(num, config.context + 1, rng))
+
+
+def task_loss_of(logits: Tensor, characters: Tensor, prompt: int) -> Tensor:
+    """Mean cross-entropy of the characters after the prompt: logits [B, T, V] of characters [B, T + 1]."""
+    return cross_entropy(logits[:, prompt - 1 :].flatten(0, 1), characters[:, prompt:].flatten())
+
+
+def learning_rate_at(config: Config, done_fraction: float) -> float:
+    """Linear from `learning_rate` to zero."""
+    return config.learning_rate * (1 - done_fraction)
+
+
+def after_step(pool: Sequence[Expert]) -> None:
+    """What is done to the experts of a layer after each step: nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pieces:
+    """The lines of this training that a fault may change; see `labs/faults.py`."""
+
+    config: Config
+    task_loss_of: Callable[[Tensor, Tensor, int], Tensor] = task_loss_of
+    router_logits_of: Callable[[Tensor, nn.Linear], Tensor] = experts.router_logits_of
+    routing_weights_of: Callable[[Tensor, Config], Tensor] = experts.routing_weights_of
+    balance_loss_of: Callable[[Tensor, Tensor], Tensor] = experts.balance_loss_of
+    perturbed: Callable[[Tensor, Config, Generator], Tensor] = experts.perturbed
+    after_step: Callable[[Sequence[Expert]], None] = after_step
+    learning_rate_at: Callable[[Config, float], float] = learning_rate_at
+
+    @property
+    def routing(self) -> Routing:
+        """Those that are inside the model."""
+        return Routing(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Routing)})
+
+
+def update(
+    model: LanguageModel, optimizer: torch.optim.Optimizer, meter: gm.Meter, characters: Tensor, pieces: Pieces
+) -> dict[str, Tensor]:
+    """One optimizer step on sequences [B, T + 1]; returns what to log."""
+    config = pieces.config
+    logits, balance = model(characters[:, :-1])
+    task_loss = pieces.task_loss_of(logits, characters, config.prompt)
+    terms = {"task": task_loss}
+    if config.router_type == "topk":
+        terms["aux"] = config.aux_coef * balance
+
+    optimizer.zero_grad()
+    with meter.terms(**terms) as loss:  # type: ignore[arg-type]  # their sum
+        loss.backward()  # type: ignore[no-untyped-call]
+    nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
+    optimizer.step()
+    for pool in model.pools():
+        pieces.after_step(pool)
+    return {"loss": task_loss.detach()}
+
+
+def train(config: Config, progress: Callable[[Progress], None] | None = None) -> Result:
+    """Train from scratch; all that is random comes from `config.seed`."""
+    pieces = faults.apply(config.fault, "prismatic", Pieces(config=config))
+    config = pieces.config
+    model = make_model(config, pieces.routing)
+    device = next(model.parameters()).device
+    optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, weight_decay=0.01)
+    recent: deque[float] = deque(maxlen=RECENT)
+    validation: Validation | None = None
+    with watched(model, optimizer, config) as meter:
+        for step in range(config.steps):
+            learning_rate = pieces.learning_rate_at(config, step / config.steps)
+            optimizer.param_groups[0]["lr"] = learning_rate
+            characters = text_for(config, Purpose.TRAINING, step, config.batch_size).to(device)
+            logged = update(model, optimizer, meter, characters, pieces)
+            meter.log(**logged, learning_rate=learning_rate)
+            recent.append(float(logged["loss"]))
+            done = step + 1
+            if config.val_size and (done % config.val_every == 0 or done == config.steps):
+                validation = validate(model, config)
+                meter.log({"val/loss": validation.loss, "val/floor": validation.floor})
+            if progress is not None:
+                progress(Progress(done=done, total=config.steps, mean_return=-float(np.mean(recent))))
+    return Result(
+        mean_return=-float(np.mean(recent)),
+        episodes=config.steps * config.batch_size,
+        steps=config.steps,
+        validation=validation,
+        run=meter.run,
+        model=model,
+    )
+
+
+@torch.no_grad()
+def validate(model: LanguageModel, config: Config) -> Validation:
+    """On sequences that depend on the seed alone, in batches of the size trained with: a merge is over a batch."""
+    characters = text_for(config, Purpose.VALIDATION, 0, config.val_size)
+    device = next(model.parameters()).device
+    losses = []
+    for batch in torch.split(characters.to(device), config.batch_size):
+        loss = task_loss_of(model(batch[:, :-1])[0], batch, config.prompt)
+        losses.append(float(loss) * len(batch))
+    floor = made_up().floor(characters.numpy(), config.prompt)
+    return Validation(loss=sum(losses) / config.val_size, floor=floor)
+
+
+def watched(model: LanguageModel, optimizer: torch.optim.Optimizer, config: Config) -> gm.Meter:
+    """The instrument around this training."""
+    return gm.watch(
+        model,
+        optimizer,
+        run=config.run,
+        every=config.every,
+        experts_every=config.every,
+        budget=None,  # the same steps on every machine
+        tier=cast(Tier, config.tier),
+        blocks={"attention": r"\.attention\.", "experts": r"\.experts\.", "router": r"\.router\."},
+        config=dataclasses.asdict(config),
+        seed=config.seed,
+    )
