@@ -89,7 +89,7 @@ def trained(
     before_step: Callable[[gm.Meter], Any] | None = None,
     **given: Any,
 ) -> gm.Meter:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    optimizer = torch.optim.SGD(model.parameters(), lr=given.pop("lr", 0.01))
     torch.manual_seed(3)
     with gm.watch(model, optimizer, run=run, budget=None, **{"experts_every": 1, **given}) as meter:
         for _ in range(steps):
@@ -625,24 +625,42 @@ def test_half_precision_experts_are_summed_in_single(tmp_path: Path) -> None:
     assert values["grad/expert/1/norm"] == pytest.approx(expected["grad/expert/1/norm"], rel=1e-5)
 
 
-def test_a_large_tensor_is_cut_by_kept_thresholds_that_are_refreshed(tmp_path: Path) -> None:
-    """5,000 elements a tensor: beyond the size that is cut anew each time."""
+def wide(num: int = 2) -> nn.Module:
+    """6,000 elements a tensor: beyond the size that is cut anew each time."""
+    block = Merged(num=num)
+    block.experts = nn.ModuleList(nn.Sequential(nn.Linear(12, 500), nn.Tanh(), nn.Linear(500, 12)) for _ in range(num))
+    return block
+
+
+def test_thresholds_that_stand_still_are_kept_for_longer_and_longer(tmp_path: Path) -> None:
     torch.manual_seed(0)
-
-    def make() -> nn.Module:
-        block = Merged(num=2)
-        block.experts = nn.ModuleList(
-            nn.Sequential(nn.Linear(12, 500), nn.Tanh(), nn.Linear(500, 12)) for _ in range(2)
-        )
-        return block
-
-    model = Stack(make)
+    model = Stack(wide)
     expected: list[Mapping[str, float]] = []
-    trained(model, tmp_path / "run", steps=10, before_step=lambda _: expected.append(by_hand(model)))
+    trained(model, tmp_path / "run", steps=17, lr=1e-4, before_step=lambda _: expected.append(by_hand(model)))
     run = gm.load(tmp_path / "run")
     name = "grad/layer.blocks.0/expert/1/bottom_norm"
     values = run.series(name)[1]
-    for step in (0, 8):  # refreshed: the first time, and when its turn comes
+    fresh = run.series("grad/layer.blocks.0/expert/1/weight_distance")[0].tolist()
+    assert fresh == [0, 1, 3, 7, 15]
+    for step in fresh:
         assert values[step] == pytest.approx(expected[step][name], rel=1e-5)
     assert values == pytest.approx([each[name] for each in expected], rel=0.05)
-    assert run.series("grad/layer.blocks.0/expert/1/weight_distance")[0].tolist() == [0, 8]
+
+
+def test_thresholds_that_move_are_found_anew_each_time(tmp_path: Path) -> None:
+    """Weights that grow by a tenth a step would all be top soon, by thresholds of the first step."""
+    torch.manual_seed(0)
+    model = Stack(wide)
+    expected: list[Mapping[str, float]] = []
+
+    def grow(_: gm.Meter) -> None:
+        with torch.no_grad():
+            for block in model.blocks:
+                for parameter in block.experts.parameters():
+                    parameter.mul_(1.1)
+        expected.append(by_hand(model))
+
+    trained(model, tmp_path / "run", steps=8, before_step=grow)
+    run = gm.load(tmp_path / "run")
+    for name in ("grad/layer.blocks.0/expert/1/top_norm", "grad/layer.blocks.1/expert/0/bottom_norm"):
+        assert run.series(name)[1] == pytest.approx([each[name] for each in expected], rel=1e-5)

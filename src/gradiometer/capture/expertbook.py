@@ -11,14 +11,17 @@ from gradiometer.capture import hooks
 from gradiometer.capture.blocks import Model
 from gradiometer.capture.expertgauge import ExpertGauge
 from gradiometer.capture.experts import ExpertLayer, find_experts
-from gradiometer.capture.reading import Reading
+from gradiometer.capture.reading import Fetched, Reading
 from gradiometer.capture.rounds import SeenExperts
 from gradiometer.capture.routing import Tally
 from gradiometer.capture.settings import Settings
 
 __all__ = ["ExpertBook"]
 
-REFRESH_EVERY = 8  # measurements from one selection of a layer's thresholds to the next; the layers take turns
+STILL = 0.02
+"""Relative change of a threshold between two selections that counts as none: it moves 5 % to at most 5.4 % of the weights."""
+LONGEST = 7
+"""Looks that thresholds standing still may serve, and up to seven more, by layer, so that not all are due at once."""
 
 
 class ExpertBook:
@@ -34,7 +37,9 @@ class ExpertBook:
         self._tallies: list[Tally] = []
         self._remove: list[hooks.Remove] = []
         self._last: int | None = None
-        self._num_read = 0
+        self._waits: list[int] = []
+        """Looks that each layer's thresholds may serve after the one they were found at."""
+        self._ages: list[int] = []
         self._read: dict[int, SeenExperts] = {}
 
     def scan(self, model: Model, named: dict[str, nn.Parameter]) -> None:
@@ -49,7 +54,7 @@ class ExpertBook:
             if layer.router is not None:
                 self._remove.append(hooks.observe_forward(layer.router, tally.note))
         self._read.clear()
-        self._num_read = 0
+        self._waits, self._ages = [0] * len(self.layers), [0] * len(self.layers)
 
     @property
     def largest(self) -> int:
@@ -93,7 +98,8 @@ class ExpertBook:
         gauge = self._gauges[place]
         name, present = f"experts/{place}", gauge.present()
         if any(present):
-            fresh = self._num_read == 0 or (self._num_read + place) % REFRESH_EVERY == 0
+            fresh = self._ages[place] >= self._waits[place]
+            self._ages[place] = 0 if fresh else self._ages[place] + 1
             gauge.read(reading, name, fresh=fresh, histograms=self._settings.tier == "deep")
         rows = self._tallies[place].rows
         self._read[place] = SeenExperts(name=name, layer=gauge.layer, present=tuple(present), rows=rows)
@@ -108,10 +114,18 @@ class ExpertBook:
             if tally.tokens is not None:
                 reading.add_array(f"{each.name}/tokens", tally.tokens)
         if seen:
-            self._num_read += 1
             self._last = self._last if number is None else number
         self.forget()
         return seen
+
+    def learn(self, fetched: Fetched, seen: Sequence[SeenExperts]) -> None:
+        """How far the thresholds had moved where they were found anew: the further, the sooner again."""
+        for each in seen:
+            place = self.layers.index(each.layer)
+            moved = [float(x[0]) for key, x in fetched.arrays.items() if key.startswith(f"{each.name}/moved/")]
+            if moved:
+                still = max(moved) < STILL  # not so of a NaN
+                self._waits[place] = min(2 * self._waits[place] + 1, LONGEST + place % (LONGEST + 1)) if still else 0
 
     def forget(self) -> None:
         """The round is over, or its gradients were dropped."""

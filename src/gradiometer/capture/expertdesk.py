@@ -43,7 +43,9 @@ class ExpertDesk:
         reading = Reading(0)
         seen = book.read_now(reading, None if current is None else current.number)
         values: dict[str, float] = {}
-        sheet.write_now(values, reading.fetch(), seen)
+        fetched = reading.fetch()
+        sheet.write_now(values, fetched, seen)
+        book.learn(fetched, seen)
         self.note(book, step)
         norms = (metrics.key("grad/expert/<expert>/norm", expert=str(e)) for e in range(book.largest))
         # A zero_grad that fills with zeros leaves gradients that nobody made.

@@ -59,7 +59,7 @@ class Meter:
         self.settings = settings
         self.seconds = self.entered = 0.0
         self._model, self._writer, self._doctor = model, writer, doctor
-        self._closed = False
+        self._closed = self._audited = False
         self._coordinates: dict[str, int | None] = {"env_steps": None, "rollout": None, "epoch": None}
         self._scalars = Scalars()
         self._states = States()
@@ -91,7 +91,7 @@ class Meter:
     def log(self, values: Mapping[str, Any] | None = None, /, **scalars: Any) -> None:
         """Your own scalars, on the step axis of the gradients. Tensors wait for the next measured step's sync.
 
-        `ratio` (π/π_old) and `advantages` may be whole tensors: their mean, spread and extremes are kept.
+        `ratio` (π/π_old), `advantages`, `returns` and `observation` may be whole tensors: mean, spread and extremes are kept.
         """
         if self._closed:
             return
@@ -140,6 +140,7 @@ class Meter:
             self._put(Row(values=ready, **where.as_row()))
         for name, content in (tables or {}).items():
             self._put(Table(step=where.step, name=name, content=content))
+            self._audited = self._audited or name == "audit"  # a whole one: the first look would take its place
 
     @contextmanager
     def terms(self, *, advantages: Mapping[str, Tensor] | None = None, **given: Term) -> Iterator[Tensor]:
@@ -279,10 +280,11 @@ class Meter:
         self._note_states(current, self._analyst.sheet.nonfinite(fetched), guilty)
         if current.terms is not None:
             self._term_desk.note(current.step, current.terms, fetched, self.blocks)
-        if self._rig.num_measured == 0 and current.stepped:
+        if self._rig.num_measured == 0 and current.stepped and not self._audited:
             self._put(Table(step=current.step, name="audit", content=first_look(self._rig.roster, current)))
         if current.experts:
             self._expert_desk.note(self._rig.experts, current.step)
+            self._rig.experts.learn(fetched, current.experts)
         if any(x > 0 for name, x in fetched.scalars.items() if name.startswith("found_inf/")):
             self.event("skipped-step", "the fused optimizer found Inf or NaN and left the weights alone", current.step)
 

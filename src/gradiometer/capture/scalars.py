@@ -35,9 +35,16 @@ class Where:
 Waiting = list[tuple[Where, str, str]]
 
 # Whole tensors that may be logged under these names, and what is kept of them.
+SPREAD: dict[str, Callable[[Tensor], Tensor]] = {
+    "mean": torch.mean,
+    "std": torch.std,
+    "max_abs": lambda x: x.abs().max(),
+}
 REDUCED: dict[str, dict[str, Callable[[Tensor], Tensor]]] = {
     "ratio": {"mean": torch.mean, "min": torch.min, "max": torch.max},
-    "advantages": {"mean": torch.mean, "std": torch.std, "max_abs": lambda x: x.abs().max()},
+    "advantages": SPREAD,
+    "returns": SPREAD,
+    "observation": SPREAD,
 }
 
 

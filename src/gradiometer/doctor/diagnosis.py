@@ -12,6 +12,7 @@ from gradiometer.doctor.arbitration import arbitrate
 from gradiometer.doctor.chart import Chart
 from gradiometer.doctor.rule import Rule, Skipped, rules
 from gradiometer.records import Finding
+from gradiometer.store.database import DATABASE_NAME
 from gradiometer.store.logs import Log
 from gradiometer.store.readable import Floats, Ints
 from gradiometer.store.reader import Run
@@ -75,7 +76,7 @@ def judged(chart: Chart, chosen: Iterable[Rule]) -> Diagnosis:
             looked.append(each.id)
     sorted_out = arbitrate(found)
     return Diagnosis(
-        run=chart.run.path,
+        run=chart.run.path.parent if chart.run.path.name == DATABASE_NAME else chart.run.path,
         verdict=_verdict(sorted_out.findings, len(looked), chart),
         findings=sorted_out.findings,
         folded=sorted_out.folded,
