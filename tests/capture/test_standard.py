@@ -300,3 +300,14 @@ def test_the_past_survives_a_checkpoint(model: Policy, tmp_path: Path) -> None:
         found_steps, found = cut.series(f"grad/all/{name}")
         assert list(found_steps) == list(steps)
         np.testing.assert_allclose(found, expected, rtol=1e-5, err_msg=name)
+
+
+def test_a_pair_says_which_parameters_it_is_of(tmp_path: Path) -> None:
+    """A seed that never gets a gradient has no ratio: the table is how the doctor knows of it."""
+    model = nn.ModuleDict({"host": nn.Linear(3, 1), "seed": nn.Linear(3, 1)})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with gm.watch(model, optimizer, run=tmp_path / "run", budget=None, pairs={"graft": ("^seed", "^host")}):
+        model["host"](torch.randn(4, 3)).sum().backward()
+        optimizer.step()
+    content = gm.load(tmp_path / "run").table("pairs").content
+    assert content == {"graft": {"seed": ["seed.weight", "seed.bias"], "host": ["host.weight", "host.bias"]}}

@@ -110,6 +110,11 @@ class Analyst:
         """The pairs that are watched."""
         return list(self._pairs)
 
+    @property
+    def pair_members(self) -> dict[str, dict[str, list[int]]]:
+        """Which parameters a pair is of."""
+        return {n: {"seed": p.seed.tolist(), "host": p.host.tolist()} for n, p in self._pairs.items()}
+
     def _clips(self, values: dict[str, float], fetched: Fetched, current: Round) -> None:
         blocks = self.sheet.blocks
         named = {

@@ -335,6 +335,12 @@ class Meter:
         )
         if change.changed:
             self._put(Table(step=current.step, name="states", content=self.states))
+            if members := self._analyst.pair_members:
+                named = {
+                    name: {part: [roster.names[i] for i in which] for part, which in pair.items()}
+                    for name, pair in members.items()
+                }
+                self._put(Table(step=current.step, name="pairs", content=named))
         if change.newly_missing and current.stepped:
             first = ", ".join(change.newly_missing[:3])
             self.event("missing", f"{len(change.newly_missing)} parameters got no gradient: {first}", current.step)

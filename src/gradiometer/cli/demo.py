@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,8 @@ import numpy as np
 from gradiometer import labs
 from gradiometer.cli.printing import console, number, table
 from gradiometer.cli.train import progress_bar
+from gradiometer.doctor.diagnosis import diagnose
+from gradiometer.doctor.report.text import as_text
 from gradiometer.errors import UsageError
 from gradiometer.store.reader import Run, load
 
@@ -86,15 +89,22 @@ def _report(runs: dict[str, Reading], folders: dict[str, Path]) -> None:
     out = console()
     out.print()
     out.print(table("seed 1, one changed line", "healthy", "broken", rows=rows, right=("healthy", "broken")))
-    out.print("\nWhat the gradients say")
-    for name, reading in runs.items():
-        out.print(f"  {name}: {reading.dead[0] if reading.dead else 'every term reaches the actor'}")
     if broken.dead:
-        out.print(
-            "\nReturn and loss alone do not show it: both runs learn, and both losses carry the bonus. Only its gradient "
-            "is missing. Compute the entropy outside torch.no_grad(), without .detach() or .item(), and run again."
-        )
-    out.print(f"\nLook closer: gradiometer show {folders['broken']}")
+        out.print("\nReturn and loss alone do not show it: both runs learn, and both losses carry the bonus.")
+    out.print("\nWhat the doctor says\n")
+    for folder in folders.values():
+        out.print(_diagnosis(folder, width=min(out.width, 100)), soft_wrap=True)
+        out.print()
+    out.print(f"Look closer: gradiometer show {folders['broken']}", soft_wrap=True)
+
+
+def _diagnosis(folder: Path, *, width: int) -> str:
+    """The verdict, and in full what is worth acting on."""
+    with load(folder) as run:
+        found = diagnose(run)
+    serious = tuple(finding for finding in found.findings if finding.severity != "info")
+    text = as_text(dataclasses.replace(found, findings=serious), width=width)
+    return text.partition("\n\n")[0] if not serious else text.rpartition("\n\n")[0]
 
 
 def _norm(value: float | None) -> str:

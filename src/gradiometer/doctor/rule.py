@@ -69,7 +69,7 @@ def rule(id: str, *, needs: tuple[str, ...] = ()) -> Callable[[Callable[[Chart],
 
     def register(judge: Callable[[Chart], Verdict]) -> Callable[[Chart], Verdict]:
         assert id not in _RULES, f"two rules are called {id!r}"
-        family = judge.__module__.rpartition(".")[2]
+        family = judge.__module__.rpartition(".")[2].partition("_")[0]
         _RULES[id] = Rule(id=id, family=family, needs=needs, judge=judge)
         return judge
 

@@ -62,7 +62,8 @@ def trend(series: Series, *, min_change: float | None = None) -> Trend:
     if min_change is None:
         spread = float(np.subtract(*np.percentile(finite.values, [90, 10])))
         min_change = FLAT_SHARE * max(abs(level(finite)), spread)
-    found = trends.drift(finite.steps, finite.values, min_effect=min_change)
+    with np.errstate(all="ignore"):  # squares of values near 1e300
+        found = trends.drift(finite.steps, finite.values, min_effect=min_change)
     if found is None or found.p_value is None:
         return Trend(direction=None, change=math.nan if found is None else found.change, p_value=None)
     direction: Direction = "flat"

@@ -1,0 +1,391 @@
+"""Gradients that are not finite, explode, vanish, spike, are zero, fade with depth, or leave units out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gradiometer.doctor.chart import Chart
+from gradiometer.doctor.rule import Skipped, rules
+from gradiometer.records import Event, Finding, Table
+from gradiometer.store.reader import Run
+
+Patient = Callable[..., Run]
+FAMILY = (
+    "nonfinite-gradient",
+    "exploding-gradient",
+    "vanishing-gradient",
+    "gradient-spikes",
+    "zero-gradient-steps",
+    "depth-imbalance",
+    "dormant-units",
+)
+
+
+def judge(id: str, run: Run) -> list[Finding] | Skipped:
+    return next(rule for rule in rules() if rule.id == id)(Chart(run))
+
+
+def one(id: str, run: Run) -> Finding:
+    found = judge(id, run)
+    assert isinstance(found, list)
+    assert [finding.id for finding in found] == [id]
+    finding = found[0]
+    assert finding.evidence
+    assert finding.fix
+    assert finding.confirm
+    return finding
+
+
+def steady(n: int = 60, seed: int = 0, sigma: float = 0.1) -> Any:
+    return 10.0 ** np.random.default_rng(seed).normal(-1.0, sigma, n)
+
+
+def flat(n: int = 60, seed: int = 7) -> Any:
+    return 1.0 + 0.1 * np.random.default_rng(seed).normal(size=n)
+
+
+def rising(n: int = 60) -> Any:
+    return np.linspace(0.0, 10.0, n) + 0.1 * np.random.default_rng(3).normal(size=n)
+
+
+# Not finite
+
+
+def test_one_bad_tensor_at_the_last_step_is_critical_and_located(patient: Patient) -> None:
+    counts = [0] * 9 + [1]
+    event = Event(
+        step=9,
+        kind="nonfinite",
+        message="first in actor.2.weight",
+        detail={"tensors": ["actor.2.weight"], "terms": ["kl"]},
+    )
+    series = {"grad/all/nonfinite": counts, "grad/layer.actor.2/nonfinite": counts, "grad/all/norm/raw": [0.1] * 9}
+    finding = one("nonfinite-gradient", patient(series, events=[event]))
+    assert (finding.severity, finding.basis, finding.since_step) == ("critical", "proved", 9)
+    assert "actor.2.weight" in finding.title
+    assert "'kl'" in finding.title
+    assert finding.block == "layer.actor.2"
+
+
+def test_no_bad_tensor_is_no_finding(patient: Patient) -> None:
+    assert judge("nonfinite-gradient", patient({"grad/all/nonfinite": [0] * 10, "grad/all/norm/raw": steady(10)})) == []
+
+
+def test_an_infinite_norm_of_finite_elements_is_not_called_nonfinite(patient: Patient) -> None:
+    run = patient({"grad/all/nonfinite": [0] * 10, "grad/all/norm/raw": [1.0] * 9 + [np.inf]})
+    assert judge("nonfinite-gradient", run) == []
+
+
+def test_a_nan_norm_of_another_trainer_that_stays_is_critical(patient: Patient) -> None:
+    finding = one("nonfinite-gradient", patient({"actor/grad_norm": [0.2] * 5 + [np.nan] * 5}))
+    assert finding.severity == "critical"
+    assert finding.since_step == 5
+
+
+def test_finite_norms_after_a_nan_say_that_the_trainer_skipped_the_step(patient: Patient) -> None:
+    values = steady(200)
+    values[50] = np.nan
+    finding = one("nonfinite-gradient", patient({"actor/grad_norm": values}))
+    assert finding.severity == "warn"
+    assert "skipped those steps (0.5%)" in finding.cause
+    values[50:80] = np.nan
+    assert one("nonfinite-gradient", patient({"actor/grad_norm": values})).severity == "critical"
+
+
+def test_a_loss_scaler_that_looks_for_its_scale_is_information(patient: Patient) -> None:
+    values = steady(200)
+    values[:5] = np.inf
+    assert one("nonfinite-gradient", patient({"grad_norm": values}, facts={"fp16": True})).severity == "info"
+    assert one("nonfinite-gradient", patient({"grad_norm": values})).severity == "critical"
+
+
+def test_a_logged_loss_that_ends_in_nans_is_found_and_one_with_gaps_is_not(patient: Patient) -> None:
+    gone = [0.3] * 10 + [np.nan] * 3
+    finding = one("nonfinite-gradient", patient({"train/value_loss": gone}))
+    assert finding.since_step == 10
+    assert judge("nonfinite-gradient", patient({"train/value_loss": [0.3, np.nan] * 10})) == []
+    assert judge("nonfinite-gradient", patient({"policy_loss": gone, "grad_norm": steady(13)})) == []
+
+
+def test_the_term_whose_gradient_is_first_nan_is_named(patient: Patient) -> None:
+    run = patient(
+        {"grad/actor/term/policy/norm": [0.1] * 5, "grad/actor/term/entropy/norm": [0.1, 0.1, np.nan, np.nan]}
+    )
+    finding = one("nonfinite-gradient", run)
+    assert "'entropy'" in finding.title
+    assert finding.since_step == 2
+
+
+def test_a_table_of_states_alone_proves_it(patient: Patient) -> None:
+    table = Table(step=4, name="states", content={"a.weight": "finite", "b.weight": "nonfinite"})
+    finding = one("nonfinite-gradient", patient({"reward": [1.0] * 5}, tables=[table]))
+    assert "b.weight" in finding.title
+
+
+# Too large
+
+
+def growth(n: int = 60, decades: float = 3.0) -> Any:
+    return steady(n) * 10.0 ** np.clip(np.linspace(-1.0, 4.0, n) * decades, 0.0, decades)
+
+
+def test_a_norm_that_grows_a_thousandfold_while_the_reward_is_flat_has_exploded(patient: Patient) -> None:
+    finding = one("exploding-gradient", patient({"grad_norm": growth(), "reward": flat()}))
+    assert finding.severity == "warn"
+    assert finding.since_step is not None
+    assert 17 <= finding.since_step <= 23  # where it has grown a hundredfold
+
+
+def test_it_is_critical_when_the_reward_falls(patient: Patient) -> None:
+    assert one("exploding-gradient", patient({"grad_norm": growth(), "reward": -rising()})).severity == "critical"
+
+
+@pytest.mark.parametrize("reward", [rising(), None], ids=["learns", "nobody knows"])
+def test_growth_alone_accuses_nobody(patient: Patient, reward: Any) -> None:
+    series = {"grad_norm": growth()} | ({} if reward is None else {"reward": reward})
+    assert judge("exploding-gradient", patient(series)) == []
+
+
+def test_a_tenfold_growth_is_no_explosion(patient: Patient) -> None:
+    assert judge("exploding-gradient", patient({"grad_norm": growth(decades=1.5), "reward": flat()})) == []
+
+
+def test_weights_that_leap_are_a_second_signal_where_no_reward_is_logged(patient: Patient) -> None:
+    ratio = np.full(60, 0.2)
+    assert one("exploding-gradient", patient({"grad/all/norm/raw": growth(), "grad/all/update_ratio": ratio}))
+    assert (
+        judge("exploding-gradient", patient({"grad/all/norm/raw": growth(), "grad/all/update_ratio": ratio / 3})) == []
+    )
+
+
+def test_a_run_broken_from_its_first_step_is_not_excused_by_its_own_history(patient: Patient) -> None:
+    huge = {"grad_norm": 1e6 * steady(), "reward": flat()}
+    assert one("exploding-gradient", patient(huge)).since_step == 0
+    assert judge("exploding-gradient", patient({"grad_norm": 1e4 * steady(), "reward": flat()})) == []
+
+
+# Too small
+
+
+def decay(n: int = 90, decades: float = 2.0) -> Any:
+    return steady(n) * 10.0 ** -np.clip(np.linspace(-0.5, 2.0, n) * decades, 0.0, decades)
+
+
+def test_a_norm_that_falls_to_a_hundredth_while_the_reward_is_flat_has_vanished(patient: Patient) -> None:
+    finding = one("vanishing-gradient", patient({"grad_norm": decay(), "reward": flat(90)}))
+    assert finding.severity == "warn"
+    assert finding.since_step is not None
+    assert 35 <= finding.since_step <= 55
+    assert "does not rise" in finding.evidence[1].reading
+
+
+def test_a_tenth_is_not_vanished(patient: Patient) -> None:
+    assert judge("vanishing-gradient", patient({"grad_norm": decay(decades=1.0), "reward": flat(90)})) == []
+
+
+def test_a_converged_policy_has_tiny_gradients_and_is_well(patient: Patient) -> None:
+    learned = 10.0 * (1.0 - np.exp(-np.linspace(0, 12, 90))) + 0.1 * flat(90)
+    assert judge("vanishing-gradient", patient({"grad_norm": decay(), "reward": learned})) == []
+    at_its_best = patient({"grad_norm": decay(), "reward": flat(90)}, facts={"max_reward": 1.0})
+    assert judge("vanishing-gradient", at_its_best) == []
+
+
+def test_below_what_adam_lets_through_is_vanished_from_the_start(patient: Patient) -> None:
+    assert one("vanishing-gradient", patient({"grad_norm": 1e-11 * steady(), "reward": flat()})).since_step == 0
+    assert judge("vanishing-gradient", patient({"grad_norm": 1e-6 * steady(), "reward": flat()})) == []
+
+
+# Now and then
+
+
+def spiky(count: int, factor: float = 30.0, n: int = 120) -> Any:
+    values = steady(n)
+    values[20 : 20 + 7 * count : 7] *= factor
+    return values
+
+
+def test_three_spikes_are_found_and_two_are_not(patient: Patient) -> None:
+    finding = one("gradient-spikes", patient({"grad_norm": spiky(3)}))
+    assert finding.since_step == 20
+    assert "3 of 120" in finding.title
+    assert judge("gradient-spikes", patient({"grad_norm": spiky(2)})) == []
+    assert judge("gradient-spikes", patient({"grad_norm": spiky(5, factor=2.0)})) == []
+
+
+def test_a_log_normal_norm_has_no_spikes(patient: Patient) -> None:
+    assert judge("gradient-spikes", patient({"grad_norm": steady(3000, sigma=0.3)})) == []
+
+
+def test_spikes_warn_only_where_nothing_was_ever_learned(patient: Patient) -> None:
+    assert one("gradient-spikes", patient({"grad_norm": spiky(5), "reward": flat(120)})).severity == "warn"
+    assert one("gradient-spikes", patient({"grad_norm": spiky(5), "reward": rising(120)})).severity == "info"
+
+
+def test_what_jumps_with_the_spikes_is_the_cause(patient: Patient) -> None:
+    high = np.where(spiky(5) > 1.0, 9.0, 1.0)
+    heavy = one("gradient-spikes", patient({"grad_norm": spiky(5), "advantages/max_abs": high}))
+    assert "advantages/max_abs" in heavy.cause
+    assert "normalise advantages" in heavy.fix[0]
+    large = one("gradient-spikes", patient({"grad_norm": spiky(5), "train/approx_kl": 0.01 * high}))
+    assert "train/approx_kl" in large.cause
+    assert "learning rate" in large.fix[0]
+    alone = one("gradient-spikes", patient({"grad_norm": spiky(5), "advantages/std": np.ones(120)}))
+    assert "Nothing else" in alone.cause
+
+
+# Exactly zero
+
+
+def zeros(share: float, n: int = 100) -> Any:
+    values = steady(n)
+    values[np.random.default_rng(1).random(n) < share] = 0.0
+    return values
+
+
+def test_exact_zeros_warn_from_a_quarter_of_the_steps(patient: Patient) -> None:
+    finding = one("zero-gradient-steps", patient({"grad_norm": zeros(0.5), "frac_reward_zero_std": zeros(0.5)}))
+    assert (finding.severity, finding.basis) == ("warn", "proved")
+    assert len(finding.evidence) == 2
+    assert one("zero-gradient-steps", patient({"grad_norm": zeros(0.2)})).severity == "info"
+    assert judge("zero-gradient-steps", patient({"grad_norm": zeros(0.04)})) == []
+
+
+def test_nothing_but_zeros_is_critical_unless_the_reward_rises_all_the_same(patient: Patient) -> None:
+    assert one("zero-gradient-steps", patient({"grad_norm": np.zeros(60), "reward": flat()})).severity == "critical"
+    unreal = one("zero-gradient-steps", patient({"grad_norm": np.zeros(60), "reward": rising()}))
+    assert unreal.severity == "info"
+    assert "not that of the real gradient" in unreal.cause
+
+
+def test_a_delayed_actor_is_zero_in_a_rhythm_and_well(patient: Patient) -> None:
+    values = steady(60)
+    values[1::2] = 0.0
+    assert judge("zero-gradient-steps", patient({"grad_norm": values})) == []
+    values = steady(60)
+    values[30:] = 0.0  # evenly spaced before, and then nothing: no rhythm
+    assert one("zero-gradient-steps", patient({"grad_norm": values})).since_step == 30
+
+
+def test_a_policy_at_its_maximum_has_earned_its_zeros(patient: Patient) -> None:
+    run = patient({"grad_norm": zeros(0.9), "reward": np.ones(100)}, facts={"max_reward": 1.0})
+    assert one("zero-gradient-steps", run).severity == "info"
+
+
+# By depth
+
+
+def layers(
+    ratio: float, n: int = 30, names: tuple[str, str] = ("net.0", "net.10"), max_abs: bool = True
+) -> dict[str, Any]:
+    series: dict[str, Any] = {"reward": flat(n)}
+    for name, scale, seed in ((names[0], ratio, 1), ("net.2", 1.0, 2), (names[1], 1.0, 3)):
+        series[f"grad/layer.{name}/norm/raw"] = scale * steady(n, seed)
+        if max_abs:
+            series[f"grad/layer.{name}/max_abs"] = 0.1 * scale * steady(n, seed)
+    return series
+
+
+@pytest.mark.parametrize(("ratio", "fires"), [(100.0, True), (35.0, False), (5e-4, True), (3e-3, False)])
+def test_first_over_last_is_judged_against_its_bounds(patient: Patient, ratio: float, fires: bool) -> None:
+    found = judge("depth-imbalance", patient(layers(ratio)))
+    assert isinstance(found, list)
+    assert bool(found) == fires
+    if fires:
+        assert found[0].severity == "warn"
+        assert found[0].block == "layer.net.0"
+        assert "net.10" in found[0].title  # not net.2: numbers are numbers
+        assert "sizes of the layers are not known" in found[0].evidence[0].reading
+
+
+def test_where_the_elements_are_alike_it_is_only_the_size_of_the_layers(patient: Patient) -> None:
+    series = layers(100.0)
+    series["grad/layer.net.0/max_abs"] = series["grad/layer.net.10/max_abs"]
+    assert judge("depth-imbalance", patient(series)) == []
+
+
+def test_depth_is_information_while_the_policy_learns(patient: Patient) -> None:
+    assert one("depth-imbalance", patient(layers(100.0) | {"reward": rising(30)})).severity == "info"
+
+
+def test_layers_of_two_networks_are_not_compared(patient: Patient) -> None:
+    series = {"grad/layer.actor.0/norm/raw": steady(30), "grad/layer.critic.0/norm/raw": 1e5 * steady(30)}
+    assert isinstance(judge("depth-imbalance", patient(series)), Skipped)
+
+
+def test_the_order_of_the_layers_is_that_of_the_model(patient: Patient) -> None:
+    series = layers(100.0, names=("net.zero", "net.a"))
+    states = {f"net.{name}.weight": "finite" for name in ("zero", "2", "a")}
+    finding = one("depth-imbalance", patient(series, tables=[Table(step=0, name="states", content=states)]))
+    assert finding.block == "layer.net.zero"
+
+
+def zero_fractions(*fractions: float, names: tuple[str, ...] = ("net.0", "net.2", "net.4")) -> dict[str, Any]:
+    noise = 0.01 * np.random.default_rng(0).normal(size=30)
+    return {f"grad/layer.{name}/zero_fraction": f + noise for name, f in zip(names, fractions, strict=True)}
+
+
+def test_two_neighbouring_layers_of_zeros_are_dead_units(patient: Patient) -> None:
+    finding = one("dormant-units", patient(zero_fractions(0.8, 0.8, 0.1)))
+    assert (finding.severity, finding.block, finding.since_step) == ("warn", "layer.net.0", 0)
+    assert judge("dormant-units", patient(zero_fractions(0.65, 0.65, 0.1))) == []
+
+
+def test_one_layer_of_zeros_is_a_one_hot_input_or_an_embedding(patient: Patient) -> None:
+    assert judge("dormant-units", patient(zero_fractions(0.95, 0.1, 0.1))) == []
+    assert judge("dormant-units", patient(zero_fractions(0.95, 0.95, 0.1, names=("m.embed", "m.wpe", "m.1")))) == []
+
+
+def test_a_logged_share_of_dormant_units_warns_at_a_half_or_when_it_grows(patient: Patient) -> None:
+    noise = 0.01 * np.random.default_rng(0).normal(size=60)
+    assert one("dormant-units", patient({"dormant_fraction": 0.6 + noise})).severity == "warn"
+    assert one("dormant-units", patient({"dormant_fraction": 0.3 + noise})).severity == "info"
+    grows = one("dormant-units", patient({"dormant_fraction": np.linspace(0.0, 0.45, 60) + noise}))
+    assert grows.severity == "warn"
+    assert grows.since_step is not None
+    assert 22 <= grows.since_step <= 32
+    assert judge("dormant-units", patient({"dormant_fraction": 0.15 + noise})) == []
+
+
+# All of them
+
+
+def test_too_little_is_skipped_with_how_much_is_needed(patient: Patient) -> None:
+    run = patient({"grad_norm": steady(5), "reward": flat(5)})
+    for id in ("exploding-gradient", "vanishing-gradient", "gradient-spikes", "zero-gradient-steps"):
+        found = judge(id, run)
+        assert isinstance(found, Skipped)
+        assert "5 points" in found.why
+    assert isinstance(judge("nonfinite-gradient", patient({"reward": flat(5)})), Skipped)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[1.0], [np.nan] * 40, [0.0] * 40, [1.0] * 40, [np.inf] * 40, [-np.inf, 1.0] * 20, [1e-320, 1e150] * 20],
+    ids=["one", "nan", "zero", "constant", "inf", "minus inf", "extremes"],
+)
+def test_no_series_makes_a_rule_fall_over(patient: Patient, values: list[float]) -> None:
+    names = ["grad/all/norm/raw", "dormant_fraction", "policy_loss", "grad/all/nonfinite", "advantages/std"]
+    names += [f"grad/layer.{k}/{what}" for k in (0, 1) for what in ("norm/raw", "max_abs", "zero_fraction")]
+    steps = range(-10, len(values) - 10)
+    run = patient({"reward": flat(40)} | dict.fromkeys(names, (steps, values)))
+    for id in FAMILY:
+        assert isinstance(judge(id, run), list | Skipped)
+
+
+@pytest.mark.parametrize("phi", [0.0, 0.5, 0.9])
+def test_healthy_runs_get_no_alarm(patient: Patient, patients: ModuleType, phi: float) -> None:
+    for seed in range(6):
+        noise = [patients.ar1(120, phi, 1.0, 10 * seed + k) for k in range(4)]
+        series = {"reward": noise[0]}  # flat: the harder case, where every rule may speak
+        series |= {
+            f"grad/{b}/norm/raw": 10.0 ** (0.25 * x) for b, x in zip(("all", "actor", "critic"), noise, strict=False)
+        }
+        run = patient(series)
+        for id in FAMILY:
+            found = judge(id, run)
+            assert isinstance(found, Skipped) or [f for f in found if f.severity != "info"] == []

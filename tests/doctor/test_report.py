@@ -1,0 +1,161 @@
+"""A diagnosis said in four ways: everything is there, nothing is run together, and a page needs nothing from elsewhere."""
+
+from __future__ import annotations
+
+import dataclasses
+import html.parser
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from gradiometer.doctor.diagnosis import Curve, Diagnosis
+from gradiometer.doctor.report.markdown import as_markdown, several_as_markdown
+from gradiometer.doctor.report.page import as_page
+from gradiometer.doctor.report.plain import plain, plain_of_several, shared_causes
+from gradiometer.doctor.report.text import as_text, several_as_text
+from gradiometer.doctor.rule import Skipped
+from gradiometer.records import Evidence, Finding
+from gradiometer.store.strictjson import to_json
+
+DEAD = Finding(
+    id="dead-term",
+    title="The term 'entropy' has no gradient path to any weight",
+    severity="critical",
+    basis="proved",
+    since_step=0,
+    block="all",
+    evidence=(Evidence(series="entropy", reading="falls from 0.69 to 0.01", first_step=0, last_step=99),),
+    cause="It is computed under torch.no_grad() & <friends>.",
+    fix=("Compute the entropy outside torch.no_grad().", "Do not call .item() on it."),
+    confirm="Set its coefficient to 0: the weights stay the same to the bit.",
+    suppressed=("entropy-collapse", "reward-plateau"),
+    references=("TRL pull request 5595",),
+)
+MILD = [
+    Finding(id=f"mild-{number}", title=f"something | mild {number}", severity="info", basis="heuristic")
+    for number in range(4)
+]
+
+
+def diagnosis(*findings: Finding, run: str = "runs/broken") -> Diagnosis:
+    return Diagnosis(
+        run=Path(run),
+        verdict="The term 'entropy' has no gradient path to any weight.",
+        findings=findings,
+        folded=(dataclasses.replace(DEAD, id="entropy-collapse", severity="warn"),),
+        skipped=tuple(
+            Skipped(rule=f"rule-{number}", why="no ess in this log: log it: meter.log(ess=...)", metric="ess")
+            for number in range(5)
+        ),
+        unknown_keys=tuple(f"mystery/{number}" for number in range(9)),
+        looked=("reward-hacking",),
+        curves={"entropy": Curve(steps=tuple(range(100)), values=(float("nan"), *(1.0 / (i + 1) for i in range(99))))},
+    )
+
+
+def test_the_text_fits_a_screen_and_its_width() -> None:
+    said = as_text(diagnosis(DEAD, *MILD), width=80)
+    lines = said.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert len(lines) <= 40
+    assert lines[0].startswith("runs/broken: The term 'entropy'")
+    assert "CRITICAL dead-term · proved · since step 0 · block all" in lines
+    for words in (
+        "falls from 0.69 to 0.01 (steps 0 to 99)",
+        "1. Compute",
+        "2. Do not",
+        "explains",
+        "TRL pull request 5595",
+    ):
+        assert words in said
+    assert "--verbose" in said
+    assert said.count("rule-") == 1  # one rule speaks for the metric they all lack
+    assert "mystery/5 and 3 more" in said
+
+
+def test_verbose_leaves_nothing_out() -> None:
+    said = as_text(diagnosis(DEAD, *MILD), verbose=True)
+    assert all(finding.title in said for finding in (DEAD, *MILD))
+    assert all(f"rule-{number}" in said for number in range(5))
+    assert all(f"mystery/{number}" in said for number in range(9))
+
+
+def test_json_has_the_promised_keys_and_survives_a_round_trip() -> None:
+    content = json.loads(to_json(plain(diagnosis(DEAD, *MILD))))
+    assert {"run", "verdict", "findings", "skipped", "unknown_keys"} <= set(content)
+    keys = {"id", "title", "severity", "basis", "since_step", "block", "evidence", "cause", "fix", "confirm"}
+    assert keys | {"suppressed", "references"} == set(content["findings"][0])
+    assert content["findings"][0]["evidence"][0]["series"] == "entropy"
+    assert content["folded"][0]["id"] == "entropy-collapse"
+
+
+def test_markdown_keeps_tables_whole() -> None:
+    said = as_markdown(diagnosis(DEAD, *MILD))
+    assert "| `entropy` | falls from 0.69 to 0.01 | 0 to 99 |" in said
+    assert "1. Compute the entropy" in said
+    several = several_as_markdown([diagnosis(DEAD), diagnosis(*MILD, run="runs/fine")])
+    assert "| dead-term | 1 |" in several
+    assert "| runs/fine | info |" in several
+
+
+class Page(html.parser.HTMLParser):
+    """Checks that tags close, and collects what could be fetched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.fetched: list[str] = []
+        self.words = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in ("meta", "br"):
+            self.open.append(tag)
+        self.fetched += [value or "" for name, value in attrs if name in ("src", "href")]
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        pass
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words += data
+
+
+def test_the_page_stands_alone_and_escapes() -> None:
+    page = as_page([diagnosis(DEAD, *MILD)])
+    read = Page()
+    read.feed(page)
+    assert read.open == []
+    assert read.fetched == []
+    assert "http" not in page
+    assert "torch.no_grad() & <friends>." in read.words
+    assert "<friends>" not in page
+
+
+def test_the_page_draws_the_curve_with_its_nan_and_the_step_it_began() -> None:
+    page = as_page([diagnosis(dataclasses.replace(DEAD, since_step=50))])
+    (points,) = re.findall(r'<polyline class="curve" points="([^"]+)"', page)
+    assert len(points.split()) == 99
+    assert page.count('class="nan"') == 1
+    (mark,) = re.findall(r'<line class="since" x1="([\d.]+)"', page)
+    xs = [float(point.split(",")[0]) for point in points.split()]
+    assert float(mark) == pytest.approx(xs[49], abs=0.2)  # the first point is the NaN, so the fiftieth step is the 49th
+    assert "every value is NaN" not in page
+
+
+def test_a_curve_without_a_finite_value_is_said_not_drawn() -> None:
+    sick = dataclasses.replace(diagnosis(DEAD), curves={"entropy": Curve(steps=(0, 1), values=(float("nan"),) * 2)})
+    assert "every value is NaN or infinite" in as_page([sick])
+
+
+def test_several_runs_show_shared_causes_first() -> None:
+    runs = [diagnosis(DEAD, run="runs/a"), diagnosis(DEAD, *MILD, run="runs/b"), diagnosis(*MILD, run="runs/c")]
+    assert shared_causes(runs) == {"dead-term": 2}
+    said = several_as_text(runs, width=90)
+    assert said.index("2 of 3  dead-term") < said.index("runs/a")
+    assert max(map(len, said.splitlines())) <= 90
+    assert len(plain_of_several(runs)["runs"]) == 3
+    assert "2 of 3" in as_page(runs)
