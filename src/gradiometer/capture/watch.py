@@ -93,8 +93,7 @@ def watch(
     )
     _check_doctor(doctor, run)
     _check_model(model, optimizers := _listed(optimizer), settings)
-    kept = {**facts.collect(config, seed), "meter": {**settings.plain(), "sketch_seed": SKETCH_SEED}}
-    writer = _writer(run, facts=kept, resume=resume, overwrite=overwrite, keep=keep)
+    writer = _writer(run, facts=_facts(model, settings, config, seed), resume=resume, overwrite=overwrite, keep=keep)
     live = _consultation(doctor, on_finding, writer)
     return Meter(model, optimizers, settings, writer=writer, after=resume, doctor=live)
 
@@ -224,6 +223,12 @@ def _listed(optimizer: Any) -> list[Optimizer]:
         return [hooks.unwrap(one) for one in given]
     except TypeError as problem:
         raise UsageError(f"watch() takes torch optimizers; {problem}") from problem
+
+
+def _facts(model: Model, settings: Settings, config: Mapping[str, Any] | None, seed: int | None) -> dict[str, Any]:
+    dtypes = sorted({str(p.dtype).removeprefix("torch.") for p in named_parameters(model).values()})
+    meter = {**settings.plain(), "sketch_seed": SKETCH_SEED}
+    return {**facts.collect(config, seed), "dtype": ", ".join(dtypes), "meter": meter}
 
 
 def _writer(run: str | os.PathLike[str] | None, **given: Any) -> Writer | None:

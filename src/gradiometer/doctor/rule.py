@@ -16,6 +16,8 @@ from functools import cache
 from importlib import import_module
 from typing import TypeAlias
 
+import numpy as np
+
 from gradiometer import metrics
 from gradiometer.doctor.chart import Chart
 from gradiometer.records import Finding
@@ -50,7 +52,8 @@ class Rule:
         for template in self.needs:
             if not chart.has(template):
                 return Skipped(rule=self.id, why=how_to_log(template), metric=template)
-        found = self.judge(chart)
+        with np.errstate(all="ignore"):  # a series may hold anything; what cannot be computed is not accused
+            found = self.judge(chart)
         if found is None:
             return []
         if isinstance(found, Finding | Skipped):

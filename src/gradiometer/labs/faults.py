@@ -189,7 +189,7 @@ def experts_consensus(
     labs=("prismatic",),
     piece="config",
     summary="with router_type=topk, the balance loss counts ten thousand times as much: it leads the router, not the task",
-    expected=("regulariser-dominates",),
+    expected=("routing-imbalance", "regulariser-dominates"),
     catalogue="F29",
     needs=("router_type=topk",),
 )
