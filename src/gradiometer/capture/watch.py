@@ -228,7 +228,7 @@ def _listed(optimizer: Any) -> list[Optimizer]:
 def _facts(model: Model, settings: Settings, config: Mapping[str, Any] | None, seed: int | None) -> dict[str, Any]:
     dtypes = sorted({str(p.dtype).removeprefix("torch.") for p in named_parameters(model).values()})
     meter = {**settings.plain(), "sketch_seed": SKETCH_SEED}
-    return {**facts.collect(config, seed), "dtype": ", ".join(dtypes), "meter": meter}
+    return {**facts.collect(config, seed), "parameter_dtype": ", ".join(dtypes), "meter": meter}
 
 
 def _writer(run: str | os.PathLike[str] | None, **given: Any) -> Writer | None:

@@ -34,12 +34,32 @@ def _print(log: str, done: Imported) -> None:
     out = console()
     span = "" if done.first_step is None else f" ({done.first_step} to {done.last_step})"
     tables = f", {done.tables} table{'s' * (done.tables != 1)}" if done.tables else ""
-    out.print(f"{log}: {done.format}, {done.series} series at {done.steps} steps{span}, {done.points} values{tables}")
+    out.print(
+        f"{log}: {done.format}, {done.series} series at {done.steps} steps{span}, {done.points} values{tables}",
+        soft_wrap=True,
+    )
+    if done.library or done.step:
+        out.print(_origin(done), soft_wrap=True)
+    if done.replaced:
+        values = f"{done.replaced} value{'s' * (done.replaced != 1)}"
+        out.print(f"{values} gave way to another, later one of the same series and step")
+    if done.returns:
+        first, back = done.returns[0]
+        out.print(
+            f"steps go backwards, first from {first} to {back}: resumed? Where a step is there twice, the later counts"
+        )
     if done.unknown:
         out.print(f"not in the catalogue, kept under their own names: {_some(done.unknown)}", soft_wrap=True)
     if done.left_out:
         out.print(f"left out, being neither numbers nor tables: {_some(done.left_out)}", soft_wrap=True)
     out.print(f"kept in {done.run}", soft_wrap=True)
+
+
+def _origin(done: Imported) -> str:
+    whose = f"names of {done.library}" if done.library else "names of no library we know"
+    step = f", steps from {done.step}" if done.step else ""
+    axis = f" ({done.x_axis})" if done.x_axis else ""
+    return f"{whose}{step}{axis}"
 
 
 def _some(names: tuple[str, ...]) -> str:

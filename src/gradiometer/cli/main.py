@@ -216,7 +216,12 @@ def export(
 @app.command("import", rich_help_panel=LOOK)
 def import_(
     log: Annotated[
-        str, typer.Argument(metavar="LOG", help="A dynamics.db, a .jsonl log, or an offline W&B file or folder.")
+        str,
+        typer.Argument(
+            metavar="LOG",
+            help="SB3's progress.csv or any CSV, TensorBoard event files, a trainer_state.json, a .jsonl log, an offline W&B "
+            "file, a dynamics.db; or a folder with one of them.",
+        ),
     ],
     output: Annotated[str, typer.Option("--output", "-o", metavar="DIR", help="The folder of the new run.")],
     json: Json = False,

@@ -1,22 +1,32 @@
 """Which finding to act on: causes first, and what follows from them folded under them.
 
-A cause folds a consequence only if it began no later and touches the same block; a critical finding is never folded away.
+A cause folds a consequence only if it began no later, touches the same block and weighs no less; a critical finding is never
+folded away. Chains count only through findings that are there: a link nobody saw explains nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from gradiometer.doctor.consequences import CONSEQUENCES, DEAD_TERM
 from gradiometer.records import Finding
 
-__all__ = ["CONSEQUENCES", "Arbitrated", "arbitrate", "follows"]
+__all__ = ["Arbitrated", "arbitrate", "brings"]
 
 SEVERITY = {"critical": 0, "warn": 1, "info": 2}
 BASIS = {"proved": 0, "statistical": 1, "heuristic": 2}
 
-CONSEQUENCES: dict[str, tuple[str, ...]] = {}
-"""From a cause to what it brings about, directly. What follows from those follows from it too."""
+TERM = re.compile(r"(?:/term/|actor/grad_norm/|actor/loss/|grad_norm/all/(?:loss/)?)(?P<term>[^/~]+)")
+ROLES = {
+    "entropy": re.compile("(^|_)ent", re.I),
+    "kl": re.compile("(^|_)kl", re.I),
+    "value": re.compile("value|critic|(^|_)vf", re.I),
+    "policy": re.compile("policy|actor|task|surrogate|^pg", re.I),
+}
+"""What a term is for, by the names people give it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,59 +37,86 @@ class Arbitrated:
     folded: tuple[Finding, ...]
 
 
-def follows(cause: str) -> set[str]:
-    """Everything a cause brings about, near and far."""
-    found: set[str] = set()
-    waiting = list(CONSEQUENCES.get(cause, ()))
-    while waiting:
-        one = waiting.pop()
-        if one not in found and one != cause:
-            found.add(one)
-            waiting += CONSEQUENCES.get(one, ())
+def arbitrate(findings: Iterable[Finding]) -> Arbitrated:
+    """Order by what to do first, and fold each consequence under the most urgent finding shown that explains it.
+
+    Shown are those that nothing shown explains: since no chain of causes closes, exactly one set is like that.
+    """
+    ordered = sorted(findings, key=_urgency)
+    reached = _reached(ordered)
+    causes = [[i for i, found in enumerate(reached) if k in found] for k in range(len(ordered))]
+    shown: dict[int, bool] = {}
+    hanging: dict[int, list[str]] = {}
+    for k in range(len(ordered)):
+        if not _is_shown(k, ordered, causes, shown):
+            first = next(i for i in causes[k] if _is_shown(i, ordered, causes, shown))
+            hanging.setdefault(first, []).append(ordered[k].id)
+    return Arbitrated(
+        findings=tuple(_with(ordered[k], hanging.get(k, [])) for k in range(len(ordered)) if shown[k]),
+        folded=tuple(ordered[k] for k in range(len(ordered)) if not shown[k]),
+    )
+
+
+def brings(finding: Finding) -> tuple[str, ...]:
+    """What a finding brings about, directly. A dead term's depends on what the term is for, where its evidence says so."""
+    if finding.id == "dead-term" and (role := _role(finding)):
+        return DEAD_TERM[role]
+    return CONSEQUENCES.get(finding.id, ())
+
+
+def _role(finding: Finding) -> str | None:
+    for evidence in finding.evidence:
+        if found := TERM.search(evidence.series):
+            return next((role for role, name in ROLES.items() if name.search(found["term"])), None)
+    return None
+
+
+def _is_shown(k: int, ordered: Sequence[Finding], causes: Sequence[Sequence[int]], known: dict[int, bool]) -> bool:
+    if k not in known:
+        folds = any(_is_shown(i, ordered, causes, known) for i in causes[k])
+        known[k] = ordered[k].severity == "critical" or not folds
+    return known[k]
+
+
+def _reached(ordered: Sequence[Finding]) -> list[set[int]]:
+    """Of each finding those that a chain of findings leads to, each link and the whole fitting in time and block."""
+    by_id: dict[str, list[int]] = {}
+    for i, finding in enumerate(ordered):
+        by_id.setdefault(finding.id, []).append(i)
+    direct = [[i for id in brings(one) for i in by_id.get(id, ()) if _fits(one, ordered[i])] for one in ordered]
+    found: list[set[int]] = []
+    for start, cause in enumerate(ordered):
+        waiting, seen = [start], {start}
+        while waiting:
+            new = set(direct[waiting.pop()]) - seen
+            seen |= new
+            waiting += new
+        found.append({i for i in seen - {start} if _fits(cause, ordered[i])})
     return found
 
 
-def arbitrate(findings: Iterable[Finding]) -> Arbitrated:
-    """Order by what to do first, and fold consequences under the first cause that explains them."""
-    ordered = sorted(findings, key=_urgency)
-    kept: list[Finding] = []
-    folded: list[Finding] = []
-    causes: dict[int, list[str]] = {}
-    for finding in ordered:
-        cause = next((other for other in ordered if _explains(other, finding)), None)
-        if cause is None or finding.severity == "critical":
-            kept.append(finding)
-        else:
-            folded.append(finding)
-    for finding in folded:
-        root = _root(finding, ordered)
-        causes.setdefault(ordered.index(root), []).append(finding.id)
-    shown = [replace(f, suppressed=(*f.suppressed, *dict.fromkeys(causes.get(ordered.index(f), ())))) for f in kept]
-    return Arbitrated(findings=tuple(shown), folded=tuple(folded))
-
-
-def _root(finding: Finding, ordered: list[Finding]) -> Finding:
-    """The finding at the top of the chain of causes that is itself shown."""
-    seen = {finding.id}
-    while True:
-        cause = next((other for other in ordered if other.id not in seen and _explains(other, finding)), None)
-        if cause is None:
-            return finding
-        seen.add(cause.id)
-        finding = cause
-        if finding.severity == "critical":
-            return finding
-
-
-def _explains(cause: Finding, finding: Finding) -> bool:
-    if finding.id not in follows(cause.id) or cause.severity == "info" != finding.severity:
+def _fits(cause: Finding, finding: Finding) -> bool:
+    if cause.severity == "info" != finding.severity:  # a suspicion explains no warning away
         return False
-    if cause.id in follows(finding.id) and _urgency(finding) <= _urgency(cause):
-        return False  # each brings about the other: the more urgent one is the cause
-    same_block = cause.block in (None, "all", finding.block) or finding.block in (None, "all")
-    earlier = cause.since_step is None or finding.since_step is None or cause.since_step <= finding.since_step
-    return same_block and earlier
+    began, followed = cause.since_step, finding.since_step
+    in_time = began is None or followed is None or began <= followed
+    return in_time and _touch(cause.block, finding.block)
 
 
-def _urgency(finding: Finding) -> tuple[int, int, int]:
-    return SEVERITY[finding.severity], BASIS[finding.basis], -1 if finding.since_step is None else finding.since_step
+def _touch(one: str | None, other: str | None) -> bool:
+    """The same block, one within the other (`layer.encoder` and `layer.encoder.0`), or no block in particular."""
+    if one in (None, "all") or other in (None, "all") or one == other:
+        return True
+    return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
+
+
+def _urgency(finding: Finding) -> tuple[int, int, float, int, str, str, str]:
+    """Critical first, proved first, earlier first; then what explains more, and names, so that no order is left to chance."""
+    since = -math.inf if finding.since_step is None else finding.since_step
+    explains = -len(brings(finding))
+    named = finding.id, finding.block or "", finding.title
+    return SEVERITY[finding.severity], BASIS[finding.basis], since, explains, *named
+
+
+def _with(finding: Finding, ids: list[str]) -> Finding:
+    return replace(finding, suppressed=tuple(dict.fromkeys((*finding.suppressed, *ids)))) if ids else finding

@@ -1,48 +1,54 @@
-"""Open whatever holds a training's numbers: our run, a JSONL log, experts in a dynamics.db, a W&B run on disk or a server."""
+"""Open whatever holds a training's numbers: our run, or a log of another tool, by what is in it and not by its name.
+
+Read are JSONL and JSON rows, `trainer_state.json`, CSV, TensorBoard event files, W&B runs on disk or a server, and a
+`dynamics.db`. What wins where a folder holds several is said in `store/folders.py`.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import warnings
 from pathlib import Path
 
-from gradiometer.errors import NotARun, RunNotFound
+from gradiometer.errors import GradiometerWarning, NotARun, RunNotFound
 from gradiometer.store import reader
+from gradiometer.store.csvfiles import read_csv, reads_like_csv
 from gradiometer.store.database import APPLICATION_ID, DATABASE_NAME, owner
 from gradiometer.store.dynamics_db import DYNAMICS_NAME, read_dynamics_db
-from gradiometer.store.jsonl import read_jsonl
+from gradiometer.store.folders import JSONL_SUFFIXES, READABLE, choose, logs_below, logs_in
+from gradiometer.store.jsonl import read_json, read_jsonl
 from gradiometer.store.logs import Log, short_id
 from gradiometer.store.reader import Run
+from gradiometer.store.tfevents import begins_like_events, is_event_file, read_tfevents
 from gradiometer.store.wandb_api import is_server_path, read_wandb_server
 from gradiometer.store.wandb_files import MAGIC, read_wandb_file, wandb_files_in
 
-__all__ = ["Log", "identify", "load", "open_log", "open_wandb"]
+__all__ = ["Log", "identify", "load", "logs_in", "open_log", "open_wandb"]
 
-JSONL_SUFFIXES = (".jsonl", ".ndjson")
+CSV_SUFFIXES = (".csv", ".tsv")
+COMPRESSED = {
+    b"\x1f\x8b": "gzip",
+    b"PK\x03\x04": "zip",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ": "xz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+}
+SHOWN = 10
 
 
 def load(path: str | os.PathLike[str]) -> Run | Log:
     """Open for reading a run (its folder, or the `run.db` in it), or a log of another tool, which reads the same way.
 
-    Logs: JSONL (verl's file logger, exported histories), an offline W&B file or folder, a `dynamics.db` of experts.
+    Logs: SB3's `progress.csv` and other CSV, TensorBoard event files, a `trainer_state.json` of transformers or TRL, JSONL
+    (verl's file logger, exported histories), an offline W&B file, a `dynamics.db` of experts; or a folder with one of them.
     """
     path = Path(path)
     if path.is_dir() and not (path / DATABASE_NAME).exists():
-        if wandb_files_in(path):
-            return read_wandb_file(_only_file(path))
-        if (path / DYNAMICS_NAME).exists():
-            return read_dynamics_db(path / DYNAMICS_NAME)
+        return _load_folder(path)
     # A run.db is left to SQLite: closing a second descriptor of a file that this process writes would drop SQLite's locks.
     if path.is_file() and path.name != DATABASE_NAME:
-        with path.open("rb") as file:
-            start = file.read(1 << 16)
-        if start.startswith(MAGIC) or path.suffix == ".wandb":
-            return read_wandb_file(path)
-        if path.suffix in JSONL_SUFFIXES or _begins_with_an_object(start):
-            return read_jsonl(path)
-        whose = owner(start)
-        if whose != APPLICATION_ID and (whose is not None or path.name == DYNAMICS_NAME):
-            return read_dynamics_db(path)
+        return _load_file(path)
     return reader.load(path)
 
 
@@ -71,6 +77,58 @@ def identify(run: Run | Log) -> str:
     return short_id(run.name, *(facts.get(fact) for fact in ("started", "cwd", "argv", "seed")))
 
 
+def _load_folder(folder: Path) -> Run | Log:
+    choice = choose(folder)
+    if choice is not None:
+        if choice.others:
+            shown = ", ".join(str(path.relative_to(folder)) for path in choice.others[:SHOWN])
+            read = ", ".join(str(path.relative_to(folder)) for path in choice.files[:SHOWN])
+            _warn(f"{folder}: read is {read}; also there, not read: {shown}")
+        if is_event_file(choice.files[0]):
+            return read_tfevents(choice.files[0], also=choice.files[1:])
+        return _load_file(choice.files[0])
+    if wandb_files_in(folder):
+        return read_wandb_file(_only_file(folder))
+    below = logs_below(folder)
+    if len(below) == 1 and not (below[0] / DATABASE_NAME).exists():
+        return load(below[0])
+    if below:
+        names = [str(path.relative_to(folder)) for path in below]
+        shown = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+        raise NotARun(f"{folder} is not a run but a folder of runs: open one of {shown}")
+    raise NotARun(f"{folder} is not a run: no {DATABASE_NAME} in it, nor a log; what can be read is {READABLE}")
+
+
+def _load_file(path: Path) -> Run | Log:
+    with path.open("rb") as file:
+        start = file.read(1 << 16)
+    if start.startswith(MAGIC) or path.suffix == ".wandb":
+        return read_wandb_file(path)
+    whose = owner(start)
+    if whose is not None or path.name == DYNAMICS_NAME:
+        return reader.load(path) if whose == APPLICATION_ID else read_dynamics_db(path)
+    if is_event_file(path) or begins_like_events(start):
+        return read_tfevents(path)
+    if path.suffix in JSONL_SUFFIXES or (path.suffix != ".json" and _begins_with_an_object(start)):
+        return read_jsonl(path)
+    if path.suffix == ".json" or start.lstrip()[:1] in (b"{", b"["):
+        return read_json(path)
+    if path.suffix in CSV_SUFFIXES or reads_like_csv(start):
+        return read_csv(path)
+    raise NotARun(
+        f"{path} is not a run, nor a log that can be read: it is {_looks(start)}; what can be read is {READABLE}"
+    )
+
+
+def _looks(start: bytes) -> str:
+    if not start:
+        return "an empty file"
+    packed = next((name for magic, name in COMPRESSED.items() if start.startswith(magic)), None)
+    if packed is not None:
+        return f"compressed ({packed}): unpack it first"
+    return "a binary file" if b"\0" in start else "text without a line of names that counts steps"
+
+
 def _only_file(folder: Path) -> Path:
     found = wandb_files_in(folder)
     if not found:
@@ -91,3 +149,7 @@ def _begins_with_an_object(start: bytes) -> bool:
         return isinstance(json.loads(line), dict)
     except (ValueError, RecursionError):
         return False
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, GradiometerWarning, stacklevel=2)

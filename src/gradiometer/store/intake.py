@@ -44,6 +44,16 @@ class Imported:
     """Series that are kept under names the catalogue does not know."""
     left_out: tuple[str, ...]
     """Values that are neither numbers nor tables, and are not kept."""
+    library: str = ""
+    """Whose names the log uses; empty when nobody's we know."""
+    step: str = ""
+    """What the log calls its steps."""
+    x_axis: str = ""
+    """What they count: environment steps, optimizer steps, ...; empty when nobody says."""
+    replaced: int = 0
+    """Values that gave way to another, later one of the same series and step."""
+    returns: tuple[tuple[int, int], ...] = ()
+    """Where steps go backwards, as (from, to)."""
 
 
 def import_log(
@@ -129,10 +139,15 @@ def _event(log: Log) -> Event:
 
 
 def _account(log: Log, folder: Path, points: int) -> Imported:
-    steps = log.steps()["step"].tolist()
+    steps, known = log.steps()["step"].tolist(), log.facts.get("imported", {})
     return Imported(
         run=folder,
-        format=str(log.facts.get("imported", {}).get("format", "log")),
+        format=str(known.get("format", "log")),
+        library=str(known.get("library", "")),
+        step=str(known.get("step", "")),
+        x_axis=str(known.get("x_axis", "")),
+        replaced=int(known.get("replaced", 0)),
+        returns=tuple((int(first), int(back)) for first, back in known.get("returns", ())),
         series=len(log.names()),
         steps=len(steps),
         first_step=steps[0] if steps else None,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
+from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,15 +14,44 @@ import numpy as np
 
 from gradiometer.errors import UnknownName, UsageError
 from gradiometer.records import Cosine, Event, Finding, Row, Summary, Table, Vector
+from gradiometer.store.columns import Columns
 from gradiometer.store.readable import Floats, Ints, Readable, unknown_step
-from gradiometer.store.strictjson import SPOKEN
 
-__all__ = ["INT64", "Log", "flat", "is_table", "short_id"]
+__all__ = ["ENV_STEPS", "INT64", "SPOKEN", "Gathered", "Log", "flat", "is_table", "short_id"]
 
 INT64 = range(-(2**63), 2**63)
 """What a step can be."""
 
 LARGEST = int(np.finfo(np.float64).max)
+SPOKEN = {sign + word: number for sign in ("", "+", "-") for word, number in (("nan", math.nan), ("inf", math.inf))}
+SPOKEN |= {sign + "infinity": number for sign, number in (("", math.inf), ("+", math.inf), ("-", -math.inf))}
+SPOKEN["-inf"] = -math.inf
+"""How logs spell the numbers that JSON does not know, in small letters."""
+ENV_STEPS = "environment steps"
+
+
+class Gathered:
+    """What a reader found so far: numbers in columns, tables, the steps of all rows, and names of what is neither."""
+
+    def __init__(self) -> None:
+        self.columns, self.clock = Columns(), Columns()
+        self.steps = array("q")
+        self.tables: dict[str, dict[int, Any]] = {}
+        self.left_out: set[str] = set()
+
+    def row(self, step: int, values: Mapping[str, Any], where: str) -> None:
+        """Sort one row in; `where` begins the error on what cannot be kept."""
+        if step not in INT64:
+            raise UsageError(f"{where}: a step of {len(str(abs(step)))} digits does not fit into 64 bits")
+        self.steps.append(step)
+        for name, value in flat(values, where).items():
+            number = _number(value)
+            if number is not None:
+                self.columns.add(name, step, number)
+            elif is_table(value):
+                self.tables.setdefault(name, {})[step] = {"columns": value["columns"], "data": value["data"]}
+            else:
+                self.left_out.add(name)
 
 
 class Log(Readable):
@@ -29,7 +60,9 @@ class Log(Readable):
     Rows of values by step, sorted into series and tables; rows of the same step are one row, the last word counts.
 
     A nested value is named by its path, `a/b`. A dict with `columns` and `data` is a table. `left_out` names what was
-    logged and is neither a number nor a table.
+    logged and is neither a number nor a table. `facts["imported"]` says how the log was read: `format`, `library` (whose
+    names they are), `step` (the column that counts the steps), `x_axis` (what it counts), `replaced` (how many values gave
+    way to a later one of the same step), `returns` (where steps go backwards, as after a resume).
     """
 
     def __init__(
@@ -38,40 +71,37 @@ class Log(Readable):
         *,
         name: str,
         run_id: str,
-        rows: Iterable[tuple[int, Mapping[str, Any]]],
+        rows: Iterable[tuple[int, Mapping[str, Any]]] | Gathered,
         facts: Mapping[str, Any] | None = None,
     ) -> None:
         self.path = Path(path)
         self.name = name
         self.run_id = run_id
         self.facts: dict[str, Any] = dict(facts or {})
-        self._points: dict[str, dict[int, float]] = {}
-        self._tables: dict[str, dict[int, Any]] = {}
-        self._steps: set[int] = set()
-        left_out: set[str] = set()
-        for step, values in rows:
-            if step not in INT64:
-                raise UsageError(f"{self.path}: a step of {len(str(abs(step)))} digits does not fit into 64 bits")
-            self._steps.add(step)
-            left_out |= self._sort_in(step, flat(values, f"{self.path}, step {step}"))
-        self.left_out: tuple[str, ...] = tuple(sorted(left_out))
+        gathered = rows if isinstance(rows, Gathered) else self._gather(rows)
+        self._columns, self._clock, self._tables = gathered.columns, gathered.clock, gathered.tables
+        self._columns.finish()
+        self._clock.finish()
+        self._steps: Ints = np.unique(np.frombuffer(gathered.steps, dtype=np.int64))
+        self.left_out: tuple[str, ...] = tuple(sorted(gathered.left_out))
+        if "imported" in self.facts:
+            told = {"replaced": self._columns.replaced, "returns": [list(pair) for pair in self._columns.returns]}
+            self.facts["imported"] = {**self.facts["imported"], **{key: value for key, value in told.items() if value}}
 
     @property
     def newest_step(self) -> int | None:
         """The last step of the log; None when it has none."""
-        return max(self._steps, default=None)
+        return int(self._steps[-1]) if len(self._steps) else None
 
     def names(self) -> list[str]:
         """Every series of the log, in order."""
-        return sorted(self._points)
+        return self._columns.names()
 
     def series(self, name: str) -> tuple[Ints, Floats]:
         """The steps and values of a series; NaN where a NaN was logged, nothing where nothing was."""
-        if name not in self._points:
-            raise UnknownName("series", name, self._points)
-        points = sorted(self._points[name].items())
-        steps, values = ([point[place] for point in points] for place in (0, 1))
-        return np.array(steps, dtype=np.int64), np.array(values, dtype=np.float64)
+        if name not in self._columns:
+            raise UnknownName("series", name, self._columns.names())
+        return self._columns.series(name)
 
     def table_names(self) -> list[str]:
         """Every table of the log, in order."""
@@ -93,16 +123,27 @@ class Log(Readable):
         return [Table(step=step, name=name, content=content) for step, content in sorted(self._tables[name].items())]
 
     def rows(self) -> Iterator[Row]:
-        """Step by step what was logged, in order; when it was is not known."""
-        for step in sorted(self._steps):
-            values = {name: points[step] for name, points in self._points.items() if step in points}
-            yield Row(step=step, wall_time=float("nan"), values=values)
+        """Step by step what was logged, in order; when it was is known where the log says so."""
+        where = self.steps()
+        for place, (step, values) in enumerate(self._columns.rows(self._steps)):
+            env_steps = step if self._counts_env_steps else None
+            yield Row(step=step, wall_time=float(where["wall_time"][place]), values=values, env_steps=env_steps)
 
     def steps(self) -> dict[str, Any]:
-        """The steps, with the columns of a run's: NaN, because nobody said when and where they lie."""
-        steps = np.array(sorted(self._steps), dtype=np.int64)
+        """The steps, with the columns of a run's: NaN where nobody said when and where they lie."""
+        columns = {"step": np.array(self._steps)}
         others = ("wall_time", "env_steps", "rollout", "epoch")
-        return {"step": steps} | {name: np.full(len(steps), np.nan) for name in others}
+        columns |= {name: np.full(len(self._steps), np.nan) for name in others}
+        for name in self._clock.names():
+            at, values = self._clock.series(name)
+            columns[name][np.searchsorted(self._steps, at)] = values
+        if self._counts_env_steps:
+            columns["env_steps"] = self._steps.astype(np.float64)
+        return columns
+
+    @property
+    def _counts_env_steps(self) -> bool:
+        return bool(self.facts.get("imported", {}).get("x_axis") == ENV_STEPS)
 
     def summaries(self) -> list[Summary]:
         """Each series in a line, in order of name."""
@@ -135,17 +176,11 @@ class Log(Readable):
     def close(self) -> None:
         """Nothing to let go; here because a `Run` has it."""
 
-    def _sort_in(self, step: int, values: Mapping[str, Any]) -> set[str]:
-        left_out = set()
-        for name, value in values.items():
-            number = _number(value)
-            if number is not None:
-                self._points.setdefault(name, {})[step] = number
-            elif is_table(value):
-                self._tables.setdefault(name, {})[step] = {"columns": value["columns"], "data": value["data"]}
-            else:
-                left_out.add(name)
-        return left_out
+    def _gather(self, rows: Iterable[tuple[int, Mapping[str, Any]]]) -> Gathered:
+        gathered = Gathered()
+        for step, values in rows:
+            gathered.row(step, values, f"{self.path}, step {step}" if step in INT64 else str(self.path))
+        return gathered
 
 
 def is_table(value: Any) -> bool:
@@ -195,4 +230,4 @@ def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 def _number(value: Any) -> float | None:
     if isinstance(value, bool | int | float):
         return float(value)
-    return SPOKEN.get(value) if isinstance(value, str) else None
+    return SPOKEN.get(value.strip().lower()) if isinstance(value, str) else None

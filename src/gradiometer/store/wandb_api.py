@@ -13,6 +13,7 @@ from typing import Any
 from gradiometer.errors import GradiometerWarning, MissingExtra, UsageError
 from gradiometer.store.facts import redact
 from gradiometer.store.logs import Log, is_table
+from gradiometer.store.origins import origin
 
 __all__ = ["is_server_path", "read_wandb_server"]
 
@@ -42,8 +43,10 @@ def read_wandb_server(name: str) -> Log:
         ) from problem
     entity, project, run_id = run.path
     imported = {"format": "wandb", "entity": entity, "project": project, "run_id": run_id, "name": run.name}
-    facts = {"imported": imported, "config": redact(dict(run.config))}
-    return Log(name, name=run.name or run_id, run_id=run_id, rows=rows, facts=facts)
+    facts = {"imported": {}, "config": redact(dict(run.config))}
+    log = Log(name, name=run.name or run_id, run_id=run_id, rows=rows, facts=facts)
+    log.facts["imported"] |= origin("wandb", log.names(), step="_step") | imported
+    return log
 
 
 def _rows(run: Any) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -17,9 +17,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from gradiometer.errors import GradiometerWarning, NotARun, RunDamaged
+from gradiometer.errors import GradiometerWarning, NotARun, RunDamaged, UsageError
 from gradiometer.store.facts import redact
-from gradiometer.store.logs import Log, is_table, short_id
+from gradiometer.store.logs import Gathered, Log, is_table, short_id
+from gradiometer.store.origins import origin
+from gradiometer.store.protobuf import Message, fields
 
 __all__ = ["MAGIC", "read_records", "read_wandb_file", "wandb_files_in"]
 
@@ -28,8 +30,8 @@ FILE_HEADER = 7
 BLOCK = 32 * 1024
 FRAME = struct.Struct("<IHB")
 WHOLE, FIRST, MIDDLE, LAST = 1, 2, 3, 4
-
-Message = dict[int, list[Any]]
+MISREAD = (ValueError, TypeError, KeyError, AttributeError, IndexError, OverflowError, RecursionError)
+"""What a record of another shape than W&B's leads to."""
 
 
 def wandb_files_in(folder: Path) -> list[Path]:
@@ -41,22 +43,43 @@ def wandb_files_in(folder: Path) -> list[Path]:
 def read_wandb_file(path: str | os.PathLike[str]) -> Log:
     """The log in a `.wandb` file, with the tables that lie under `files/` beside it."""
     path = Path(path)
-    about: dict[str, str] = {}
-    config: dict[str, Any] = {}
-    rows = []
+    found = Found(path)
     for record in read_records(path):
-        for body in record.get(17, ()):  # run
-            run = _message(body, path)
-            about |= {name: _text(run, number) for name, number in RUN_FIELDS.items() if number in run}
-            for update in run.get(4, ()):
-                _merge(config, _message(update, path), path)
-        for body in record.get(5, ()):  # config
-            _merge(config, _message(body, path), path)
-        rows += [_history(_message(body, path), path) for body in record.get(2, ())]
+        try:
+            found.take(record)
+        except UsageError:
+            raise
+        except MISREAD as problem:
+            raise _not_a_record(path) from problem
+    about, config = found.about, found.config
     run_id = about.get("run_id") or short_id(path.name)
-    imported = {"format": "wandb", **about}
-    facts = {"imported": imported, "config": redact({key: config[key] for key in config if key != "_wandb"})}
-    return Log(path, name=about.get("name") or path.stem, run_id=run_id, rows=rows, facts=facts)
+    facts = {"imported": {}, "config": redact({key: config[key] for key in config if key != "_wandb"})}
+    log = Log(path, name=about.get("name") or path.stem, run_id=run_id, rows=found.gathered, facts=facts)
+    log.facts["imported"] |= origin("wandb", log.names(), step="_step") | about
+    return log
+
+
+class Found:
+    """What the records of a file say so far."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.about: dict[str, str] = {}
+        self.config: dict[str, Any] = {}
+        self.gathered = Gathered()
+
+    def take(self, record: Message) -> None:
+        """Take one record in."""
+        for body in record.get(17, ()):  # run
+            run = _message(body, self.path)
+            self.about |= {name: _text(run, number) for name, number in RUN_FIELDS.items() if number in run}
+            for update in run.get(4, ()):
+                _merge(self.config, _message(update, self.path), self.path)
+        for body in record.get(5, ()):  # config
+            _merge(self.config, _message(body, self.path), self.path)
+        for body in record.get(2, ()):
+            step, values = _history(_message(body, self.path), self.path)
+            self.gathered.row(step, values, f"{self.path}, step {step!r:.30}")
 
 
 RUN_FIELDS = {"run_id": 1, "entity": 2, "project": 3, "group": 6, "job_type": 7, "name": 8}
@@ -102,32 +125,14 @@ def _frames(blob: bytes, path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _message(body: bytes, path: Path) -> Message:
-    """A protobuf message, one level deep: varints as int, the rest as bytes."""
-    fields: Message = {}
-    place = 0
     try:
-        while place < len(body):
-            tag, place = _varint(body, place)
-            value: int | bytes
-            if tag & 7 == 0:
-                value, place = _varint(body, place)
-            else:
-                size, place = _varint(body, place) if tag & 7 == 2 else ({1: 8, 5: 4}[tag & 7], place)
-                value, place = body[place : place + size], place + size
-            fields.setdefault(tag >> 3, []).append(value)
-    except (IndexError, KeyError) as problem:
-        raise RunDamaged(f"{path} holds a record that is not a W&B record; copy the file again") from problem
-    return fields
+        return fields(body)
+    except ValueError as problem:
+        raise _not_a_record(path) from problem
 
 
-def _varint(body: bytes, place: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = body[place]
-        value |= (byte & 0x7F) << shift
-        place, shift = place + 1, shift + 7
-        if byte < 0x80:
-            return value, place
+def _not_a_record(path: Path) -> RunDamaged:
+    return RunDamaged(f"{path} holds a record that is not a W&B record; copy the file again")
 
 
 def _text(message: Message, number: int) -> str:
