@@ -62,14 +62,14 @@ def trend(series: Series, *, min_change: float | None = None) -> Trend:
     if min_change is None:
         spread = float(np.subtract(*np.percentile(finite.values, [90, 10])))
         min_change = FLAT_SHARE * max(abs(level(finite)), spread)
-    with np.errstate(all="ignore"):  # squares of values near 1e300
-        found = trends.drift(finite.steps, finite.values, min_effect=min_change)
+    size = float(np.abs(finite.values).max()) or 1.0  # squares of values near 1e±300 would leave the range of floats
+    found = trends.drift(finite.steps, finite.values / size, min_effect=min_change / size)
     if found is None or found.p_value is None:
-        return Trend(direction=None, change=math.nan if found is None else found.change, p_value=None)
+        return Trend(direction=None, change=math.nan if found is None else found.change * size, p_value=None)
     direction: Direction = "flat"
     if found.significant:
         direction = "rises" if found.change > 0 else "falls"
-    return Trend(direction=direction, change=found.change, p_value=found.p_value)
+    return Trend(direction=direction, change=found.change * size, p_value=found.p_value)
 
 
 def persists(series: Series, holds: Callable[[float], bool], *, windows: int = WINDOWS) -> bool | None:

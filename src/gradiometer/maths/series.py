@@ -5,6 +5,8 @@ Plain numpy: the training loop imports this module.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 
@@ -87,7 +89,10 @@ def unbiased_phi(residual: Array, *, free: float) -> float:
     """ρ_1 of a residual [n] with the bias of fitting `free` parameters undone, at most 0.995."""
     n = residual.size
     centred = residual - residual.mean()
-    rho = float(centred[1:] @ centred[:-1]) / float(centred @ centred)
+    power = float(centred @ centred)
+    if not 0.0 < power < math.inf:  # too small, or too large, to be squared
+        return 0.0
+    rho = float(centred[1:] @ centred[:-1]) / power
     if rho <= 0.0:
         return rho
     return min((n * rho + free) / max(n - free - 2.0, 1.0), MAX_PHI)

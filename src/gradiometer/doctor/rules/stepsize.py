@@ -1,0 +1,329 @@
+"""The size of the policy's step: too large, none at all, ratios that explode, a clip that holds most samples.
+
+KL divergences are compared with regard to their estimator: k2 and k3 are never negative, k1 is signed and noisy around a small
+value, and where a rollout is used for a single step all three are exactly 0 by construction, which says nothing. A large step
+accuses only with a reward that falls or goes nowhere, a small one only below the maximum. What drifts from a reference or from
+the data is in stepsize_drift.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from gradiometer.doctor.chart import Chart, Series
+from gradiometer.doctor.goals import fall
+from gradiometer.doctor.progress import Progress, key_of, number, progress_of, shown, too_short
+from gradiometer.doctor.rule import Skipped, Verdict, how_to_log, rule
+from gradiometer.doctor.signs import fmt, level, persists, robust_sigma, since
+from gradiometer.maths.series import LEVEL
+from gradiometer.records import Evidence, Finding, Severity
+
+__all__ = ["policy_frozen", "ppo_clip_saturated", "ratio_explosion", "step_too_large", "suffers"]
+
+MIN_POINTS = 9
+"""Three windows of three: what `persists` needs."""
+
+HIGH_KL = 0.02
+"""Nats (public log doctors); twice Spinning Up's target of 0.01. With a reward that falls it is enough."""
+LARGE_KL = 0.05
+"""A typical ratio of e^0.3, beyond PPO's clip of 1.2: most samples of a typical batch are outside."""
+WILD_KL = 1.0
+"""Ratios of e^1.4 and more: what was collected says little about the policy that is trained (Schulman: 10 is too much)."""
+STOPS_AT = 1.5
+"""Times target_kl: where SB3 and Spinning Up stop the epochs of a rollout."""
+LARGE_UPDATE = 1e-2
+"""‖Δw‖/‖w‖ of all weights; the catalogue's upper edge."""
+WINDOWS, MOST, SOME = 6, 3, 2
+"""Disjoint windows of a run, and in how many the median must be too high. They need not be the last: a step that was too
+large early leaves a policy without entropy, whose KL is then small."""
+LOST = 0.3
+"""Of what had been gained: a fall that a finding may rest on."""
+TENTHS, HALF_LOST, CLEARLY = 10, 0.5, 6.0
+"""Without a test: medians of tenths of a run, half of what was gained, and six times the jitter from one value to the next."""
+
+FROZEN_KL = 1e-4
+"""Nats (public log doctors: peak KL); 0.02 of a typical log ratio."""
+FROZEN_UPDATE = 1e-5
+"""‖Δw‖/‖w‖: a thousand steps move the weights by 1 %."""
+MOVES = 1e-4
+"""The same at which weights do move, whatever a KL reads that was taken before the step."""
+ENDED = 1e-3
+"""Of its own maximum: a learning rate that has ended."""
+BELOW_BEST = 0.9
+"""Of the known maximum, below which a policy that stands still is not done."""
+
+EXPLODED = 10.0
+"""The meter's own limit of π/π_old; PPO stops paying beyond 1.2."""
+REPEATED = 3
+"""Steps with such ratios before they are a state: among a million tokens one may be so by chance."""
+
+SATURATED, HALF = 0.3, 0.4
+"""Share of clipped samples (public log doctors); the second counts without a reward to look at."""
+LOPSIDED, NOTICEABLE = 3.0, 0.05
+"""Low clips over high ones (public log doctors), and the share from which their ratio is not a ratio of a few samples."""
+
+STEP_KEYS = {
+    "SB3": "learning_rate, n_epochs, clip_range and target_kl",
+    "CleanRL": "--learning-rate, --update-epochs and --target-kl",
+    "TRL": "learning_rate and num_iterations (num_ppo_epochs)",
+    "verl": "actor_rollout_ref.actor.optim.lr and .ppo_epochs",
+}
+
+
+def suffers(chart: Chart, progress: Progress | None) -> Evidence | None:
+    """The reward that fell: below its start, or well below what it had reached; None when it did not."""
+    if progress is None or progress.state == "best":
+        return None
+    if progress.state == "fell":
+        return progress.evidence
+    found = fall(progress.reward)
+    if found is None:
+        return _came_down(progress)
+    if found.p_value >= LEVEL or found.size < LOST * max(found.before - progress.start, 0.0):
+        return None
+    return shown(progress.reward, f"fell from {fmt(found.before)} to {fmt(found.after)}, p {fmt(found.p_value)}")
+
+
+def _came_down(progress: Progress) -> Evidence | None:
+    """A reward that was gained and half lost again, for curves too smooth or too short for a test."""
+    values = progress.reward.values
+    parts = [float(np.median(part)) for part in np.array_split(values, TENTHS)] if len(values) >= 2 * TENTHS else []
+    if progress.state != "gained" or not parts:
+        return None
+    top, end = max(parts), float(np.median(parts[-2:]))
+    jitter = robust_sigma(np.diff(values))
+    if top - end < HALF_LOST * (top - progress.start) or top - end < CLEARLY * jitter:
+        return None
+    return shown(progress.reward, f"rose to {fmt(top)} and came down to {fmt(end)}")
+
+
+def _windows(series: Series, limit: float) -> int | None:
+    """In how many of six disjoint windows of the run the median is above the limit; None when it is too short."""
+    values = series.finite.values
+    if len(values) < MIN_POINTS:
+        return None
+    return sum(float(np.median(part)) > limit for part in np.array_split(values, min(WINDOWS, len(values) // 3)))
+
+
+def _first_above(series: Series, limit: float) -> int | None:
+    """The first step of a stretch of three above the limit."""
+    above = series.finite.values > limit
+    runs = np.flatnonzero(above[:-2] & above[1:-1] & above[2:]) if len(above) >= 3 else np.array([], dtype=np.int64)
+    return int(series.finite.steps[runs[0]]) if len(runs) else None
+
+
+@rule("step-too-large")
+def step_too_large(chart: Chart) -> Verdict:
+    """The policy moves too far in a step (F15): KL or update ratio above its limit, and a reward that falls or goes nowhere.
+
+    A KL of more than a nat, with weights that jump or most samples clipped, needs no reward to be too large.
+    """
+    kl, update = chart.get("approx_kl"), chart.get("grad/<block>/update_ratio", block="all")
+    if kl is None and update is None:
+        return Skipped(rule="step-too-large", why=how_to_log("approx_kl"), metric="approx_kl")
+    if all(series is None or len(series.finite) < MIN_POINTS for series in (kl, update)):
+        return too_short("step-too-large", next(x for x in (kl, update) if x is not None), MIN_POINTS)
+    target = number(chart.fact("target_kl", "desired_kl"))
+    limit = HIGH_KL if target is None or target <= 0.0 else STOPS_AT * target
+    high = _large(kl, limit, MOST)
+    much = high if target is not None else _large(kl, LARGE_KL, MOST)
+    moved, wild = _large(update, LARGE_UPDATE, MOST), _wild(chart, kl, update)
+    evidence = [x for x in (high, moved) if x is not None]
+    if not evidence and not wild:
+        return None
+    progress = progress_of(chart)
+    fell, stuck = suffers(chart, progress), progress is not None and progress.stuck
+    if fell is not None and evidence:
+        return _too_large(kl or update, (*evidence, fell), severity="warn")
+    if stuck and progress is not None and (much is not None or moved is not None):
+        return _too_large(kl or update, (*evidence, progress.evidence), severity="warn")
+    if wild:
+        return _too_large(kl or update, wild, severity="warn")
+    if progress is None and much is not None:
+        return _too_large(kl, (much,), severity="info")
+    return None
+
+
+def _large(series: Series | None, limit: float, needed: int) -> Evidence | None:
+    """The series as evidence, where it is above the limit in enough windows."""
+    if series is None or (_windows(series, limit) or 0) < needed:
+        return None
+    above = float((series.finite.values > limit).mean())
+    named = f" ({series.estimator})" if series.estimator else ""
+    reading = f"median {fmt(level(series))}{named}, above {fmt(limit)} in {fmt(100 * above)} % of the measurements"
+    return shown(series.finite, reading, first_step=_first_above(series, limit))
+
+
+def _wild(chart: Chart, kl: Series | None, update: Series | None) -> tuple[Evidence, ...]:
+    """A KL above a nat in two windows, with weights that jumped or a clip that held most samples."""
+    found, clipped = _large(kl, WILD_KL, SOME), chart.get("clip_fraction")
+    seconds = (_large(update, LARGE_UPDATE, 1), _large(clipped, HALF, 1))
+    second = tuple(x for x in seconds if x is not None)
+    return () if found is None or not second else (found, *second)
+
+
+def _too_large(series: Series | None, evidence: tuple[Evidence, ...], *, severity: Severity) -> Finding:
+    key = "the learning rate and the epochs over a rollout"
+    return Finding(
+        id="step-too-large",
+        title=f"The policy moves too far in a step: {evidence[0].series} {evidence[0].reading}",
+        severity=severity,
+        basis="heuristic",
+        since_step=evidence[0].first_step,
+        evidence=evidence,
+        cause="The gradient holds near the policy that collected the data; further out it is a guess.",
+        fix=(f"Lower {key if series is None else key_of(series, STEP_KEYS, key)} by 3 to 10 times",
+             "Stop the epochs of a rollout at a target KL of 0.01 to 0.02; clip gradients near their median norm"),
+        confirm="Line-search the next step: scale the update by 1, 1/3, 1/10 and compare the held-out objective; train 50 "
+        "updates with a third of the learning rate.",
+        references=("Spinning Up PPO: target_kl 0.01", "SB3 PPO: target_kl", "J. Schulman, Nuts and Bolts of Deep RL"),
+    )  # fmt: skip
+
+
+@rule("policy-frozen")
+def policy_frozen(chart: Chart) -> Verdict:
+    """The policy stands still below its maximum (F16): tiny updates or KL, or a learning rate that ended long before the run.
+
+    A schedule that ends with the run is fine, and so is a policy that is done.
+    """
+    known = ("approx_kl", "grad/<block>/update_ratio", "learning_rate")
+    if not any(chart.has(name) for name in known):
+        return Skipped(rule="policy-frozen", why=how_to_log("approx_kl"), metric="approx_kl")
+    progress = progress_of(chart)
+    if progress is None:
+        return None if chart.has("reward") else Skipped(rule="policy-frozen", why=how_to_log("reward"), metric="reward")
+    found = _still(chart)
+    if not found or progress.state == "best":
+        return None
+    below = progress.best is not None and progress.end < BELOW_BEST * progress.best
+    if progress.state == "gained" and not below:
+        return None
+    series = found[0][0]
+    starts = [start for _, start, _ in found if start is not None]
+    key = key_of(series, STEP_KEYS, "the learning rate")
+    return Finding(
+        id="policy-frozen",
+        title=f"The policy hardly moves ({found[0][2].series}: {found[0][2].reading}) and the reward {progress.then}",
+        severity="warn",
+        basis="heuristic",
+        since_step=min(starts, default=None),
+        evidence=(*(evidence for _, _, evidence in found), progress.evidence),
+        cause="The learning rate is far too small or its schedule has ended, or something (a clip, a trust region, a frozen "
+        "parameter group) takes the step away.",
+        fix=(f"Raise {key} by 10 times until approx_kl reads 0.003 to 0.02", "Let the schedule end with the run: check its "
+             "total number of steps; check warm-up, clip and which parameters are in the optimizer"),
+        confirm="Train 50 updates with 10 times the learning rate: approx_kl and the reward should move.",
+        references=("TheDeepChecker: log10 update ratio below -4", "A. Jones, Debugging RL, without the agonizing pain"),
+    )  # fmt: skip
+
+
+def _still(chart: Chart) -> list[tuple[Series, int | None, Evidence]]:
+    """What shows that nothing moves over the last half of the run."""
+    kl, update = chart.get("approx_kl"), chart.get("grad/<block>/update_ratio", block="all")
+    rate = chart.get("learning_rate")
+    found = [] if update is None else _below(update, lambda x: x < FROZEN_UPDATE)
+    if rate is not None and len(rate.finite):
+        most = float(rate.finite.values.max())
+        found += _below(rate, lambda x: x <= ENDED * most)
+    moves = update is not None and persists(update, lambda x: x > MOVES)
+    if kl is not None and not moves and np.count_nonzero(kl.finite.values):
+        found += _below(kl, lambda x: abs(x) < FROZEN_KL)
+    return found
+
+
+def _below(series: Series, low: Callable[[float], bool]) -> list[tuple[Series, int | None, Evidence]]:
+    if not persists(series, low):
+        return []
+    start = since(series, low)
+    return [
+        (series, start, shown(series, f"median {fmt(level(series.last(0.5)))} over the last half", first_step=start))
+    ]
+
+
+@rule("ratio-explosion")
+def ratio_explosion(chart: Chart) -> Verdict:
+    """Policy ratios above 10, or infinite: PPO's clip does not bound them where the advantage is negative.
+
+    Once is information, and so are a few while the reward rises.
+    """
+    largest, events = chart.get("ratio/<statistic>", statistic="max"), chart.events("ratio-explosion")
+    if largest is None and not events:
+        return Skipped(rule="ratio-explosion", why=how_to_log("ratio/<statistic>"), metric="ratio/<statistic>")
+    seen = {event.step: number(event.detail.get("ratio")) or np.inf for event in events}
+    if largest is not None:
+        out = (largest.values > EXPLODED) | np.isposinf(largest.values)
+        seen |= dict(zip(largest.steps[out].tolist(), largest.values[out].tolist(), strict=True))
+    if not seen:
+        return None
+    progress, top, first = progress_of(chart), max(seen.values()), min(seen)
+    gained = progress is not None and not progress.stuck
+    severe = (len(seen) >= REPEATED and not gained) or np.isinf(top) or suffers(chart, progress) is not None
+    name = "event ratio-explosion" if largest is None else largest.name
+    reading = f"above {fmt(EXPLODED)} at {len(seen)} steps, the largest {fmt(top)}"
+    worst = max(seen, key=lambda step: seen[step])
+    return Finding(
+        id="ratio-explosion",
+        title=f"A policy ratio of {fmt(top)} at step {worst}; {len(seen)} steps above {fmt(EXPLODED)}",
+        severity="warn" if severe else "info",
+        basis="heuristic",
+        since_step=first,
+        evidence=(Evidence(series=name, reading=reading, first_step=first, last_step=max(seen)),
+                  *(() if progress is None else (progress.evidence,))),
+        cause="The policy left the one that collected the data, or the two log-probs are not of the same thing (mask, "
+        "temperature, dropout); with a negative advantage the loss grows with the ratio and no clip stops it.",
+        fix=("Fewer epochs over a rollout, a smaller learning rate, fresher data", "Clip both ways (dual clip, verl: "
+             "actor_rollout_ref.actor.clip_ratio_c=3) and clamp the log ratio to ±20"),
+        confirm="Before the first update of a rollout the ratio must be 1 for every sample: if not, the log-probs differ.",
+        references=("arXiv 1912.09729: dual clip",),
+    )  # fmt: skip
+
+
+@rule("ppo-clip-saturated")
+def ppo_clip_saturated(chart: Chart) -> Verdict:
+    """PPO's clip holds a third of the samples or more, or mostly one side (F23), and the reward falls or goes nowhere."""
+    clipped = chart.get("clip_fraction")
+    low, high = chart.get("clip_fraction_low"), chart.get("clip_fraction_high")
+    if clipped is None and (low is None or high is None):
+        return Skipped(rule="ppo-clip-saturated", why=how_to_log("clip_fraction"), metric="clip_fraction")
+    held = None if clipped is None else persists(clipped, lambda x: x >= SATURATED)
+    uneven = _uneven(low, high)
+    if held is None and uneven is None and clipped is not None:
+        return too_short("ppo-clip-saturated", clipped, MIN_POINTS)
+    if not held and uneven is None:
+        return None
+    progress = progress_of(chart)
+    harm = suffers(chart, progress) or (progress.evidence if progress is not None and progress.stuck else None)
+    alone = progress is None and clipped is not None and held and level(clipped.last(0.5)) >= HALF
+    if harm is None and not alone:
+        return None
+    series, evidence = clipped if held and clipped is not None else low, [] if uneven is None else [uneven]
+    assert series is not None
+    start = since(series, lambda x: x >= (SATURATED if held else NOTICEABLE))
+    if held:
+        evidence.insert(0, shown(series, f"median {fmt(level(series.last(0.5)))} over the last half", first_step=start))
+    share, side = fmt(100 * level(series.last(0.5))), "" if held else ", mostly from below"
+    return Finding(
+        id="ppo-clip-saturated",
+        title=f"The clip of PPO holds {share} % of the samples{side}",
+        severity="info" if harm is None else "warn",
+        basis="heuristic",
+        since_step=start,
+        evidence=(*evidence, *(() if harm is None else (harm,))),
+        cause="A clipped sample has no gradient: later epochs and minibatches learn from the few that are left. Mostly low "
+        "clips say that the policy unlearns more than it learns.",
+        fix=(f"Lower {key_of(series, STEP_KEYS, 'the learning rate or the epochs over a rollout')}",
+             "Raise the clip range if it is below 0.1; with many low clips look at the sign and the mean of the advantages"),
+        confirm="Train 50 updates with one epoch a rollout: clip_fraction falls below 0.1 and the reward should move.",
+        references=("arXiv 1707.06347", "arXiv 2503.14476: clip-higher"),
+    )  # fmt: skip
+
+
+def _uneven(low: Series | None, high: Series | None) -> Evidence | None:
+    if low is None or high is None or not persists(low, lambda x: x >= NOTICEABLE):
+        return None
+    at, other = level(low.last(0.5)), level(high.last(0.5))
+    if not at >= LOPSIDED * other:
+        return None
+    return shown(low, f"{fmt(at)} of the samples clipped from below, {fmt(other)} from above, over the last half")

@@ -1,0 +1,361 @@
+"""The rules on step size: each fires on the least evidence that should, not just below, and not on its healthy twin."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gradiometer.doctor.chart import Chart
+from gradiometer.doctor.rule import Rule, Skipped, rules
+from gradiometer.records import Event, Finding, Row
+from gradiometer.store.logs import Log
+from gradiometer.store.reader import Run, load
+from gradiometer.store.writer import Writer
+
+Patient = Callable[..., Run]
+N = 60
+NOISE = 0.01 * np.sin(np.arange(N))
+FLAT = 0.3 + NOISE
+RISING = np.linspace(0.1, 0.7, N) + NOISE
+FALLING = RISING[::-1].copy()
+LOST = np.concatenate([np.linspace(0.1, 0.9, N // 2), np.linspace(0.9, 0.35, N // 2)]) + NOISE
+IDS = (
+    "step-too-large", "policy-frozen", "kl-runaway", "kl-strangled", "ratio-explosion", "ppo-clip-saturated", "stale-data",
+)  # fmt: skip
+
+
+def the_rule(id: str) -> Rule:
+    return next(each for each in rules() if each.id == id)
+
+
+def judge(id: str, run: Run | Log) -> list[Finding] | Skipped:
+    return the_rule(id)(Chart(run))
+
+
+def finding(id: str, run: Run | Log) -> Finding:
+    found = judge(id, run)
+    assert not isinstance(found, Skipped), found.why
+    assert [each.id for each in found] == [id]
+    assert found[0].evidence
+    assert found[0].cause
+    assert found[0].fix
+    assert found[0].confirm
+    return found[0]
+
+
+def level(value: float, n: int = N) -> Any:
+    return np.full(n, value)
+
+
+# Too large
+
+
+@pytest.mark.parametrize("reward", [FALLING, LOST])
+def test_a_high_kl_with_a_reward_that_falls_is_too_large(patient: Patient, reward: Any) -> None:
+    kl = np.where(np.arange(N) < 15, 0.01, 0.021)
+    found = finding("step-too-large", patient({"approx_kl": kl, "reward": reward}))
+    assert found.severity == "warn"
+    assert found.since_step == 15
+    assert judge("step-too-large", patient({"approx_kl": np.minimum(kl, 0.019), "reward": reward})) == []
+
+
+def test_with_a_flat_reward_it_takes_a_larger_kl(patient: Patient) -> None:
+    assert finding("step-too-large", patient({"approx_kl": level(0.051), "reward": FLAT})).severity == "warn"
+    assert judge("step-too-large", patient({"approx_kl": level(0.049), "reward": FLAT})) == []
+
+
+def test_a_high_kl_that_learns_is_fine(patient: Patient) -> None:
+    assert judge("step-too-large", patient({"approx_kl": level(0.08), "reward": RISING})) == []
+    done = patient({"approx_kl": level(0.08), "reward": level(500)}, facts={"max_reward": 500})
+    assert judge("step-too-large", done) == []
+
+
+def test_the_target_of_the_trainer_is_the_limit(patient: Patient) -> None:
+    def run(kl: float) -> Run:
+        return patient({"train/approx_kl": level(kl), "rollout/ep_rew_mean": FLAT}, facts={"target_kl": 0.2})
+
+    found = finding("step-too-large", run(0.31))
+    assert "(k3)" in found.title
+    assert "n_epochs" in found.fix[0]
+    assert judge("step-too-large", run(0.29)) == []
+
+
+def test_k1_is_signed_and_its_noise_no_step(patient: Patient, patients: ModuleType) -> None:
+    noise = patients.ar1(N, 0.0, 0.1, 3)  # |k1| of 0.07 at a typical step
+    assert judge("step-too-large", patient({"actor/ppo_kl": noise - noise.mean(), "reward": FALLING})) == []
+
+
+def test_a_kl_of_nats_needs_no_reward_when_the_weights_jumped(patient: Patient) -> None:
+    early = np.where(np.arange(N) < 24, 1.5, 0.001)
+    series = {"approx_kl": early, "reward": RISING, "grad/all/update_ratio": np.where(np.arange(N) < 24, 0.3, 1e-3)}
+    found = finding("step-too-large", patient(series))
+    assert (found.severity, found.since_step) == ("warn", 0)
+    calm = {**series, "grad/all/update_ratio": level(1e-3)}
+    assert judge("step-too-large", patient(calm)) == []
+    assert finding("step-too-large", patient({**calm, "clip_fraction": level(0.9)})).severity == "warn"
+
+
+def test_large_updates_of_a_reward_that_stands_are_too_large(patient: Patient) -> None:
+    assert (
+        finding("step-too-large", patient({"grad/all/update_ratio": level(0.011), "reward": FLAT})).severity == "warn"
+    )
+    assert judge("step-too-large", patient({"grad/all/update_ratio": level(0.009), "reward": FLAT})) == []
+    assert judge("step-too-large", patient({"grad/all/update_ratio": level(0.011), "reward": RISING})) == []
+
+
+def test_without_a_reward_a_large_kl_is_information(patient: Patient) -> None:
+    assert finding("step-too-large", patient({"approx_kl": level(0.06)})).severity == "info"
+
+
+# Frozen
+
+
+@pytest.mark.parametrize(
+    ("frozen", "moving"),
+    [
+        ({"grad/all/update_ratio": level(0.9e-5)}, {"grad/all/update_ratio": level(1.1e-5)}),
+        ({"approx_kl": level(0.9e-4)}, {"approx_kl": level(1.1e-4)}),
+        (
+            {"learning_rate": np.where(np.arange(N) < 25, 1e-3, 0.9e-6)},
+            {"learning_rate": np.where(np.arange(N) < 25, 1e-3, 1.1e-6)},
+        ),
+    ],
+)
+def test_a_policy_that_hardly_moves_below_its_best_is_frozen(
+    patient: Patient, frozen: dict[str, Any], moving: dict[str, Any]
+) -> None:
+    found = finding("policy-frozen", patient({**frozen, "reward": FLAT}))
+    assert found.severity == "warn"
+    assert found.since_step == (25 if "learning_rate" in frozen else 0)
+    assert judge("policy-frozen", patient({**moving, "reward": FLAT})) == []
+    assert judge("policy-frozen", patient({**frozen, "reward": RISING})) == []
+    assert judge("policy-frozen", patient({**frozen, "reward": level(500)}, facts={"max_reward": 500})) == []
+
+
+def test_a_schedule_that_ends_with_the_run_is_fine(patient: Patient) -> None:
+    series = {"learning_rate": np.linspace(1e-3, 0, N), "approx_kl": np.linspace(1e-2, 0, N), "reward": FLAT}
+    assert judge("policy-frozen", patient(series)) == []
+
+
+def test_a_schedule_that_ended_halfway_below_the_known_best_is_not(patient: Patient) -> None:
+    rate = np.maximum(np.linspace(1e-3, -1e-3, N), 0)
+    reward = np.minimum(np.linspace(0, 200, N), 100)
+    series = {"learning_rate": np.roll(rate, -3), "reward": reward}
+    assert finding("policy-frozen", patient(series, facts={"max_reward": 500})).severity == "warn"
+    assert judge("policy-frozen", patient(series)) == []
+
+
+def test_a_kl_of_exactly_zero_was_taken_before_the_step(patient: Patient) -> None:
+    assert judge("policy-frozen", patient({"approx_kl": level(0.0), "reward": FLAT})) == []
+
+
+def test_weights_that_move_are_not_frozen_whatever_the_kl(patient: Patient) -> None:
+    series = {"approx_kl": level(1e-5), "grad/all/update_ratio": level(1e-3), "reward": FLAT}
+    assert judge("policy-frozen", patient(series)) == []
+
+
+# The reference
+
+
+def test_a_kl_that_grows_while_the_reward_stalls_runs_away(patient: Patient) -> None:
+    kl = np.linspace(0.0, 0.6, N)
+    found = finding("kl-runaway", patient({"kl_ref": kl, "reward": FLAT}))
+    assert (found.severity, found.basis) == ("warn", "statistical")
+    assert found.since_step in range(28, 33)
+    assert judge("kl-runaway", patient({"kl_ref": 0.45 * kl, "reward": FLAT})) == []
+    assert judge("kl-runaway", patient({"kl_ref": kl, "reward": RISING})) == []
+
+
+def test_a_kl_that_settled_does_not_run_away(patient: Patient) -> None:
+    settled = 0.6 * (1 - np.exp(-np.arange(N) / 8))
+    assert judge("kl-runaway", patient({"kl_ref": settled, "reward": FLAT})) == []
+
+
+def test_far_out_a_reward_that_stopped_rising_is_enough(patient: Patient) -> None:
+    reward = np.minimum(np.linspace(0, 1, N), 0.3) + NOISE
+    assert finding("kl-runaway", patient({"kl_ref": np.linspace(0, 3, N), "reward": reward})).severity == "warn"
+    assert judge("kl-runaway", patient({"kl_ref": np.linspace(0, 1, N), "reward": reward})) == []
+
+
+def test_a_kl_summed_over_completions_has_another_limit(patient: Patient) -> None:
+    assert judge("kl-runaway", patient({"objective/kl": np.linspace(0, 10, N), "reward": FLAT})) == []
+    found = finding("kl-runaway", patient({"objective/kl": np.linspace(0, 40, N), "reward": FLAT}))
+    assert "a completion" in found.title
+    assert "beta" in found.fix[0]
+
+
+def chained(kl: float, kl_norm: float, reward: Any) -> dict[str, Any]:
+    norms = {"grad/all/term/policy/norm": level(1.0), "grad/all/term/kl/norm": level(kl_norm)}
+    return {"kl_ref": level(kl), "reward": reward, **norms}
+
+
+def test_a_kl_term_as_strong_as_the_task_strangles(patient: Patient) -> None:
+    found = finding("kl-strangled", patient(chained(0.9e-4, 0.51, FLAT)))
+    assert (found.severity, found.since_step) == ("warn", 0)
+
+
+@pytest.mark.parametrize("healthy", [(1.1e-4, 0.51, FLAT), (0.9e-4, 0.49, FLAT), (0.9e-4, 0.51, RISING)])
+def test_a_kl_term_that_only_steers_does_not(patient: Patient, healthy: tuple[float, float, Any]) -> None:
+    assert judge("kl-strangled", patient(chained(*healthy))) == []
+
+
+def test_at_the_reference_there_is_neither_kl_nor_gradient(patient: Patient) -> None:
+    assert judge("kl-strangled", patient(chained(0.0, 0.0, FLAT))) == []
+
+
+def test_a_known_coefficient_alone_makes_it_information(patient: Patient) -> None:
+    run = patient({"kl_ref": level(1e-5), "reward": FLAT}, facts={"kl_loss_coef": 10.0})
+    found = finding("kl-strangled", run)
+    assert found.severity == "info"
+    assert "(now 10)" in found.fix[0]
+
+
+# Ratios and clips
+
+
+def test_one_exploded_ratio_is_information_and_three_are_a_warning(patient: Patient) -> None:
+    ratio = level(1.5)
+    ratio[20] = 10.1
+    found = finding("ratio-explosion", patient({"ratio/max": ratio, "reward": FLAT}))
+    assert (found.severity, found.since_step) == ("info", 20)
+    ratio[[30, 40]] = 40.0
+    assert finding("ratio-explosion", patient({"ratio/max": ratio, "reward": FLAT})).severity == "warn"
+    assert finding("ratio-explosion", patient({"ratio/max": ratio, "reward": RISING})).severity == "info"
+    assert judge("ratio-explosion", patient({"ratio/max": level(9.9), "reward": FLAT})) == []
+
+
+def test_an_infinite_ratio_is_a_warning_at_once(patient: Patient) -> None:
+    ratio = level(1.5)
+    ratio[20] = math.inf
+    assert finding("ratio-explosion", patient({"ratio/max": ratio, "reward": RISING})).severity == "warn"
+
+
+def test_the_event_of_the_meter_counts(patient: Patient) -> None:
+    events = [Event(step=7, kind="ratio-explosion", message="a policy ratio of 35", detail={"ratio": 35.0})]
+    found = finding("ratio-explosion", patient({"reward": FLAT}, events=events))
+    assert (found.severity, found.since_step) == ("info", 7)
+    assert "35 at step 7" in found.title
+
+
+def test_a_saturated_clip_counts_with_a_reward_that_stands_or_falls(patient: Patient) -> None:
+    share = np.where(np.arange(N) < 10, 0.1, 0.31)
+    for reward in (FLAT, LOST):
+        found = finding("ppo-clip-saturated", patient({"clip_fraction": share, "reward": reward}))
+        assert (found.severity, found.since_step) == ("warn", 10)
+    assert judge("ppo-clip-saturated", patient({"clip_fraction": level(0.29), "reward": FLAT})) == []
+    assert judge("ppo-clip-saturated", patient({"clip_fraction": share, "reward": RISING})) == []
+    assert judge("ppo-clip-saturated", patient({"clip_fraction": share})) == []
+    assert finding("ppo-clip-saturated", patient({"clip_fraction": level(0.41)})).severity == "info"
+
+
+def test_clips_mostly_from_below_count_too(patient: Patient) -> None:
+    def run(low: float, high: float, reward: Any = FLAT) -> Run:
+        return patient({"clip_ratio/low_mean": level(low), "clip_ratio/high_mean": level(high), "reward": reward})
+
+    assert "from below" in finding("ppo-clip-saturated", run(0.06, 0.02)).title
+    assert judge("ppo-clip-saturated", run(0.06, 0.021)) == []
+    assert judge("ppo-clip-saturated", run(0.049, 0.001)) == []
+    assert judge("ppo-clip-saturated", run(0.06, 0.02, RISING)) == []
+
+
+# Stale
+
+
+@pytest.mark.parametrize(
+    ("stale", "fresh"),
+    [
+        ({"ess": level(0.29)}, {"ess": level(0.31)}),
+        ({"importance_weight": level(0.49)}, {"importance_weight": level(0.51)}),
+        ({"importance_weight": level(2.1)}, {"importance_weight": level(1.9)}),
+        ({"approx_kl": np.linspace(0.001, 0.06, N)}, {"approx_kl": np.linspace(0.001, 0.05, N)}),
+    ],
+)
+def test_data_of_another_policy_is_stale(patient: Patient, stale: dict[str, Any], fresh: dict[str, Any]) -> None:
+    found = finding("stale-data", patient({**stale, "reward": FLAT}))
+    assert found.severity == "warn"
+    assert found.since_step is not None
+    assert judge("stale-data", patient({**fresh, "reward": FLAT})) == []
+    learns = judge("stale-data", patient({**stale, "reward": RISING}))
+    assert isinstance(learns, list)
+    assert all(each.severity == "info" for each in learns)
+
+
+def test_a_kl_that_grows_with_its_learning_rate_is_a_warm_up(patient: Patient) -> None:
+    ramp = np.linspace(0.001, 0.06, N)
+    assert judge("stale-data", patient({"approx_kl": ramp, "learning_rate": ramp, "reward": FLAT})) == []
+
+
+def test_a_kl_that_grows_over_the_epochs_of_a_rollout_is_information(tmp_path: Path) -> None:
+    def run(name: str, last: float) -> Run:
+        with Writer(tmp_path / name, facts={}) as writer:
+            for step in range(80):
+                rollout, epoch = divmod(step, 4)
+                values = {"approx_kl": 0.005 + (last - 0.005) * epoch / 3, "reward": 0.3 + 0.01 * math.sin(step)}
+                writer.put(Row(step=step, wall_time=0.0, values=values, rollout=rollout, epoch=epoch))
+        return load(tmp_path / name)
+
+    found = finding("stale-data", run("stale", 0.06))
+    assert found.severity == "info"
+    assert "0.005 in the first epoch of a rollout, 0.06 in epoch 4" in found.title
+    assert judge("stale-data", run("fresh", 0.045)) == []
+
+
+# What all of them must bear
+
+
+@pytest.mark.parametrize("id", IDS)
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0.0, 1e100, -1e-100])
+@pytest.mark.parametrize("n", [1, 9, 30])
+def test_no_series_makes_a_rule_fail(planted: ModuleType, id: str, value: float, n: int) -> None:
+    names = (
+        "reward", "approx_kl", "grad/all/update_ratio", "learning_rate", "kl_ref", "ratio/max", "clip_fraction",
+        "clip_fraction_low", "clip_fraction_high", "ess", "importance_weight", "grad/all/term/policy/norm",
+        "grad/all/term/kl/norm",
+    )  # fmt: skip
+    for good in (0.0, 1.0):
+        rows = {step: dict.fromkeys(names, value if step % 2 else good) for step in range(-1, n - 1)}
+        judge(id, planted.log(rows))
+
+
+@pytest.mark.parametrize("id", IDS)
+def test_a_rule_without_its_metrics_says_how_to_get_them(id: str, patient: Patient) -> None:
+    found = judge(id, patient({"time/fps": level(1.0)}))
+    assert isinstance(found, Skipped)
+    assert found.metric
+    assert "log" in found.why
+
+
+@pytest.mark.parametrize("phi", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize("n", [50, 500])
+def test_healthy_noise_is_no_finding(patients: ModuleType, planted: ModuleType, phi: float, n: int) -> None:
+    alarms = []
+    for seed in range(4):
+        run = planted.log(healthy(patients, n, phi, seed))
+        found = [judge(id, run) for id in IDS]
+        alarms += [each for some in found if not isinstance(some, Skipped) for each in some if each.severity != "info"]
+    assert alarms == []
+
+
+def healthy(patients: ModuleType, n: int, phi: float, seed: int) -> dict[int, dict[str, float]]:
+    def noise(sigma: float, k: int) -> Any:
+        return patients.ar1(n, phi, sigma, 100 * seed + k)
+
+    series = {
+        "reward": 10 + noise(1.0, 1),  # flat: the second signal is there all along
+        "approx_kl": 0.008 * np.exp(noise(0.4, 2)),
+        "clip_fraction": np.clip(0.12 + noise(0.05, 3), 0, 1),
+        "grad/all/update_ratio": 1e-3 * np.exp(noise(0.4, 4)),
+        "kl_ref": 0.4 * np.exp(noise(0.3, 5)),  # above its limit and steady
+        "ratio/max": 1.5 * np.exp(noise(0.2, 6)),
+        "ess": np.clip(0.8 + noise(0.05, 7), 0, 1),
+        "learning_rate": np.linspace(3e-4, 0, n),
+        "grad/all/term/policy/norm": np.exp(noise(0.3, 8)),
+        "grad/all/term/kl/norm": 0.1 * np.exp(noise(0.3, 9)),
+    }
+    return {step: {name: float(x[step]) for name, x in series.items()} for step in range(n)}
