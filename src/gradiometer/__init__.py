@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gradiometer.errors import GradiometerError, GradiometerWarning, NonFiniteGradient, StopTraining, UsageError
     from gradiometer.maths.groups import RolloutFilter
     from gradiometer.probes.anatomy import Anatomy, anatomy
+    from gradiometer.probes.audit import Audit, audit
     from gradiometer.probes.replicates import Replicates, replicates
     from gradiometer.store.importers import load
     from gradiometer.store.logs import Log
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Anatomy",
+    "Audit",
     "GradiometerError",
     "GradiometerWarning",
     "Log",
@@ -41,6 +43,7 @@ __all__ = [
     "UsageError",
     "__version__",
     "anatomy",
+    "audit",
     "load",
     "replicates",
     "watch",
@@ -48,6 +51,7 @@ __all__ = [
 
 _HOME = {
     "Anatomy": "probes.anatomy",
+    "Audit": "probes.audit",
     "GradiometerError": "errors",
     "GradiometerWarning": "errors",
     "Log": "store.logs",
@@ -59,6 +63,7 @@ _HOME = {
     "StopTraining": "errors",
     "UsageError": "errors",
     "anatomy": "probes.anatomy",
+    "audit": "probes.audit",
     "load": "store.importers",
     "replicates": "probes.replicates",
     "watch": "capture.watch",

@@ -79,7 +79,9 @@ def test_the_guard_sees_an_upward_import(tmp_path: Path) -> None:
         "import gradiometer.cli.prune, gradiometer.cli.train, gradiometer.cli.demo",
         "import gradiometer.cli.plot, gradiometer.cli.figure, gradiometer.store.importers",
         "import gradiometer.cli.export, gradiometer.cli.import_, gradiometer.store.intake",
-        "import gradiometer.cli.experts, gradiometer.doctor.experts.judge, gradiometer.doctor.rule",
+        "import gradiometer.cli.experts, gradiometer.doctor.experts.judge, gradiometer.cli.audit",
+        "import gradiometer.cli.doctor, gradiometer.doctor.live, gradiometer.doctor.report.page",
+        "from gradiometer.doctor.rule import rules; rules()",
         "import gradiometer.labs, gradiometer.labs.faults, gradiometer.store.writer, gradiometer.store.reader",
     ],
 )

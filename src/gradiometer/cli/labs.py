@@ -26,7 +26,5 @@ def labs(*, as_json: bool) -> None:
 
 
 def _plain(lab: Lab) -> dict[str, Any]:
-    faults = [
-        {"name": each.name, "summary": each.summary, "needs": list(each.needs)} for each in faults_of(lab.name)
-    ]
+    faults = [{"name": each.name, "summary": each.summary, "needs": list(each.needs)} for each in faults_of(lab.name)]
     return {"name": lab.name, "summary": lab.summary, "length": lab.length_key, "faults": faults}

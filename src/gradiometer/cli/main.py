@@ -187,6 +187,26 @@ def doctor(
         raise typer.Exit(code)
 
 
+@app.command(
+    rich_help_panel=DIAGNOSE, context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True}
+)
+def audit(
+    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="A training script; options of ours come before it.")],
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="Its own arguments.")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Stop when every optimizer has stepped this often.")] = 1,
+    fail_on: Annotated[
+        str, typer.Option(metavar="warn|critical", help="Exit with 1 if a check at or above this fails.")
+    ] = "none",
+    json: Json = False,
+) -> None:
+    """Run a training to its first optimizer step, stop it, and say what is wired wrong; gm.audit(...) checks more."""
+    from gradiometer.cli import audit as verb
+
+    code = verb.audit(script, arguments or [], steps=steps, fail_on=fail_on, as_json=json)
+    if code:
+        raise typer.Exit(code)
+
+
 @app.command(rich_help_panel=DIAGNOSE)
 def experts(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run folder, its run.db, a dynamics.db, or a log.")],

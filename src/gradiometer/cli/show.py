@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from typing import Any
 
+from gradiometer.cli.plot import warnings_in_a_line
 from gradiometer.cli.printing import console, number, print_json, table
 from gradiometer.errors import UsageError
 from gradiometer.records import Summary
@@ -21,7 +22,7 @@ COLUMNS = ("last", "mean", "min", "max", "points")
 def show(path: str, *, layers: bool, match: str, as_json: bool) -> None:
     """Facts, events, and a table for each block."""
     wanted = _pattern(match)
-    with open_log(path) as run:
+    with warnings_in_a_line(), open_log(path) as run:
         summaries = [
             s
             for s in run.summaries()

@@ -167,6 +167,9 @@ def spikes(log: Series) -> tuple[Ints, Floats]:
     factor = 10.0 ** np.clip(rise, -300.0, 300.0)
     out = (factor - 1.0 > SPIKE_SIGMAS * robust_sigma(factor)) & (factor >= SPIKE_FACTOR)
     out &= rise > BAND_SIGMAS * max(robust_sigma(rise), SIGMA_FLOOR)
+    half = SPIKE_WINDOW // 2  # a spike comes up from somewhere: a high start that decays is none
+    earlier = np.array([np.median(log.values[max(0, k - half) : k]) if k else np.inf for k in range(len(log.values))])
+    out &= log.values - earlier >= np.log10(SPIKE_FACTOR)
     return log.steps[out], factor[out]
 
 

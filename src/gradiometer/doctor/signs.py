@@ -112,8 +112,10 @@ def learning(chart: Chart) -> bool | None:
     if reward is None:
         return None
     best = chart.fact("max_reward", "reward_threshold", "max_return")
-    if isinstance(best, int | float) and level(reward.last(0.2)) >= 0.95 * float(best):
-        return True
+    if isinstance(best, int | float) and not isinstance(best, bool):
+        way = max(abs(best), best - level(reward.first(0.1)))  # a maximum may be below zero
+        if level(reward.last(0.2)) >= best - 0.05 * way:
+            return True
     direction = trend(reward).direction
     return None if direction is None else direction == "rises"
 

@@ -41,7 +41,7 @@ def gradient_not_invariant(chart: Chart) -> Verdict:
     case of it: a loss divided by the number of micro-batches twice, where the terms were given undivided."""
     scale, parts = chart.get(SCALE), chart.get("meter/micro_batches")
     if scale is None or len(scale.finite) < MIN_SCALES:
-        why = "cut one batch in several ways: gm.audit(..., micro_batches=[...]) compares the gradients"
+        why = "cut one batch in several ways: gm.audit(..., micro_batches=loss_of, batch=batch) compares the gradients"
         return Skipped(rule="gradient-not-invariant", why=why, metric=SCALE)
     said = chart.fact("gradient_accumulation_steps", "accumulate_grad_batches", "grad_accum_steps")
     count = level(parts) if parts is not None else float(said) if isinstance(said, int | float) else math.nan
@@ -66,7 +66,7 @@ def gradient_not_invariant(chart: Chart) -> Verdict:
         fix=(
             "Divide the loss by gradient_accumulation_steps in one place only: accelerate and transformers do it in backward",
         ),
-        confirm="gm.audit(..., micro_batches=[...]): one batch as 1×N and as N×1 must give the same gradient.",
+        confirm="gm.audit(..., micro_batches=loss_of, batch=batch): one batch as 1×N and as N×1 must give the same gradient.",
         references=("ms-swift issue 10117: g/4", "TRL issue 6024: ×0.5 and ×4", "Megatron-LM issue 7452"),
     )
 

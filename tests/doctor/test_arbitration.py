@@ -1,0 +1,304 @@
+"""Arbitration: causes first, consequences folded, nothing lost, and two faults at once both come out."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gradiometer.doctor.arbitration import BASIS, SEVERITY, arbitrate, brings
+from gradiometer.doctor.consequences import CONSEQUENCES, DEAD_TERM, IDS
+from gradiometer.doctor.faultmap import FAULT_IDS
+from gradiometer.records import Evidence, Finding
+
+
+def finding(id: str, severity: Any = "warn", basis: Any = "statistical", **given: Any) -> Finding:
+    return Finding(id=id, title=given.pop("title", id), severity=severity, basis=basis, **given)
+
+
+def ids(findings: tuple[Finding, ...]) -> list[str]:
+    return [each.id for each in findings]
+
+
+# -- the table
+
+
+def test_the_table_speaks_of_known_ids_only_and_nothing_brings_about_itself() -> None:
+    for cause, consequences in CONSEQUENCES.items():
+        assert set(consequences) <= IDS, cause
+        assert cause not in consequences
+        assert len(set(consequences)) == len(consequences), cause
+
+
+def test_no_chain_of_causes_closes() -> None:
+    done: set[str] = set()
+
+    def walk(id: str, path: tuple[str, ...]) -> None:
+        assert id not in path, f"{' -> '.join((*path, id))}"
+        if id not in done:
+            for following in CONSEQUENCES[id]:
+                walk(following, (*path, id))
+            done.add(id)
+
+    for id in CONSEQUENCES:
+        walk(id, ())
+
+
+def test_every_kind_of_dead_term_is_within_what_a_dead_term_brings() -> None:
+    for role, consequences in DEAD_TERM.items():
+        assert set(consequences) <= set(CONSEQUENCES["dead-term"]), role
+
+
+ROOTS = (
+    "dead-term",
+    "hidden-term",
+    "not-in-optimizer",
+    "actions-ignore-policy",
+    "entropy-of-wrong-distribution",
+    "gradient-not-invariant",
+    "kl-gradient-wrong",
+    "clip-before-unscale",
+    "sampler-mismatch",
+    "observation-scale",
+    "misaligned-data",
+    "reward-scale",
+    "advantage-outliers",
+    "reward-unreliable",
+    "reward-term-dominates",
+    "groups-too-easy",
+    "target-network",
+    "baseline-leak",
+    "step-too-large",
+    "exploration-schedule",
+    "update-opposes-reward",
+    "length-exploit",
+    "host-dominates",
+)
+"""What begins with a changed line, a wrong setting or a wrong reward."""
+
+
+def test_what_begins_with_a_changed_line_is_nobodys_consequence() -> None:
+    consequences = {id for found in CONSEQUENCES.values() for id in found}
+    assert consequences.isdisjoint(ROOTS)
+    assert consequences | set(ROOTS) == IDS
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("F1", "F15"),  # easy prompts and too large a step
+        ("F2", "F26"),  # hard prompts and a wrong sign
+        ("F6", "F15"),  # cut-off answers and too large a step
+        ("F6", "F17"),  # cut-off answers and no exploration
+        ("F8", "F24"),  # rewards of another scale and replayed batches
+        ("F9", "F16"),  # no done mask and too small a step
+        ("F11", "F15"),  # unnormalised advantages and too large a step
+        ("F15", "F36"),  # too large a step and a critic that does not learn
+        ("F17", "F22"),  # no exploration and no penalty
+        ("F17", "F36"),  # no exploration and no critic
+        ("F19", "F15"),  # a detached bonus and too large a step
+        ("F22", "F36"),
+        ("F31", "F17"),
+        ("F36", "F42"),
+        ("F39", "F22"),
+        ("F45", "F36"),
+    ],
+)
+def test_two_faults_at_once_both_come_out(one: str, other: str) -> None:
+    result = arbitrate([finding(FAULT_IDS[one][0], since_step=0), finding(FAULT_IDS[other][0], since_step=0)])
+    assert not result.folded
+
+
+def test_any_two_causes_that_begin_with_a_changed_line_both_come_out_with_their_consequences_folded() -> None:
+    for one, other in combinations(ROOTS, 2):
+        follow = [finding(id, since_step=1) for id in {*CONSEQUENCES[one], *CONSEQUENCES[other]}]
+        result = arbitrate([finding(one, since_step=0), finding(other, since_step=0), *follow])
+        assert sorted(ids(result.findings)) == sorted((one, other))
+
+
+@pytest.mark.parametrize("severity", ["warn", "info"])
+def test_a_fault_that_began_earlier_is_never_folded_under_one_that_began_later(severity: Any) -> None:
+    for cause, consequences in CONSEQUENCES.items():
+        for consequence in consequences:
+            result = arbitrate([finding(cause, severity, since_step=10), finding(consequence, severity, since_step=9)])
+            assert not result.folded
+
+
+# -- what folds
+
+
+def test_the_chain_of_the_stagnated_run_folds_under_the_dead_term() -> None:
+    result = arbitrate(
+        [
+            finding("reward-plateau", since_step=50),
+            finding("head-collapse", since_step=30, block="head"),
+            finding("dead-term", "critical", "proved", since_step=1),
+            finding("entropy-collapse", since_step=20),
+        ]
+    )
+    assert ids(result.findings) == ["dead-term"]
+    assert ids(result.folded) == ["entropy-collapse", "head-collapse", "reward-plateau"]
+    assert result.findings[0].suppressed == ("entropy-collapse", "head-collapse", "reward-plateau")
+
+
+def test_a_dead_kl_term_does_not_explain_a_collapsed_entropy() -> None:
+    evidence = (Evidence(series="grad/all/term/kl_penalty/loss", reading="0.1"),)
+    dead = finding("dead-term", "critical", "proved", since_step=1, evidence=evidence)
+    assert brings(dead) == DEAD_TERM["kl"]
+    result = arbitrate([dead, finding("entropy-collapse", since_step=5), finding("kl-runaway", since_step=5)])
+    assert ids(result.findings) == ["dead-term", "entropy-collapse"]
+    assert ids(result.folded) == ["kl-runaway"]
+
+
+def test_a_chain_needs_its_links() -> None:
+    easy, frozen = finding("groups-too-easy", since_step=0), finding("entropy-never-falls", since_step=3)
+    assert not arbitrate([easy, frozen]).folded
+    linked = arbitrate([easy, finding("policy-frozen", since_step=2), frozen])
+    assert ids(linked.findings) == ["groups-too-easy"]
+
+
+def test_a_critical_finding_is_never_folded_but_its_own_consequences_are() -> None:
+    result = arbitrate(
+        [
+            finding("exploding-gradient", since_step=5),
+            finding("nonfinite-gradient", "critical", "proved", since_step=9),
+            finding("policy-frozen", since_step=9),
+        ]
+    )
+    assert ids(result.findings) == ["nonfinite-gradient", "exploding-gradient"]
+    assert result.findings[0].suppressed == ("policy-frozen",)
+
+
+def test_a_suspicion_explains_no_warning_away() -> None:
+    result = arbitrate(
+        [finding("update-opposes-reward", "info", since_step=0), finding("reward-declining", since_step=3)]
+    )
+    assert ids(result.findings) == ["reward-declining", "update-opposes-reward"]
+    folded = arbitrate([finding("noise-dominated", since_step=0), finding("direction-random", "info", since_step=3)])
+    assert ids(folded.folded) == ["direction-random"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "together"),
+    [
+        ("actor", "critic", False),
+        ("actor", "actor", True),
+        (None, "critic", True),
+        ("actor", None, True),
+        ("all", "critic", True),
+        ("layer.encoder", "layer.encoder.0", True),
+        ("layer.encoder.0", "layer.encoder", True),
+        ("layer.encoder.1", "layer.encoder.10", False),
+    ],
+)
+def test_a_consequence_folds_only_where_the_blocks_touch(one: str | None, other: str | None, together: bool) -> None:
+    result = arbitrate([finding("dormant-units", block=one), finding("vanishing-gradient", block=other)])
+    assert bool(result.folded) is together
+
+
+def test_what_hangs_on_a_folded_finding_of_another_block_comes_out() -> None:
+    """The middle link touches both blocks, the first and the last do not touch: the first does not explain the last."""
+    result = arbitrate(
+        [
+            finding("observation-scale", block="actor", since_step=0),
+            finding("dormant-units", since_step=1),
+            finding("vanishing-gradient", block="critic", since_step=2),
+        ]
+    )
+    assert ids(result.findings) == ["observation-scale", "vanishing-gradient"]
+
+
+def test_the_order_is_severity_then_basis_then_time() -> None:
+    result = arbitrate(
+        [
+            finding("terms-conflict", "info", "proved", since_step=0),
+            finding("length-exploit", "warn", "heuristic", since_step=0),
+            finding("stale-data", "warn", "statistical", since_step=9),
+            finding("sampler-mismatch", "warn", "statistical", since_step=10),
+            finding("not-in-optimizer", "warn", "proved", since_step=50),
+            finding("dead-block", "critical", "heuristic", since_step=99),
+        ]
+    )
+    expected = ["dead-block", "not-in-optimizer", "stale-data", "sampler-mismatch", "length-exploit", "terms-conflict"]
+    assert ids(result.findings) == expected
+
+
+# -- whatever the findings are
+
+FINDINGS = st.lists(
+    st.builds(
+        finding,
+        st.sampled_from(sorted(IDS)),
+        st.sampled_from(sorted(SEVERITY)),
+        st.sampled_from(sorted(BASIS)),
+        since_step=st.none() | st.integers(-2, 6),
+        block=st.sampled_from([None, "all", "actor", "critic", "layer.a", "layer.a.0"]),
+        title=st.sampled_from(["one", "two"]),
+    ),
+    max_size=14,
+)
+
+
+def bare(findings: tuple[Finding, ...]) -> list[tuple[Any, ...]]:
+    return sorted((f.id, f.severity, f.basis, str(f.since_step), str(f.block), f.title) for f in findings)
+
+
+@given(FINDINGS)
+@settings(deadline=None, max_examples=100)
+def test_no_finding_is_ever_lost_and_criticals_are_all_shown(found: list[Finding]) -> None:
+    result = arbitrate(found)
+    assert bare((*result.findings, *result.folded)) == bare(tuple(found))
+    assert all(each.severity != "critical" for each in result.folded)
+    assert {each.id for each in result.folded} == {id for each in result.findings for id in each.suppressed}
+    assert bool(result.findings) == bool(found)
+
+
+@given(FINDINGS)
+@settings(deadline=None, max_examples=100)
+def test_every_folded_finding_has_a_shown_cause_that_began_no_later_and_is_no_mere_suspicion(
+    found: list[Finding],
+) -> None:
+    result = arbitrate(found)
+    for folded in result.folded:
+        causes = [shown for shown in result.findings if folded.id in shown.suppressed]
+        assert any(
+            (cause.since_step is None or folded.since_step is None or cause.since_step <= folded.since_step)
+            and (cause.severity != "info" or folded.severity == "info")
+            for cause in causes
+        )
+
+
+@given(FINDINGS, st.randoms())
+@settings(deadline=None, max_examples=100)
+def test_the_order_of_the_findings_given_does_not_matter(found: list[Finding], random: Any) -> None:
+    shuffled = found[:]
+    random.shuffle(shuffled)
+    assert arbitrate(shuffled) == arbitrate(found)
+
+
+@given(FINDINGS)
+@settings(deadline=None, max_examples=100)
+def test_arbitrating_again_changes_nothing(found: list[Finding]) -> None:
+    once = arbitrate(found)
+    assert arbitrate((*once.findings, *once.folded)) == once
+    assert arbitrate(once.findings).findings == once.findings
+
+
+@given(FINDINGS, st.sampled_from(sorted(SEVERITY)), st.sampled_from(sorted(BASIS)), st.none() | st.integers(-2, 6))
+@settings(deadline=None, max_examples=100)
+def test_an_unrelated_finding_changes_nothing_else(
+    found: list[Finding], severity: str, basis: str, since: int | None
+) -> None:
+    stranger = finding("a-rule-of-somebody-else", severity, basis, since_step=since)
+    before, after = arbitrate(found), arbitrate([*found, stranger])
+    assert tuple(each for each in after.findings if each != stranger) == before.findings
+    assert after.folded == before.folded
+
+
+def test_hundreds_of_findings_are_sorted_out_at_once() -> None:
+    found = [finding(id, since_step=k, block=f"layer.{k}") for k in range(10) for id in sorted(IDS)]
+    result = arbitrate(found)
+    assert len(result.findings) + len(result.folded) == len(found)
