@@ -111,13 +111,13 @@ def test_import_of_a_jsonl_names_what_the_catalogue_does_not_know(tmp_path: Path
 
 def test_import_reports_odd_columns_in_a_line_and_a_wrong_schema_as_an_error(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "dynamics.db")) as db, db:
-        db.execute("CREATE TABLE dynamics (step INTEGER PRIMARY KEY, expert_0_top_norm REAL, loss REAL)")
+        db.execute("CREATE TABLE dynamics (step INTEGER PRIMARY KEY, expert_0_top_norm REAL, my_loss REAL)")
         db.execute("INSERT INTO dynamics VALUES (0, 1, 2)")
     with closing(sqlite3.connect(tmp_path / "wrong.db")) as db, db:
         db.execute("CREATE TABLE gradients (step INTEGER, norm REAL)")
     done = gradiometer("import", "dynamics.db", "-o", "runs/a", "--json")
-    assert done.stderr == "warning: dynamics.db: not in the table of the source, kept under their own names: loss\n"
-    assert json.loads(done.stdout)["unknown"] == ["loss"]
+    assert done.stderr == "warning: dynamics.db: not in the table of the source, kept under their own names: my_loss\n"
+    assert json.loads(done.stdout)["unknown"] == ["my_loss"]
     fails_with(
         r"found: table gradients \(step, norm\); expected: table dynamics \(step,", "import", "wrong.db", "-o", "b"
     )

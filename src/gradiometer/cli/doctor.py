@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gradiometer.cli.printing import console, print_json
+from gradiometer.cli.printing import console, print_json, warnings_in_a_line
 from gradiometer.doctor.diagnosis import Diagnosis, diagnose
 from gradiometer.doctor.report.markdown import as_markdown, several_as_markdown
 from gradiometer.doctor.report.plain import plain, plain_of_several
 from gradiometer.doctor.report.text import as_text, several_as_text
 from gradiometer.errors import UnknownName, UsageError
-from gradiometer.store.importers import open_log
+from gradiometer.store.importers import logs_in, open_log
 
 __all__ = ["doctor"]
 
@@ -41,7 +41,9 @@ def doctor(
         raise UsageError("--format html writes a file: name it with -o report.html")
     if output and Path(output).is_dir():
         raise UsageError(f"-o {output} is a folder: name a file in it, such as {Path(output) / f'doctor.{form}'}")
-    diagnoses = [_diagnosis(path, since) for path in _each(paths)]
+    with warnings_in_a_line():
+        named = [path for given in paths for path in logs_in(Path(given))]
+        diagnoses = [_diagnosis(path, since) for path in _each(named)]
     if as_json:
         print_json(plain(diagnoses[0]) if len(diagnoses) == 1 else plain_of_several(diagnoses))
     if output or not as_json:
@@ -50,12 +52,12 @@ def doctor(
     return int(fail_on != NO_LIMIT and max(reached, default=-1) >= SEVERITIES.index(fail_on))
 
 
-def _diagnosis(path: str, since: int | None) -> Diagnosis:
+def _diagnosis(path: Path, since: int | None) -> Diagnosis:
     with open_log(path) as run:
         return diagnose(run, since=since)
 
 
-def _each(paths: list[str]) -> Iterator[str]:
+def _each(paths: list[Path]) -> Iterator[Path]:
     """The paths, with progress on a terminal where they are many."""
     with _progress(len(paths)) as advance:
         for path in paths:

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from gradiometer.cli.printing import console, print_json, table
+from gradiometer.cli.printing import console, print_json, table, warnings_in_a_line
 from gradiometer.doctor.experts.judge import Answer, Answers, Number, judge
 from gradiometer.doctor.experts.readings import plus_minus
 from gradiometer.errors import UsageError
@@ -48,7 +48,7 @@ BRIEF = {
 
 def experts(path: str, *, since: int | None, as_json: bool) -> None:
     """Judge a run or a log, and print the answers on one screen."""
-    with open_log(path) as run:
+    with warnings_in_a_line(), open_log(path) as run:
         answers = _judge(run, since)
         if as_json:
             print_json({"run": str(run.path), **_plain(answers)})

@@ -8,8 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from gradiometer.cli.plot import warnings_in_a_line
-from gradiometer.cli.printing import console, print_json
+from gradiometer.cli.printing import console, print_json, warnings_in_a_line
 from gradiometer.errors import UnknownName, UsageError
 from gradiometer.store.exporters import Exported, export_dynamics
 from gradiometer.store.importers import open_log

@@ -6,8 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from gradiometer.cli.export import counting
-from gradiometer.cli.plot import warnings_in_a_line
-from gradiometer.cli.printing import console, print_json
+from gradiometer.cli.printing import console, print_json, warnings_in_a_line
 from gradiometer.errors import UsageError
 from gradiometer.store.importers import open_log
 from gradiometer.store.intake import Imported, check_free, import_log

@@ -32,6 +32,12 @@ MEASURE, DIAGNOSE, LOOK, LABS = "Measure", "Diagnose", "Look", "Labs"
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 RunPath = Annotated[str, typer.Argument(metavar="RUN", help="A run folder, or the run.db in it.")]
+LogPath = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN_OR_LOG", help="A run folder, or a log: CSV, TensorBoard, trainer_state.json, W&B, JSONL."
+    ),
+]
 
 
 def main() -> NoReturn:
@@ -79,7 +85,7 @@ def options(
 
 @app.command(rich_help_panel=LOOK)
 def show(
-    run: RunPath,
+    run: LogPath,
     layers: Annotated[bool, typer.Option("--layers", help="Also every layer, not only the named blocks.")] = False,
     match: Annotated[str, typer.Option(help="Only series whose name matches this regular expression.")] = "",
     json: Json = False,
@@ -109,7 +115,7 @@ def plot(
         list[str] | None,
         typer.Argument(
             metavar="[RUN]...",
-            help="A run folder, a dynamics.db, a .jsonl log, or an offline W&B file or folder; several are compared.",
+            help="A run folder, or a log (dynamics.db, JSONL, W&B, CSV, TensorBoard, ...); several are compared.",
         ),
     ] = None,
     wandb_path: Annotated[

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import re
 import sys
-import warnings
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gradiometer.cli.lists import whole_numbers
-from gradiometer.cli.printing import console, print_json
-from gradiometer.errors import GradiometerWarning, UnknownName, UsageError
+from gradiometer.cli.printing import console, print_json, warnings_in_a_line
+from gradiometer.errors import UnknownName, UsageError
 from gradiometer.plots.analysis import AnalysisStep, read_analysis
 from gradiometer.plots.expertdata import ExpertRun, read_experts
 from gradiometer.plots.expertfiles import left_out, write_expert_runs, write_experts
@@ -271,16 +269,3 @@ def _say_written(step: AnalysisStep, files: list[Path]) -> None:
     if not step.groups:
         print(f"note: step {step.step} has no group table; its CSV holds no rows", file=sys.stderr)
     sys.stdout.flush()
-
-
-@contextmanager
-def warnings_in_a_line() -> Iterator[None]:
-    """What a reader skipped, said in a line on stderr instead of in Python's two."""
-
-    def say(message: Warning | str, *_: object) -> None:
-        print(f"warning: {message}", file=sys.stderr)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("always", GradiometerWarning)
-        warnings.showwarning = say  # type: ignore[assignment]
-        yield

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import sys
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from gradiometer.errors import GradiometerWarning
 from gradiometer.store.strictjson import to_json
 
-__all__ = ["console", "number", "print_json", "table"]
+__all__ = ["console", "number", "print_json", "table", "warnings_in_a_line"]
 
 
 def console() -> Console:
@@ -48,3 +52,16 @@ def table(*columns: str, rows: Iterable[tuple[str, ...]], right: Iterable[str] =
 def print_json(content: Any) -> None:
     """One object on stdout and nothing else."""
     print(to_json(content))
+
+
+@contextmanager
+def warnings_in_a_line() -> Iterator[None]:
+    """What a reader skipped, said in a line on stderr instead of in Python's two."""
+
+    def say(message: Warning | str, *_: object) -> None:
+        print(f"warning: {message}", file=sys.stderr)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", GradiometerWarning)
+        warnings.showwarning = say  # type: ignore[assignment]
+        yield

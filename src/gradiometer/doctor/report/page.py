@@ -65,13 +65,13 @@ def _run(diagnosis: Diagnosis) -> Iterator[str]:
     yield from (_finding(finding, diagnosis) for finding in diagnosis.findings)
     if diagnosis.folded:
         items = "".join(f"<li><b>{_text(f.id)}</b> {_text(f.title)}</li>" for f in diagnosis.folded)
-        yield f"<details><summary>{len(diagnosis.folded)} consequences</summary><ul>{items}</ul></details>"
+        yield f"<details><summary>Consequences: {len(diagnosis.folded)}</summary><ul>{items}</ul></details>"
     if diagnosis.skipped:
         items = "".join(f"<li><b>{_text(s.rule)}</b> {_text(s.why)}</li>" for s in diagnosis.skipped)
-        yield f"<details><summary>{len(diagnosis.skipped)} rules lack what they need</summary><ul>{items}</ul></details>"
+        yield f"<details><summary>Rules that lack what they need: {len(diagnosis.skipped)}</summary><ul>{items}</ul></details>"
     if diagnosis.unknown_keys:
         names = ", ".join(f"<code>{_text(name)}</code>" for name in diagnosis.unknown_keys)
-        yield f"<details><summary>{len(diagnosis.unknown_keys)} series not in the catalogue</summary><p>{names}</p></details>"
+        yield f"<details><summary>Not in the catalogue: {len(diagnosis.unknown_keys)}</summary><p>{names}</p></details>"
 
 
 def _finding(finding: Finding, diagnosis: Diagnosis) -> str:
