@@ -1,4 +1,4 @@
-"""Write docs/reference from the code: the metrics, the commands, the errors and the public names.
+"""Write docs/reference from the code: the metrics, the commands, the errors, the public names and the findings.
 
 `python docs/generate.py` writes the pages; tests/guards/test_docs.py fails when they are not what the code says.
 """
@@ -14,6 +14,8 @@ from pathlib import Path
 import gradiometer
 from gradiometer import errors
 from gradiometer.cli.main import app
+from gradiometer.doctor.faultmap import FAULT_IDS, FAULT_NAMES
+from gradiometer.doctor.rule import rules
 from gradiometer.metrics import CATALOGUE, Metric
 
 REFERENCE = Path(__file__).parent / "reference"
@@ -41,6 +43,27 @@ def _metric(metric: Metric) -> str:
             [", opposite sign" if alias.sign < 0 else "", f", estimator {alias.estimator}" if alias.estimator else ""]
         )
         lines.append(f"| also | `{alias.name}` ({alias.library}{how}) |")
+    return "\n".join(lines) + "\n"
+
+
+def findings_page() -> str:
+    """Every finding the doctor can make, and the failures they stand for."""
+    lines = [
+        MADE + "# Findings\n",
+        "What `gradiometer doctor` can find. A rule whose metrics are missing says so, and how to log them.\n",
+    ]
+    family = ""
+    for each in rules():
+        if each.family != family:
+            family = each.family
+            lines.append(f"\n## {family}\n\n| finding | what it says | needs |\n|---|---|---|")
+        words = (inspect.getdoc(each.judge) or "").split("\n\n")[0].replace("\n", " ").replace("|", "\\|")
+        needs = ", ".join(f"`{name}`" for name in each.needs)
+        lines.append(f"| `{each.id}` | {words} | {needs} |")
+    lines.append("\n## The failure catalogue\n\n| | what goes wrong | named by |\n|---|---|---|")
+    for number, words in FAULT_NAMES.items():
+        ids = ", ".join(f"`{id}`" for id in FAULT_IDS[number])
+        lines.append(f"| {number} | {words} | {ids} |")
     return "\n".join(lines) + "\n"
 
 
@@ -104,11 +127,17 @@ def _methods(thing: type) -> list[str]:
         if not name.startswith("_")
         and (callable(member) or isinstance(member, property))
         and inspect.getdoc(member)
-        and name not in ("round_ended", "rescanned", "event", "warn", "give_up")
+        and name not in ("round_ended", "rescanned", "boundary", "event", "warn", "give_up")
     ]
 
 
-PAGES = {"metrics.md": metrics_page, "commands.md": commands_page, "errors.md": errors_page, "api.md": api_page}
+PAGES = {
+    "metrics.md": metrics_page,
+    "commands.md": commands_page,
+    "errors.md": errors_page,
+    "api.md": api_page,
+    "findings.md": findings_page,
+}
 
 if __name__ == "__main__":
     REFERENCE.mkdir(exist_ok=True)

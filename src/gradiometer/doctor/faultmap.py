@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["FAULT_IDS"]
+__all__ = ["FAULT_IDS", "FAULT_NAMES"]
 
 FAULT_IDS: dict[str, tuple[str, ...]] = {
     # signal and reward
@@ -62,3 +62,55 @@ FAULT_IDS: dict[str, tuple[str, ...]] = {
     "F48": ("expert-dominates",),
 }
 """F0a to F0d are healthy runs: no id may answer to them."""
+
+FAULT_NAMES: dict[str, str] = {
+    "F1": "every rollout of a group succeeds",
+    "F2": "every rollout of a group fails, or the verifier is broken",
+    "F3": "a verifier that errs at random",
+    "F4": "a proxy reward that can be exploited",
+    "F5": "length is rewarded",
+    "F6": "completions are cut off",
+    "F7": "one reward function outweighs the others",
+    "F8": "rewards of the wrong scale",
+    "F9": "the done mask is missing",
+    "F10": "the discount is not carried back",
+    "F11": "advantages are not normalised",
+    "F12": "advantages are normalised twice, or over the wrong group",
+    "F13": "a tiny spread blows advantages up",
+    "F14": "a discount or horizon that does not fit the task",
+    "F15": "the learning rate is too high",
+    "F16": "the learning rate is too low, or its schedule has ended",
+    "F17": "entropy collapses early",
+    "F18": "the policy stays random",
+    "F19": "the entropy term has no gradient",
+    "F20": "the policy term has no gradient",
+    "F21": "a configured term is never there",
+    "F22": "the KL penalty strangles, or lets go",
+    "F23": "the PPO clip is saturated",
+    "F24": "old data is used again",
+    "F25": "sampler and trainer differ",
+    "F26": "the loss has the wrong sign",
+    "F27": "every prompt gets the same answer",
+    "F28": "the loss is divided twice, or never, by accumulation",
+    "F29": "an auxiliary loss nobody asked for",
+    "F30": "clipping before unscaling",
+    "F31": "clipping nearly everything away",
+    "F32": "a NaN in one layer",
+    "F33": "gradient spikes",
+    "F34": "a dead, detached or frozen layer",
+    "F35": "gradients explode with depth",
+    "F36": "the critic does not learn",
+    "F37": "the value loss swamps a shared trunk",
+    "F38": "the target network is never, or always, updated",
+    "F39": "action values run away",
+    "F40": "units fall silent",
+    "F41": "the exploration schedule is wrong",
+    "F42": "one action is taken nearly always",
+    "F43": "observations are not normalised, or constant",
+    "F44": "observations and rewards do not belong together",
+    "F45": "experts that get no tokens",
+    "F46": "the task does not train the router",
+    "F47": "the router's gradient is wrong by a factor",
+    "F48": "one expert has most of the gradient",
+}
+"""What went wrong, in a few words."""

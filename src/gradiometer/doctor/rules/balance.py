@@ -35,7 +35,7 @@ __all__ = ["critic_dominates", "head_collapse", "regulariser_dominates", "terms_
 MIN_TERMS = 9
 """Measurements of a term: three windows of three. The meter takes the first five steps, then every tenth."""
 SWAMPED = 0.1
-"""Policy over value norm: FIELD F37. Under Adam the smaller of two terms has this share of the step."""
+"""Policy over value norm: failure catalogue F37. Under Adam the smaller of two terms has this share of the step."""
 CLIPPED = 0.5
 """Share of the steps a common clip is active on: below, it is for outliers and couples nothing."""
 CRUSHED = 0.01
@@ -163,7 +163,7 @@ def _critic(
         ),
         confirm="Set the value coefficient to zero for a few hundred steps from a checkpoint: if the reward starts to move, "
         "the critic was in the way.",
-        references=("FIELD F37", "Andrychowicz et al. 2021, What Matters in On-Policy RL"),
+        references=("failure catalogue F37", "Andrychowicz et al. 2021, What Matters in On-Policy RL"),
     )
 
 
@@ -209,7 +209,7 @@ def regulariser_dominates(chart: Chart) -> Verdict:
             "if the policy's gradient is the small one, look at the spread of the rewards within groups first",
         ),
         confirm=f"Set the coefficient of {term} to zero for a few hundred steps: if the reward stays, the policy term is dead.",
-        references=("RAGEN, arXiv 2504.20073", "FIELD F29: Megatron-LM #5694", "FIELD F18, F22"),
+        references=("RAGEN, arXiv 2504.20073", "failure catalogue F29: Megatron-LM #5694", "failure catalogue F18, F22"),
     )
 
 
@@ -271,7 +271,7 @@ def terms_conflict(chart: Chart) -> Verdict:
             "or part the weights they share; or project the conflict away (PCGrad)",
         ),
         confirm="Drop each of the two in turn for a few hundred steps and see which the reward was waiting for.",
-        references=("Yu et al. 2020, PCGrad, arXiv 2001.06782", "FIELD F37"),
+        references=("Yu et al. 2020, PCGrad, arXiv 2001.06782", "failure catalogue F37"),
     )
 
 
@@ -346,5 +346,5 @@ def _starving(head: Series, share: Series, trunk: Series, progress: Progress | N
             "bound the logits (tanh, a temperature, weight decay on the head) or normalise the trunk's output",
         ),
         confirm="Reset the head to its initial weights at a checkpoint: its share of the gradient must come back.",
-        references=("FIELD F17",),
+        references=("failure catalogue F17",),
     )

@@ -116,7 +116,7 @@ def critic_explains_nothing(chart: Chart) -> Verdict:
         ),
         confirm="Fit the critic alone on one kept rollout for a hundred steps: explained variance there must go above 0.5. If "
         "not, the wiring or the targets are at fault; if so, its learning rate in training.",
-        references=("FIELD F36", "SB3 logger documentation", "A. Jones, Debugging RL"),
+        references=("failure catalogue F36", "SB3 logger documentation", "A. Jones, Debugging RL"),
     )
 
 
@@ -251,7 +251,7 @@ def _not_finite(series: Series) -> Finding:
         cause="A value or its target overflowed; every advantage made from it is worthless.",
         fix=_DIVERGE_FIX,
         confirm="Go back to a checkpoint before that step and log the largest value target: it grows until it overflows.",
-        references=("FIELD F39",),
+        references=("failure catalogue F39",),
     )
 
 
@@ -276,7 +276,7 @@ def _diverging(series: Series, found: tuple[str, int | None], progress: Progress
         "than the critic was made for.",
         fix=(*_DIVERGE_FIX, f"settings: {key_of(series, TARGET_KEYS, 'target update interval, tau, learning rate')}"),
         confirm="Freeze the targets for a thousand updates: the values must settle. If they do, the bootstrap feeds itself.",
-        references=("FIELD F39", "van Hasselt et al. 2016", "van Hasselt et al. 2018, the deadly triad"),
+        references=("failure catalogue F39", "van Hasselt et al. 2016", "van Hasselt et al. 2018, the deadly triad"),
     )
 
 
@@ -326,7 +326,7 @@ def _wrong(title: str, cause: str, evidence: tuple[Evidence, ...], fix: tuple[st
         cause=cause,
         fix=fix,
         confirm="A probe environment of two steps with a reward at the end: the values must become γ and 1.",
-        references=("FIELD F9, F10", "A. Jones, Debugging RL: terminal and penultimate correlation"),
+        references=("failure catalogue F9, F10", "A. Jones, Debugging RL: terminal and penultimate correlation"),
     )
 
 
@@ -351,7 +351,7 @@ def _worse_than_constant(chart: Chart) -> Verdict:
         (_reading(series, explained, interval), _loss_evidence(loss), progress.evidence),
         _MASK_FIX,
     )
-    return replace(found, severity="info", basis="statistical", references=("FIELD F14, F36",))
+    return replace(found, severity="info", basis="statistical", references=("failure catalogue F14, F36",))
 
 
 @rule("target-network", needs=("target_distance",))
@@ -396,5 +396,5 @@ def target_network(chart: Chart) -> Verdict:
             "copy into another module (deepcopy, load_state_dict), never by assignment: target = online shares the weights",
         ),
         confirm="Compare one weight of both networks right before and right after an update of the target.",
-        references=("FIELD F38", "RLExplorer", "Mnih et al. 2015"),
+        references=("failure catalogue F38", "RLExplorer", "Mnih et al. 2015"),
     )

@@ -18,7 +18,7 @@ from gradiometer.records import Evidence, Finding, Severity
 __all__ = ["action_collapse", "entropy_collapse", "entropy_never_falls", "exploration_schedule"]
 
 COLLAPSED = 0.1
-"""Of its start: FIELD F17. Entropy is worth its reward: R = b − a·e^H (arXiv 2505.22617), and nine tenths of it are spent."""
+"""Of its start: failure catalogue F17. Entropy is worth its reward: R = b − a·e^H (arXiv 2505.22617), and nine tenths of it are spent."""
 MIN_COLLAPSED = 9
 """Measurements since the collapse: three windows of three."""
 EARLY = 0.25
@@ -38,7 +38,7 @@ DRIVES = 0.5
 """Share of the actor's gradient above which the entropy bonus is what trains it."""
 
 STAGNANT = 0.8
-"""Share of one action: RLExplorer's bound (FIELD F42)."""
+"""Share of one action: RLExplorer's bound (failure catalogue F42)."""
 
 MIN_RATES = 20
 """Measurements of ε that show a schedule, not its beginning."""
@@ -122,7 +122,7 @@ def entropy_collapse(chart: Chart) -> Verdict:
         ),
         confirm="Run the first tenth again with a larger entropy coefficient: entropy must stay above a tenth of its start, "
         "and the reward rise above its start.",
-        references=("arXiv 2505.22617", "arXiv 2503.14476 (DAPO)", "FIELD F17", "TRL #6166"),
+        references=("arXiv 2505.22617", "arXiv 2503.14476 (DAPO)", "failure catalogue F17", "TRL #6166"),
     )
 
 
@@ -192,7 +192,7 @@ def entropy_never_falls(chart: Chart) -> Verdict:
         ),
         confirm="Train a few hundred steps with the entropy coefficient at zero: entropy must fall. If it does not, the policy "
         "gradient itself is missing.",
-        references=("FIELD F18", "A. Jones, Debugging RL, Without the Agonizing Pain"),
+        references=("failure catalogue F18", "A. Jones, Debugging RL, Without the Agonizing Pain"),
     )
 
 
@@ -247,7 +247,7 @@ def action_collapse(chart: Chart) -> Verdict:
             "check the action mask and the scale of observations: a saturated first layer answers everything alike",
         ),
         confirm="Play some episodes with uniformly random actions: if their return is not lower, the policy learnt nothing.",
-        references=("FIELD F42", "RLExplorer"),
+        references=("failure catalogue F42", "RLExplorer"),
     )
 
 
@@ -292,7 +292,7 @@ def exploration_schedule(chart: Chart) -> Verdict:
         fix=(fix, f"settings: {keys}; make sure the schedule counts the same steps as the trainer"),
         confirm="Print ε at the first, the tenth and the last update, and play episodes without ε: if they are better than "
         "those with it, the schedule hides what was learnt.",
-        references=("FIELD F41", "Mnih et al. 2015", "RLExplorer"),
+        references=("failure catalogue F41", "Mnih et al. 2015", "RLExplorer"),
     )
 
 
