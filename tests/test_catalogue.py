@@ -119,6 +119,8 @@ LOGGED = {
     "step/predicted": -0.1,
     "step/realised": -0.1,
     "reward_lag": 0.0,
+    "loss_scale": 65536.0,
+    "total_grad_norm": 1.0,
 }
 
 
