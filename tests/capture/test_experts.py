@@ -207,6 +207,50 @@ def test_an_expert_list_one_level_below_its_gate_is_found() -> None:
     assert layer.router is model.moe.gate
 
 
+def test_a_list_of_layers_that_hold_experts_is_no_list_of_experts() -> None:
+    model = nn.Module()
+    model.moe_layers = nn.ModuleList(Merged() for _ in range(2))
+    assert [(layer.path, layer.num) for layer in found_in(model)] == [("moe_layers.0", 3), ("moe_layers.1", 3)]
+
+
+def test_two_lists_in_one_module_have_names_of_their_own() -> None:
+    model = Merged()
+    model.shared_experts = nn.ModuleList(nn.Linear(12, 12) for _ in range(2))
+    assert [(layer.path, layer.num) for layer in found_in(model)] == [("model", 3), ("model.shared_experts", 2)]
+
+
+def test_fused_weights_beside_their_router_in_one_module_are_found() -> None:
+    for gate in (nn.Linear(12, 4), nn.Parameter(torch.randn(12, 4)), nn.Parameter(torch.randn(4, 12))):
+        model = nn.Module()
+        model.moe = nn.Module()
+        model.moe.w1, model.moe.w2 = nn.Parameter(torch.randn(4, 12, 20)), nn.Parameter(torch.randn(4, 20, 12))
+        model.moe.gate = gate
+        (layer,) = found_in(model)
+        assert (layer.path, layer.num, len(layer.slabs)) == ("moe", 4, 2)
+        assert len(layer.router_parameters) == (2 if isinstance(gate, nn.Module) else 1)
+    model.moe = nn.Module()
+    model.moe.input_linear, model.moe.output_linear, model.moe.gate = FusedExperts(), FusedExperts(), nn.Linear(12, 4)
+    (layer,) = found_in(model)  # JetMoe: two halves of the same experts
+    assert (layer.path, layer.num, len(layer.slabs)) == ("moe", 4, 2)
+
+
+class FusedExperts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 12, 12))
+
+
+def test_a_dict_of_experts_may_hold_a_dropout_too_and_a_gate_has_an_output_for_each() -> None:
+    model = nn.Module()
+    model.experts = nn.ModuleDict({"a": nn.Linear(6, 6), "b": nn.Linear(6, 6), "dropout": nn.Dropout(0.1)})
+    model.router = nn.Linear(6, 2)
+    assert found_in(model)[0].num == 2
+    other = nn.Module()
+    other.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(8))
+    other.gate = nn.Linear(8, 5)  # eight inputs, not outputs
+    assert found_in(other) == []
+
+
 def test_experts_can_be_given_and_left_out() -> None:
     model = nn.ModuleDict({"a": nn.Linear(4, 4), "b": nn.Linear(4, 4), "chooser": nn.Linear(4, 2)})
     assert found_in(model, {"pair": ["^a", "^b"]})[0].num == 2
@@ -214,6 +258,20 @@ def test_experts_can_be_given_and_left_out() -> None:
     assert layer.router is model["chooser"]
     assert [len(slab.parts) for slab in layer.slabs] == [2, 2]
     assert found_in(Stack(Merged), False) == []
+
+
+def test_a_module_list_can_be_given_with_its_router_and_the_choice_of_its_module_is_known() -> None:
+    model = Stack(Routed, layers=1)
+    block = model.blocks[0]
+    (layer,) = found_in(model, {"moe": (block.experts, block.gate)})
+    assert (layer.num, layer.router, layer.top_k) == (4, block.gate, 2)
+    (layer,) = found_in(model, {"moe": block.experts})
+    assert (layer.num, layer.router) == (4, None)
+    (layer,) = found_in(model, {"moe": (block.experts[0], block.experts[1])})
+    assert (layer.num, layer.router) == (2, None)
+    both = nn.ModuleDict({"a": nn.ModuleList([nn.Linear(4, 4)]), "b": nn.ModuleList([nn.Linear(4, 4)])})
+    assert found_in(both, {"moe": (both["a"], both["b"])})[0].num == 2
+    assert found_in(both, {"moe": both})[0].num == 2
 
 
 @pytest.mark.parametrize(
@@ -283,6 +341,24 @@ def test_every_tier_is_what_a_loop_says(tmp_path: Path) -> None:
     trained(model, tmp_path / "run", before_step=lambda _: expected.update(by_hand(model)))
     values = last(tmp_path / "run")
     assert len(expected) == 2 * 3 * 7 + 2 * 2 * 2 + 3 * 4 + 2
+    for name, x in expected.items():
+        assert values[name] == pytest.approx(x, rel=1e-5), name
+
+
+@pytest.mark.parametrize("each", ["parameter", "expert"])
+def test_clipping_piece_by_piece_is_read_before_the_first_piece_is_clipped(tmp_path: Path, each: str) -> None:
+    torch.manual_seed(0)
+    model = Stack(Merged)
+    expected: dict[str, float] = {}
+
+    def clip(_: gm.Meter) -> None:
+        expected.update(by_hand(model))
+        experts = [list(expert.parameters()) for block in model.blocks for expert in block.experts]
+        for piece in [[p] for p in model.parameters()] if each == "parameter" else experts:
+            nn.utils.clip_grad_norm_(piece, 1e-3)
+
+    trained(model, tmp_path / "run", before_step=clip)
+    values = last(tmp_path / "run")
     for name, x in expected.items():
         assert values[name] == pytest.approx(x, rel=1e-5), name
 
@@ -394,6 +470,102 @@ def test_forwards_that_train_nothing_are_not_counted(tmp_path: Path) -> None:
     assert sum(tokens) == pytest.approx(2 * 8 * 2)
 
 
+def test_one_who_asks_by_hand_gets_the_routing_of_that_step_only(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Stack(Routed, layers=1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with gm.watch(model, optimizer, run=tmp_path / "run", every=4, budget=None, experts_every=1) as meter:
+        for step in range(9):
+            optimizer.zero_grad()
+            loss = model(torch.randn(16, 12)).square().mean()
+            if step == 4:
+                with pytest.warns(gm.GradiometerWarning, match="no expert has a gradient"):
+                    meter.log_gradient_dynamics()  # too early: neither the look at this step nor its routing is lost
+            loss.backward()
+            if step in (1, 2):
+                meter.log_gradient_dynamics()
+            optimizer.step()
+    run = gm.load(tmp_path / "run")
+    for e in range(4):
+        (at, norms), (routed_at, per_token) = (run.series(f"grad/expert/{e}/{x}") for x in ("norm", "norm_per_token"))
+        assert at.tolist() == [0, 1, 2, 4, 8]
+        assert routed_at.tolist() == [0, 2, 4, 8]  # nobody listened to the first forward that was asked about
+        assert (np.delete(norms, 1) / per_token).max() <= 16.001
+
+
+def test_a_forward_of_the_next_step_is_not_counted_with_the_last(tmp_path: Path) -> None:
+    """Rounds of several optimizers may end only when the next backward has run."""
+    torch.manual_seed(0)
+    model, other = Stack(Routed, layers=1), nn.Linear(12, 1)
+    optimizers = [torch.optim.SGD(part.parameters(), lr=0.01) for part in (model, other)]
+    with gm.watch([model, other], optimizers, run=tmp_path / "run", budget=None, experts_every=1):
+        for _ in range(3):  # the second optimizer never steps
+            optimizers[0].zero_grad()
+            model(torch.randn(16, 12)).square().mean().backward()
+            optimizers[0].step()
+    run = gm.load(tmp_path / "run")
+    weights = sum(run.series(f"grad/expert/{e}/routing_weight")[1] for e in range(4))
+    (_, norms), (at, per_token) = (run.series(f"grad/expert/0/{x}") for x in ("norm", "norm_per_token"))
+    assert at.tolist() == [0, 1, 2]
+    assert weights == pytest.approx(1)
+    assert (norms / per_token).max() <= 16.001
+
+
+def test_a_closure_counts_the_forward_of_its_last_gradient(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Stack(Routed, layers=1)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+    x = torch.randn(16, 12)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        return loss
+
+    with gm.watch(model, optimizer, run=tmp_path / "run", budget=None, experts_every=1):
+        optimizer.step(closure)
+    values = last(tmp_path / "run")
+    tokens = [values[f"grad/expert/{e}/norm"] / values[f"grad/expert/{e}/norm_per_token"] for e in range(4)]
+    assert sum(tokens) == pytest.approx(2 * 16)
+
+
+def test_a_router_inside_torch_func_disturbs_nothing(tmp_path: Path) -> None:
+    from torch.func import grad, vmap
+
+    model = Stack(Merged, layers=1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    parameters = dict(model.named_parameters())
+
+    def loss(given: dict[str, Tensor], x: Tensor) -> Tensor:
+        return functional_call(model.blocks[0].router, given, (x,)).square().sum()
+
+    with gm.watch(model, optimizer, run=tmp_path / "run", budget=None, experts_every=1):
+        router = {name: parameters[f"blocks.0.router.{name}"] for name in ("weight", "bias")}
+        vmap(grad(loss), (None, 0))(router, torch.randn(16, 12))
+        model(torch.randn(16, 12)).square().mean().backward()
+        optimizer.step()
+    assert not gm.load(tmp_path / "run").events("fault")
+    values = last(tmp_path / "run")
+    assert sum(values[f"grad/expert/{e}/routing_weight"] for e in range(3)) == pytest.approx(1)
+
+
+def test_a_router_output_that_breaks_the_tally_does_not_stop_the_training(tmp_path: Path) -> None:
+    model = Stack(Merged, layers=1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with gm.watch(model, optimizer, run=tmp_path / "run", budget=None, experts_every=1) as meter:
+        meter._rig.experts._tallies[0]._layer = None  # type: ignore[assignment]
+        for step in range(2):
+            optimizer.zero_grad()
+            with pytest.warns(gm.GradiometerWarning, match="had a fault") if step == 0 else warnings.catch_warnings():
+                model(torch.randn(16, 12)).square().mean().backward()
+            optimizer.step()
+    run = gm.load(tmp_path / "run")
+    assert len(run.events("fault")) == 1
+    assert run.series("grad/expert/0/norm")[0].tolist() == [0, 1]
+    assert "grad/expert/0/routing_weight" not in run.names()
+
+
 def test_checkpointed_forwards_count_once(tmp_path: Path) -> None:
     from torch.utils.checkpoint import checkpoint
 
@@ -418,6 +590,19 @@ def test_checkpointed_forwards_count_once(tmp_path: Path) -> None:
         ((torch.zeros(2, 3), torch.tensor([[0.9], [0.7]]), torch.tensor([[2], [0]])), [0.7, 0, 0.9], [1, 0, 1], 2),
         ((torch.tensor([[2], [3]]), torch.tensor([[0.9], [0.7]])), [0, 0, 0.9], [0, 0, 1], 2),  # 3 goes nowhere
         ((torch.tensor([[0, 1, 0], [0, 1, 0]]),), None, [0, 2, 0], 2),
+        # Switch: rows of zeros and ones, the weight of each, and logits
+        (
+            (
+                torch.tensor([[0, 1, 0], [0, 0, 0]]),
+                torch.tensor([[0.6], [0.9]]),
+                torch.tensor([[-1.0, 2, 0], [5, 1, 1]]),
+            ),
+            [0, 0.6, 0],
+            [0, 1, 0],
+            2,
+        ),
+        # NLLB: such rows, and two tensors of which one holds weights
+        ((torch.tensor([[0, 1, 0], [1, 0, 0]]), torch.ones(2, 3), torch.zeros(2, 3)), [math.nan] * 3, [1, 1, 0], 2),
         # all three, in the order of their weights: top-3 of 3
         ((torch.tensor([[2, 0, 1]]), torch.tensor([[0.6, 0.3, 0.1]])), [0.3, 0.1, 0.6], [1, 1, 1], 1),
     ],
@@ -428,8 +613,23 @@ def test_router_outputs_are_understood(
     asked = read_router(output, 3, None)
     assert asked is not None
     assert asked.rows == rows
-    assert (None if asked.weights is None else asked.weights.tolist()) == (weights and pytest.approx(weights))
+    assert (None if asked.weights is None else asked.weights.tolist()) == (
+        weights and pytest.approx(weights, nan_ok=True)
+    )
     assert (None if asked.tokens is None else asked.tokens.tolist()) == tokens
+
+
+def test_weights_that_are_zero_but_for_the_chosen_are_taken_as_they_are() -> None:
+    """Llama 4 gives the sigmoid of the chosen logits; logits that are all zero are logits."""
+    scores = torch.tensor([[0.0, 0.7, 0.0], [0.4, 0.0, 0.0]])
+    asked = read_router((scores, torch.randn(2, 3)), 3, 1)
+    assert asked is not None
+    assert asked.weights is not None
+    assert asked.weights.tolist() == pytest.approx([0.4, 0.7, 0.0])
+    even = read_router(torch.zeros(2, 3), 3, 2)
+    assert even is not None
+    assert even.weights is not None
+    assert even.weights.sum().item() == pytest.approx(2)
 
 
 def test_an_output_that_says_nothing_is_none() -> None:
@@ -473,6 +673,14 @@ def test_it_can_be_switched_off_and_on(tmp_path: Path) -> None:
     assert gm.load(tmp_path / "run").series("grad/expert/0/norm")[0].tolist() == [0, 1, 2, 3, 8, 10]
     with pytest.raises(gm.UsageError, match="1 or more"):
         trained(Stack(Merged), None, before_step=lambda meter: meter.watch_experts(0))
+
+
+def test_it_can_be_switched_on_in_tier_light(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    trained(Stack(Merged), tmp_path / "off", tier="light", steps=2)
+    assert not [name for name in gm.load(tmp_path / "off").names() if "/expert/" in name]
+    trained(Stack(Merged), tmp_path / "on", tier="light", steps=3, before_step=lambda meter: meter.watch_experts(1))
+    assert gm.load(tmp_path / "on").series("grad/expert/0/norm")[0].tolist() == [0, 1, 2]
 
 
 def test_asking_by_hand_gives_the_names_of_the_source(tmp_path: Path) -> None:
@@ -536,6 +744,11 @@ def test_a_nan_is_recorded_as_a_nan(tmp_path: Path) -> None:
         assert math.isnan(run.series(name)[1][0])
     assert math.isfinite(run.series("grad/expert/0/norm")[1][0])
     assert math.isfinite(run.series("grad/layer.blocks.1/expert/1/norm")[1][0])
+    # What the sound layer holds is not passed off as the whole.
+    for name in ("divergence", "bottom_rms", "cos_to_0", "norm_per_weight"):
+        assert f"grad/expert/1/{name}" not in run.names()
+        assert math.isfinite(run.series(f"grad/expert/2/{name}")[1][0])
+    assert math.isfinite(run.series("grad/expert/1/routing_weight")[1][0])
 
 
 def test_experts_added_while_training_get_columns_of_their_own(tmp_path: Path) -> None:

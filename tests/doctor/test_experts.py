@@ -303,6 +303,18 @@ def test_sizes_alone_prove_nothing_where_tokens_are_routed(planted: ModuleType) 
     assert judge(planted.log(planted.planted(**sized, token_routed=True))).divergence.verdict == "explained by routing"
 
 
+def test_advice_for_routed_tokens_is_not_that_for_merged_weights(planted: ModuleType) -> None:
+    alike = judge(planted.log(planted.planted(noise=0.02, token_routed=True)))
+    assert alike.divergence.verdict == "explained by routing"
+    assert not [advice for advice in alike.next if "Merge per sample" in advice or "perturbation_scale" in advice]
+    assert any("different weights" in advice for advice in alike.next)
+    near = planted.planted(cosine=0.4, distance=0.3 * np.exp(-TIME / 60), noise=0.05, phi=0.5, token_routed=True)
+    answers = judge(planted.log(near))
+    assert answers.lasting.verdict == "collapses"
+    assert not [advice for advice in answers.next if "Raise the coefficient of the balance loss" in advice]
+    assert any("draws experts 1 and 2 to expert 0" in advice for advice in answers.next)
+
+
 def test_an_even_load_over_a_router_the_task_does_not_train_is_said(planted: ModuleType) -> None:
     load_ = {"0": 0.34, "1": 0.33, "2": 0.33}
     rows = planted.routed(planted.planted(), "all", balance=0.99, dead_share=0.0, load=load_)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -11,8 +12,9 @@ from gradiometer.capture import hooks
 from gradiometer.capture.blocks import Model
 from gradiometer.capture.expertgauge import ExpertGauge
 from gradiometer.capture.experts import ExpertLayer, find_experts
+from gradiometer.capture.isolation import guarded
 from gradiometer.capture.reading import Fetched, Reading
-from gradiometer.capture.rounds import SeenExperts
+from gradiometer.capture.rounds import Owner, SeenExperts
 from gradiometer.capture.routing import Tally
 from gradiometer.capture.settings import Settings
 
@@ -27,8 +29,9 @@ LONGEST = 7
 class ExpertBook:
     """Finds the experts, and reads them every `every`-th step at most; without experts nothing here costs anything."""
 
-    def __init__(self, settings: Settings, *, measuring: Callable[[], int | None]) -> None:
-        self._settings, self._measuring = settings, measuring
+    def __init__(self, settings: Settings, owner: Owner, *, measuring: Callable[[], int | None]) -> None:
+        self._settings, self._owner, self._measuring = settings, owner, measuring
+        self.seconds = self.entered = 0.0
         self.every = settings.experts_every if settings.standard else None
         self.asked_for = False
         """Someone reads by hand: then routing is tallied at every step."""
@@ -42,9 +45,10 @@ class ExpertBook:
         self._ages: list[int] = []
         self._read: dict[int, SeenExperts] = {}
 
-    def scan(self, model: Model, named: dict[str, nn.Parameter]) -> None:
-        """Look for experts anew: the model may have grown."""
+    def scan(self, model: Model, named: dict[str, nn.Parameter], owner: Mapping[int, int]) -> None:
+        """Look for experts anew: the model may have grown. `owner`: which optimizer steps a parameter."""
         self.unhook()
+        self._owner_of = owner
         self.layers = [layer for layer in find_experts(model, named, self._settings.experts) if _whole(layer, named)]
         parameters: Sequence[Tensor] = list(named.values())
         self._names = list(named)
@@ -52,7 +56,7 @@ class ExpertBook:
         self._tallies = [Tally(layer, wanted=self._tallying) for layer in self.layers]
         for layer, tally in zip(self.layers, self._tallies, strict=True):
             if layer.router is not None:
-                self._remove.append(hooks.observe_forward(layer.router, tally.note))
+                self._remove.append(hooks.observe_forward(layer.router, partial(self._hear, tally)))
         self._read.clear()
         self._waits, self._ages = [0] * len(self.layers), [0] * len(self.layers)
 
@@ -66,6 +70,20 @@ class ExpertBook:
         while self._remove:
             self._remove.pop()()
 
+    @guarded
+    def _hear(self, tally: Tally, output: Any, *, trained: bool) -> None:
+        tally.note(output, trained=trained)
+
+    def give_up(self, problem: str) -> None:
+        """A fault of ours inside the user's forward: routers are not listened to any more, all else goes on."""
+        self.unhook()
+        self._owner.event("fault", problem)
+
+    def backward_ended(self) -> None:
+        """The forwards so far are in the gradients."""
+        for tally in self._tallies:
+            tally.gather()
+
     def due(self, number: int) -> bool:
         """Whether the experts are read at that round, if it is measured."""
         if self.every is None or not self.layers:
@@ -77,21 +95,29 @@ class ExpertBook:
         return self.asked_for or (number is not None and self.due(number))
 
     def read(self, reading: Reading, number: int, captured: Iterable[int]) -> None:
-        """Take every layer whose experts' gradients are all there to be read."""
+        """Take every layer whose experts' gradients are all there to be read.
+
+        Where one optimizer holds them they are all there with the first: a clip of one must not change it before the rest
+        is read. Those of several may be made, and unscaled, one optimizer after the other.
+        """
         if not self.due(number):
             return
         there = frozenset(captured)
         for place, gauge in enumerate(self._gauges):
-            held = gauge.held()
-            if place not in self._read and held and held <= there:
+            held = gauge.held() if place not in self._read else set()
+            alone = len({self._owner_of.get(i) for i in held}) == 1
+            if held and (held <= there or (alone and held & there)):
                 self._read_layer(reading, place)
 
     def read_now(self, reading: Reading, number: int | None) -> list[SeenExperts]:
         """Every layer as it is at this moment, for one who asks; the round of that number is not read again."""
+        before = dict(self._read)
         for place in range(len(self._gauges)):
             self._read_layer(reading, place)
-        seen = self.finish(reading)
-        self._last = number
+        seen = self._with_routing(reading)
+        self._read = before
+        if any(any(each.present) for each in seen):
+            self._last = number
         return seen
 
     def _read_layer(self, reading: Reading, place: int) -> None:
@@ -101,11 +127,19 @@ class ExpertBook:
             fresh = self._ages[place] >= self._waits[place]
             self._ages[place] = 0 if fresh else self._ages[place] + 1
             gauge.read(reading, name, fresh=fresh, histograms=self._settings.tier == "deep")
+        self._tallies[place].gather()
         rows = self._tallies[place].rows
         self._read[place] = SeenExperts(name=name, layer=gauge.layer, present=tuple(present), rows=rows)
 
     def finish(self, reading: Reading, number: int | None = None) -> list[SeenExperts]:
         """What was read in this round, with the routing of its forwards; nothing of it is left behind."""
+        seen = self._with_routing(reading)
+        if seen:
+            self._last = self._last if number is None else number
+        self.forget()
+        return seen
+
+    def _with_routing(self, reading: Reading) -> list[SeenExperts]:
         seen = [self._read[place] for place in sorted(self._read)]
         for place, each in self._read.items():
             tally = self._tallies[place]
@@ -113,9 +147,6 @@ class ExpertBook:
                 reading.add_array(f"{each.name}/weights", tally.weights)
             if tally.tokens is not None:
                 reading.add_array(f"{each.name}/tokens", tally.tokens)
-        if seen:
-            self._last = self._last if number is None else number
-        self.forget()
         return seen
 
     def learn(self, fetched: Fetched, seen: Sequence[SeenExperts]) -> None:
@@ -135,8 +166,8 @@ class ExpertBook:
                 tally.forget()
 
     def made_anew(self) -> None:
-        """The gradients were made again within the round: what was read is of the past."""
-        self._read.clear()
+        """The gradients were made again within the round: what was read is of the past, and so is its routing."""
+        self.forget()
 
     def describe(self) -> dict[str, Any]:
         """The layers, for the run."""
@@ -144,6 +175,8 @@ class ExpertBook:
 
 
 def _whole(layer: ExpertLayer, named: dict[str, nn.Parameter]) -> bool:
-    """Whether its tensors are here in one piece and real; the parts of a sharded one are not its tiers."""
-    parameters = list(named.values())
-    return not any(hasattr(parameters[i], "full_tensor") or parameters[i].is_complex() for i in layer.parameters)
+    """Whether its tensors are real, in one piece and in one place; the parts of a sharded one are not its tiers."""
+    values = list(named.values())
+    parameters = [values[i] for i in layer.parameters]
+    together = len({p.device for p in parameters}) == 1
+    return together and not any(hasattr(p, "full_tensor") or p.is_complex() for p in parameters)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from torch import Tensor, nn
@@ -23,6 +23,9 @@ Experts: TypeAlias = Mapping[str, Sequence[Selector] | tuple[Sequence[Selector],
 """By layer: its experts in order, or those and the router that chooses among them."""
 
 ROUTER = re.compile(r"(^|[._])(router|gate|gating|switch|wg|route|routing|selector)(?![a-z])", re.IGNORECASE)
+BARE_ROUTER = re.compile(
+    r"(w_?)?(router|gate|gating|switch|wg|route|routing|selector)(_?(w|weights?|kernel))?", re.IGNORECASE
+)
 EXPERT = re.compile("expert|moe", re.IGNORECASE)
 TOP_K = ("top_k", "topk", "num_experts_per_tok", "num_selects", "k")
 
@@ -77,38 +80,71 @@ def find_experts(
         return []
     index = {id(p): i for i, p in enumerate(parameters.values())}
     if isinstance(given, Mapping):
-        return [_given_layer(name, part, parameters, index) for name, part in given.items()]
+        return [_given_layer(name, part, model, parameters, index) for name, part in given.items()]
     if given is not None and given is not True:
         raise UsageError(
             f"experts is a mapping from a layer's name to its experts, or False to leave them out; found {given!r}"
         )
     found: list[ExpertLayer] = []
     taken: set[int] = set()
+    for layer in _with_own_paths(_no_stacks(_candidates(model, index))):
+        if not layer.parameters & taken:
+            taken |= layer.parameters
+            found.append(layer)
+    return found
+
+
+def _candidates(model: Model, index: Mapping[int, int]) -> list[tuple[str, ExpertLayer]]:
+    """What looks like experts, with the name it has in its module; some of it may lie inside of other such."""
+    found: list[tuple[str, ExpertLayer]] = []
     for prefix, root in modules_of(model).items():
         modules = dict(root.named_modules())
         for path, holder in modules.items():
-            for layer in _layers_in(prefix, path, holder, modules, index):
-                if not layer.parameters & taken:
-                    taken |= layer.parameters
-                    found.append(layer)
+            found += _layers_in(prefix, path, holder, modules, index)
     return found
+
+
+def _no_stacks(found: Sequence[tuple[str, ExpertLayer]]) -> list[tuple[str, ExpertLayer]]:
+    """Without the lists that no router chooses from and that hold experts themselves: `moe_layers` is a stack of layers."""
+
+    def stack(one: ExpertLayer) -> bool:
+        unrouted = one.router is None and not one.router_parameters
+        return unrouted and any(other.parameters < one.parameters for _, other in found)
+
+    return [(name, layer) for name, layer in found if not stack(layer)]
+
+
+def _with_own_paths(found: Sequence[tuple[str, ExpertLayer]]) -> list[ExpertLayer]:
+    """Each under a path of its own. Fused modules of one router hold parts of the same experts (JetMoe): they are joined."""
+    by_path: dict[str, ExpertLayer] = {}
+    for name, layer in found:
+        first = by_path.get(layer.path)
+        same = first is not None and (first.kind, first.num, first.router) == ("fused", layer.num, layer.router)
+        if first is None or not (same and layer.kind == "fused"):
+            path = layer.path if first is None else f"{layer.path}.{name}"
+            by_path[path] = replace(layer, path=path)
+        elif not first.parameters & layer.parameters:
+            by_path[layer.path] = replace(first, slabs=first.slabs + layer.slabs)
+    return list(by_path.values())
 
 
 def _layers_in(
     prefix: str, path: str, holder: nn.Module, modules: Mapping[str, nn.Module], index: Mapping[int, int]
-) -> Iterator[ExpertLayer]:
+) -> Iterator[tuple[str, ExpertLayer]]:
     for name, child in holder.named_children():
         members = _members(child)
         named = bool(EXPERT.search(name) or EXPERT.search(type(child).__name__))
         slabs = _list_slabs(members, index) if members else _fused_slabs(child, index) if named else ()
         if not slabs:
             continue
-        num = len(members) or next(p for p in child.parameters(recurse=False) if p.ndim >= 2).shape[0]
-        home, home_path, beside = holder, path, name
-        router_name = _router_in(home, beside, num)
-        if router_name is None and EXPERT.search(
-            path.rpartition(".")[2] or ""
-        ):  # experts.list beside a gate one level up
+        num = len(members) or next(p for p in child.parameters(recurse=False) if p.ndim >= 3).shape[0]
+        home, home_path = holder, path
+        router_name = _router_in(home, name, num)
+        if router_name is None and not members:  # weights and router side by side in one module
+            inside = f"{path}.{name}".lstrip(".")
+            router_name = _router_in(child, "", num)
+            home, home_path = (holder, path) if router_name is None else (child, inside)
+        if router_name is None and EXPERT.search(path.rpartition(".")[2]):  # experts.list beside a gate one level up
             home_path, _, beside = path.rpartition(".")
             home = modules[home_path]
             router_name = _router_in(home, beside, num)
@@ -116,7 +152,7 @@ def _layers_in(
             continue
         clean = prefix + WRAPPERS.sub("", home_path + ".") if home_path else prefix
         kind: Literal["list", "fused"] = "list" if members else "fused"
-        yield _layer(clean.rstrip(".") or "model", kind, num, slabs, home, router_name, index)
+        yield name, _layer(clean.rstrip(".") or "model", kind, num, slabs, home, router_name, index)
 
 
 def _layer(
@@ -147,9 +183,13 @@ def _members(child: nn.Module) -> list[nn.Module]:
     """The modules of a list or dict of at least two that have the same parameters by name and shape."""
     if not isinstance(child, nn.ModuleList | nn.ModuleDict) or len(child) < 2:
         return []
-    members = list(child.values()) if isinstance(child, nn.ModuleDict) else list(child)
+    members: list[nn.Module] = []
+    if isinstance(child, nn.ModuleList):
+        members = list(child)
+    else:  # one that is a module of its own may hold a dropout beside its experts (NLLB)
+        members = [member for member in child.values() if any(True for _ in member.parameters())]
     shapes = {tuple((name, tuple(p.shape)) for name, p in member.named_parameters()) for member in members}
-    return members if len(shapes) == 1 and shapes != {()} else []
+    return members if len(members) > 1 and len(shapes) == 1 and shapes != {()} else []
 
 
 def _list_slabs(members: Sequence[nn.Module], index: Mapping[int, int]) -> tuple[Slab, ...]:
@@ -161,7 +201,8 @@ def _list_slabs(members: Sequence[nn.Module], index: Mapping[int, int]) -> tuple
 
 
 def _fused_slabs(child: nn.Module, index: Mapping[int, int]) -> tuple[Slab, ...]:
-    own = [p for p in child.parameters(recurse=False) if id(p) in index and p.ndim >= 2]
+    named = child.named_parameters(recurse=False)
+    own = [p for name, p in named if id(p) in index and p.ndim >= 2 and not BARE_ROUTER.fullmatch(name)]
     stacked = [p for p in own if p.ndim >= 3]
     if not stacked or stacked[0].shape[0] < 2 or len({p.shape[0] for p in own}) != 1:
         return ()
@@ -171,12 +212,19 @@ def _fused_slabs(child: nn.Module, index: Mapping[int, int]) -> tuple[Slab, ...]
 def _router_in(home: nn.Module, beside: str, num: int) -> str | None:
     """The child or parameter of `home` that has a router's name and an output for each expert."""
     for name, child in home.named_children():
-        if name != beside and ROUTER.search(name) and any(num in p.shape for p in child.parameters()):
+        if name != beside and ROUTER.search(name) and _has_outputs(child, num):
             return name
     for name, parameter in home.named_parameters(recurse=False):
         if ROUTER.search(name) and num in parameter.shape:
             return name
     return None
+
+
+def _has_outputs(router: nn.Module, num: int) -> bool:
+    """Whether it has an output for each expert; of a module that is not a linear map the shapes are all there is to go by."""
+    if isinstance(router, nn.Linear):
+        return router.out_features == num
+    return any(num in p.shape for p in router.parameters())
 
 
 def _top_k(home: nn.Module, router: nn.Module | None, num: int) -> int | None:
@@ -189,12 +237,10 @@ def _top_k(home: nn.Module, router: nn.Module | None, num: int) -> int | None:
 
 
 def _given_layer(
-    name: str, given: Any, parameters: Mapping[str, nn.Parameter], index: Mapping[int, int]
+    name: str, given: Any, model: Model, parameters: Mapping[str, nn.Parameter], index: Mapping[int, int]
 ) -> ExpertLayer:
-    paired = isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], nn.Module)
-    router = given[1] if paired and not isinstance(given[0], nn.Module | str) else None
-    listed = given[0] if router is not None else given
-    selectors = list(listed) if isinstance(listed, nn.ModuleList | list | tuple) else []
+    router, selectors = _given_parts(given)
+    home = router if router is None else _holder_of(router, model)
     if len(selectors) < 2 or "/" in name:
         raise UsageError(
             f"experts[{name!r}] is a list of two or more experts (modules, lists of parameters or patterns), alone or "
@@ -219,9 +265,27 @@ def _given_layer(
         slabs=tuple(Slab(parts=column, fused=False) for column in zip(*members, strict=True)),
         router=router,
         router_parameters=tuple(own),
-        top_k=None if router is None else _top_k(router, router, len(members)),
-        normalised=bool(getattr(router, "norm_topk_prob", True)),
+        top_k=None if home is None else _top_k(home, router, len(members)),
+        normalised=all(getattr(part, "norm_topk_prob", True) for part in (home, router)),
     )
+
+
+def _given_parts(given: Any) -> tuple[nn.Module | None, list[Any]]:
+    """The router, if there is one, and the experts one by one. Two plain modules are two experts."""
+    several = nn.ModuleList | nn.ModuleDict
+    paired = isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], nn.Module)
+    single = paired and isinstance(given[0], nn.Module | str) and not isinstance(given[0], several)
+    routed = paired and not single and not isinstance(given[1], several)
+    listed = given[0] if routed else given
+    if isinstance(listed, nn.ModuleDict):
+        listed = list(listed.values())
+    return given[1] if routed else None, list(listed) if isinstance(listed, nn.ModuleList | list | tuple) else []
+
+
+def _holder_of(router: nn.Module, model: Model) -> nn.Module:
+    """The module that has the router as its child: it may know how many are chosen."""
+    holders = (module for root in modules_of(model).values() for module in root.modules())
+    return next((module for module in holders if any(child is router for child in module.children())), router)
 
 
 def _short(given: Any) -> str:

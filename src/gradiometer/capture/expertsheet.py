@@ -34,6 +34,10 @@ MEANS = (
     *("routing_weight", "norm_per_weight", "norm_per_token"),
 )
 """Over layers the plain mean, as the source takes it."""
+RELATIVE = ("divergence", "log_ratio", "log_ratio_routed", "cos_to_0")
+"""To expert 0."""
+UNSPOILED = ("routing_weight", "weight_distance")
+"""What a NaN in a gradient does not touch."""
 
 
 class ExpertSheet:
@@ -75,8 +79,7 @@ class ExpertSheet:
             spoiled.add(bad[:, None].astype(np.float64))
         if layers:
             found, bad = self._all(layers, pooled.total, seen), spoiled.total[:, 0] > 0
-            found |= {name: np.where(bad, np.nan, found[name]) for name in NORMS}
-            _write(values, "", found, bad)
+            _write(values, "", _without_spoiled(found, bad), bad)
         _write_routers(values, fetched, seen)
 
     def _taken(self, each: SeenExperts, fetched: Fetched, scale: float) -> tuple[Numbers, Numbers]:
@@ -111,6 +114,18 @@ class ExpertSheet:
                 apart.add(self._apart[path])
             found["weight_distance"] = _without_first(_root(_over(apart.total[:, 0], apart.total[:, 1])))
         return found
+
+
+def _without_spoiled(found: Mapping[str, Numbers], bad: NDArray[np.bool_]) -> dict[str, Numbers]:
+    """Without the experts that hold a NaN in one layer: what their other layers hold is not the whole.
+
+    Nothing can be compared with an expert 0 that is spoiled.
+    """
+    kept = {name: column for name, column in found.items() if not (bad[0] and name in RELATIVE)}
+    return {
+        name: column if name in UNSPOILED else np.where(bad[: len(column)], np.nan, column)
+        for name, column in kept.items()
+    }
 
 
 class _Padded:

@@ -136,10 +136,14 @@ def observe_gradients(parameters: Sequence[Tensor], accumulated: Callable[[int],
 
 
 def observe_forward(module: nn.Module, note: Callable[..., None]) -> Remove:
-    """Call `note(output, trained=...)` after each forward of the module; `trained` says whether a graph was being made."""
+    """Call `note(output, trained=...)` after each forward of the module; `trained` says whether a graph was being made.
+
+    Not while the module is compiled, nor inside torch.func, whose tensors are not to leave it.
+    """
 
     def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
-        note(output, trained=torch.is_grad_enabled())
+        if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is None:
+            note(output, trained=torch.is_grad_enabled())
 
     return module.register_forward_hook(hook).remove
 

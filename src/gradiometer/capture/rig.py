@@ -53,7 +53,7 @@ class Rig:
         self._counted_seconds = 0.0
         self.num_measured = 0
         self._terms = TermBook(settings, owner, len(self.optimizers))
-        self.experts = ExpertBook(settings, measuring=self._measured_round)
+        self.experts = ExpertBook(settings, owner, measuring=self._measured_round)
         self._clipping: list[int] = []
         self._remove: list[hooks.Remove] = []
         self._remove_gradients: list[hooks.Remove] = []
@@ -75,6 +75,7 @@ class Rig:
             self._stop_if_nonfinite(range(len(self.gauge.parameters)))
         self._marks.note(reached)
         self._terms.backward_ended()
+        self.experts.backward_ended()
         # Under data parallelism the gradients are being averaged at this moment; the ranks give the noise there.
         if current.reading is not None and self._long_view_due() and not self.roster.data_parallel:
             self._micro_batches.read(current, reached)
@@ -201,7 +202,9 @@ class Rig:
             return
         self.last_step, self.next_step = current.step, current.step + 1
         self._round_number = current.number + 1
-        if current.reading is not None:
+        if current.reading is None:
+            self.experts.forget()
+        else:
             self._micro_batches.finish(current, current.reading)
             current.reading.add("local", list(current.local_norms), list(current.local_norms.values()))
             self._terms.finish(current)
@@ -258,6 +261,7 @@ class Rig:
         if not fresh:
             return
         self._terms.read_raw(current.reading, frozenset(fresh))
+        self.experts.read(current.reading, current.number, current.captured)
         if not self._settings.standard:
             self.gauge.read_light(current.reading, fresh)
             return
@@ -268,7 +272,6 @@ class Rig:
             current.reading, fresh, step=current.number, keep_weights=weights, sums=self._long_view_due()
         )
         self._samples.read(current.reading, fresh, samples, step=current.number)
-        self.experts.read(current.reading, current.number, current.captured)
         if self._settings.tier == "deep":
             self._read_histograms(current.reading, fresh)
 
@@ -375,7 +378,7 @@ class Rig:
         self._remove_gradients.append(hooks.observe_backward([parameters[i] for i in self.roster.sentinels], self))
         self.num_replicas = num_replicas() if self.roster.data_parallel else 1
         self._terms.scan(self._model, parameters)
-        self.experts.scan(self._model, self.roster.named)
+        self.experts.scan(self._model, self.roster.named, self.roster.owner)
         if self.num_replicas > 1 and self._settings.standard:
             self._remove_gradients.append(hooks.observe_gradients(parameters, self._note_local))
         if self._settings.tier == "deep" and self._settings.on_nonfinite == "raise":

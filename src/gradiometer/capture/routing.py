@@ -29,18 +29,23 @@ class Asked:
 
 
 class Tally:
-    """The routing of one layer since the last step that was closed."""
+    """The routing of one layer since the last step that was closed.
+
+    A forward waits until a backward has ended, or the gradient is read: a forward that belongs to the next gradients may
+    run before the round of the last ones is closed.
+    """
 
     def __init__(self, layer: ExpertLayer, *, wanted: Callable[[], bool]) -> None:
         self._layer, self._wanted = layer, wanted
+        self._waiting: list[Asked] = []
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew."""
+        """Begin anew, with the forwards that no backward has followed yet."""
         self.rows = 0
         self.weights: Tensor | None = None
         self.tokens: Tensor | None = None
-        self._in_forward = False
+        self._in_forward = bool(self._waiting)
 
     @torch.no_grad()
     def note(self, output: Any, *, trained: bool) -> None:
@@ -48,7 +53,7 @@ class Tally:
 
         Checkpointing runs a forward again inside backward: that run counts only where the first made no graph.
         """
-        if torch.compiler.is_compiling() or not trained or not self._wanted():
+        if not trained or not self._wanted():
             return
         again = torch._C._current_graph_task_id() != -1
         if again and self._in_forward:
@@ -57,9 +62,22 @@ class Tally:
         if asked is None:
             return
         self._in_forward |= not again
-        self.rows += asked.rows
-        self.weights = _plus(self.weights, asked.weights)
-        self.tokens = _plus(self.tokens, asked.tokens)
+        self._waiting = [_joined([*self._waiting, asked])]
+
+    def gather(self) -> None:
+        """The forwards that waited are in the gradients now."""
+        for asked in self._waiting:
+            self.rows += asked.rows
+            self.weights = _plus(self.weights, asked.weights)
+            self.tokens = _plus(self.tokens, asked.tokens)
+        self._waiting = []
+
+
+def _joined(parts: Sequence[Asked]) -> Asked:
+    first, *more = parts
+    for part in more:
+        first = Asked(_plus(first.weights, part.weights), _plus(first.tokens, part.tokens), first.rows + part.rows)
+    return first
 
 
 def _plus(held: Tensor | None, more: Tensor | None) -> Tensor | None:
@@ -79,11 +97,14 @@ def read_router(output: Any, num: int, top_k: int | None, *, normalised: bool = 
     if chosen is not None:
         # Hugging Face gives (logits, weights, indices): the weights stand last.
         weights = next((x for x in reversed(tensors) if x.is_floating_point() and x.shape == chosen.shape), None)
-        if chosen.shape[-1] == num and (weights is None or top_k is not None):  # one-hot rows, not all N in some order
-            return Asked(None, chosen.reshape(-1, num).sum(0, dtype=torch.float32), chosen.numel() // num)
+        lone = any(x.is_floating_point() and x.shape == (*chosen.shape[:-1], 1) for x in tensors)
+        # One-hot rows, not all N in some order: Switch gives the one weight of each row beside them.
+        if chosen.shape[-1] == num and (weights is None or lone or top_k is not None):
+            return _of_rows(chosen, tensors)
         if weights is None and (full := _last_is(tensors, num)) is not None and full.shape[:-1] == chosen.shape[:-1]:
             weights = _probabilities(full).gather(-1, chosen.long().clamp(0, num - 1))
-        return _of_choice(chosen, weights, num)
+        asked = _of_choice(chosen, weights, num)
+        return asked if chosen.shape[-1] < max(num, 3) else _unless_rows(chosen, asked)
     full = _last_is(tensors, num)
     if full is None:
         return None
@@ -93,7 +114,36 @@ def read_router(output: Any, num: int, top_k: int | None, *, normalised: bool = 
         return Asked(rows.sum(0), None, len(rows))
     best = probabilities.topk(top_k, dim=-1)
     values = best.values / best.values.sum(-1, keepdim=True) if normalised else best.values
-    return _of_choice(best.indices, values, num)
+    return _of_choice(
+        best.indices, torch.where(_sparse(full, top_k), full.detach().float().gather(-1, best.indices), values), num
+    )
+
+
+def _of_rows(chosen: Tensor, tensors: Sequence[Tensor]) -> Asked:
+    """Rows of zeros and ones, [..., N], with the weight of the chosen one beside them, [..., 1], where there is one."""
+    rows = chosen.reshape(-1, chosen.shape[-1]).float()
+    shape = (*chosen.shape[:-1], 1)
+    weights = next((x for x in tensors if x.is_floating_point() and x.shape == shape), None)
+    summed = None if weights is None else (rows * weights.detach().reshape(-1, 1).float()).sum(0)
+    return Asked(summed, rows.sum(0), len(rows))
+
+
+def _unless_rows(chosen: Tensor, asked: Asked) -> Asked:
+    """All N in some order, unless no number is above one: then they are rows of zeros and ones after all (NLLB).
+
+    Which of the tensors beside those holds the weights is not known: NaN, which is missing.
+    """
+    assert asked.tokens is not None
+    mask = (chosen <= 1).all()
+    tokens = torch.where(mask, chosen.reshape(-1, chosen.shape[-1]).sum(0, dtype=torch.float32), asked.tokens)
+    weights = None if asked.weights is None else torch.where(mask, torch.nan, asked.weights)
+    return Asked(weights, tokens, asked.rows)
+
+
+def _sparse(x: Tensor, top_k: int) -> Tensor:
+    """Whether the rows are the weights themselves, zero but for the chosen experts (Llama 4)."""
+    positive = (x > 0).sum(-1)
+    return (x >= 0).all() & ((positive >= 1) & (positive <= top_k)).all()
 
 
 def _of_choice(chosen: Tensor, weights: Tensor | None, num: int) -> Asked:

@@ -73,7 +73,8 @@ def _plain(answers: Answers) -> dict[str, Any]:
 def _print(name: str, answers: Answers) -> None:
     out = console()
     places = f" in {len(answers.layers)} layers" if len(answers.layers) > 1 else ""
-    seen = f"{answers.points} measured steps, {answers.first_step} to {answers.last_step}"
+    steps = f"{answers.points} measured step{'s' * (answers.points != 1)}"
+    seen = f"{steps}, {answers.first_step} to {answers.last_step}"
     _say(out, "", f"{name}: {len(answers.experts)} experts{places}, {seen}; {answers.reference}")
     for number, answer in enumerate(answers.answers, 1):
         _print_answer(out, number, answer)

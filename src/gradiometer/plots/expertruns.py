@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["draw_expert_runs"]
 
-BEFORE = "|log ratio|: dotted before routing is divided out, full lines after."
+BEFORE = "|log ratio|: thin and pale before routing is divided out, strong lines after."
 
 
 def draw_expert_runs(runs: Sequence[ExpertRun]) -> Figure:

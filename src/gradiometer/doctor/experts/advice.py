@@ -8,6 +8,7 @@ from typing import Any
 from gradiometer.doctor.experts.answers import Answer, Routing
 from gradiometer.doctor.experts.readings import listed
 from gradiometer.doctor.experts.routers import RouterHealth
+from gradiometer.doctor.signs import number
 
 __all__ = ["advise"]
 
@@ -23,7 +24,11 @@ def advise(
     waking, divergence, lasting = answers
     found = list(_router_advice(health))
     scale = f"{_raise_scale(facts)}, or adjust sparsity{_now(facts, 'sparsity')}"
-    if divergence.verdict == "explained by routing":
+    if divergence.verdict == "explained by routing" and routing == "top-k":
+        found.append(
+            "Start the experts from different weights: they see different tokens and still get gradients of one direction."
+        )
+    elif divergence.verdict == "explained by routing":
         found.append(
             "Merge per sample instead of once a batch, or route tokens to the top k: one merge gives every expert the "
             f"same gradient. {scale}: that can tell only afterwards."
@@ -31,8 +36,13 @@ def advise(
     elif routing != "top-k" and (waking.verdict == "not waking up" or lasting.verdict == "collapses"):
         found.append(f"{scale}.")
     if lasting.verdict == "collapses":
-        balance = "Raise the coefficient of the balance loss" if routing == "top-k" else "Lower the weight decay"
-        found.append(f"{balance} on the experts that approach expert 0: {listed(_fallen(lasting))}.")
+        who = listed(_fallen(lasting))
+        found.append(
+            f"Find what draws {who} to expert 0 (averaging or merging of weights, a consensus or distillation loss): a "
+            "balance loss evens the load and does not keep experts apart."
+            if routing == "top-k"
+            else f"Lower the weight decay on the experts that approach expert 0: {who}."
+        )
     if not found and _waits(answers):
         found.append("Train on, or measure more often (experts_every=), until the intervals decide.")
     return tuple(found)
@@ -54,15 +64,15 @@ def _router_advice(health: RouterHealth) -> list[str]:
 
 
 def _raise_scale(facts: Mapping[str, Any]) -> str:
-    scale = setting(facts, "perturbation_scale")
-    if isinstance(scale, int | float) and scale >= 2.0:
+    scale = number(setting(facts, "perturbation_scale"))
+    if scale is not None and scale >= 2.0:
         return f"Raise perturbation_scale above {scale:g}"
     return f"Raise perturbation_scale to 2.0 or higher{_now(facts, 'perturbation_scale')}"
 
 
 def _now(facts: Mapping[str, Any], name: str) -> str:
-    value = setting(facts, name)
-    return f" (now {value:g})" if isinstance(value, int | float) else ""
+    value = number(setting(facts, name))
+    return f" (now {value:g})" if value is not None else ""
 
 
 def setting(facts: Mapping[str, Any], name: str) -> Any:

@@ -125,4 +125,4 @@ def _span(value: float, low: float, high: float, *, pure: bool) -> str:
 
 def _digits(width: float) -> int:
     """Decimals: two digits of the interval's width, at least three where it has none."""
-    return 3 if width < 1e-4 else max(0, min(4, 1 - math.floor(math.log10(width))))
+    return 3 if not 1e-4 <= width < math.inf else max(0, min(4, 1 - math.floor(math.log10(width))))
