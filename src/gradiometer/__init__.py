@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from gradiometer.maths.groups import RolloutFilter
     from gradiometer.probes.anatomy import Anatomy, anatomy
     from gradiometer.probes.audit import Audit, audit
+    from gradiometer.probes.confirm import Experiment
+    from gradiometer.probes.helped import StepCheck, helped
     from gradiometer.probes.replicates import Replicates, replicates
     from gradiometer.store.importers import load
     from gradiometer.store.logs import Log
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Anatomy",
     "Audit",
+    "Experiment",
     "GradiometerError",
     "GradiometerWarning",
     "Log",
@@ -39,11 +42,13 @@ __all__ = [
     "Replicates",
     "RolloutFilter",
     "Run",
+    "StepCheck",
     "StopTraining",
     "UsageError",
     "__version__",
     "anatomy",
     "audit",
+    "helped",
     "load",
     "replicates",
     "watch",
@@ -52,6 +57,7 @@ __all__ = [
 _HOME = {
     "Anatomy": "probes.anatomy",
     "Audit": "probes.audit",
+    "Experiment": "probes.confirm",
     "GradiometerError": "errors",
     "GradiometerWarning": "errors",
     "Log": "store.logs",
@@ -60,10 +66,12 @@ _HOME = {
     "Replicates": "probes.replicates",
     "RolloutFilter": "maths.groups",
     "Run": "store.reader",
+    "StepCheck": "probes.helped",
     "StopTraining": "errors",
     "UsageError": "errors",
     "anatomy": "probes.anatomy",
     "audit": "probes.audit",
+    "helped": "probes.helped",
     "load": "store.importers",
     "replicates": "probes.replicates",
     "watch": "capture.watch",

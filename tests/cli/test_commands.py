@@ -141,7 +141,7 @@ def test_env_says_what_is_missing_and_how_to_get_it() -> None:
 
 
 def test_labs_lists_labs_and_faults() -> None:
-    cartpole, prismatic, sokoban, tsp = json.loads(gradiometer("labs", "--json").stdout)["labs"]
+    cartpole, _, sokoban, tsp = json.loads(gradiometer("labs", "--json").stdout)["labs"]
     assert (sokoban["name"], sokoban["length"]) == ("sokoban", "trainer.total_training_steps")
     assert (tsp["name"], tsp["length"]) == ("tsp", "steps")
     assert cartpole["name"] == "cartpole"

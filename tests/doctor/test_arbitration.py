@@ -302,3 +302,30 @@ def test_hundreds_of_findings_are_sorted_out_at_once() -> None:
     found = [finding(id, since_step=k, block=f"layer.{k}") for k in range(10) for id in sorted(IDS)]
     result = arbitrate(found)
     assert len(result.findings) + len(result.folded) == len(found)
+
+
+def frozen(*series: str) -> Finding:
+    seen = tuple(Evidence(series=name, reading="low", first_step=0, last_step=9) for name in series)
+    return finding("policy-frozen", basis="heuristic", since_step=0, evidence=seen)
+
+
+@pytest.mark.parametrize("series", ["grad/all/update_ratio", "train/learning_rate", "actor/lr", "learning_rate"])
+def test_where_every_weight_stands_still_the_critic_that_learns_nothing_is_a_consequence(series: str) -> None:
+    blind = finding("critic-explains-nothing", since_step=5, block="critic")
+    result = arbitrate([blind, frozen("approx_kl", series)])
+    assert ids(result.findings) == ["policy-frozen"]
+    assert ids(result.folded) == ["critic-explains-nothing"]
+
+
+def test_where_the_policy_alone_stands_still_the_critic_is_a_fault_of_its_own() -> None:
+    blind = finding("critic-explains-nothing", since_step=5, block="critic")
+    assert len(arbitrate([blind, frozen("train/approx_kl")]).findings) == 2
+
+
+def test_what_held_from_its_first_measurement_on_began_no_later_than_what_is_measured_at_every_step() -> None:
+    seen = (Evidence(series="value_loss", reading="5e+05", first_step=39, last_step=999),)
+    scale = finding("reward-scale", since_step=39, evidence=seen)
+    swamped = finding("critic-dominates", since_step=0, block="all")
+    assert ids(arbitrate([swamped, scale], first_step={"value_loss": 39}.get).findings) == ["reward-scale"]
+    assert len(arbitrate([swamped, scale], first_step={"value_loss": 19}.get).findings) == 2
+    assert len(arbitrate([swamped, scale]).findings) == 2

@@ -181,7 +181,7 @@ def test_a_norm_that_falls_to_a_hundredth_while_the_reward_is_flat_has_vanished(
     assert finding.severity == "warn"
     assert finding.since_step is not None
     assert 35 <= finding.since_step <= 55
-    assert "does not rise" in finding.evidence[1].reading
+    assert "has not risen" in finding.evidence[1].reading
 
 
 def test_a_tenth_is_not_vanished(patient: Patient) -> None:
@@ -389,3 +389,15 @@ def test_healthy_runs_get_no_alarm(patient: Patient, patients: ModuleType, phi: 
         for id in FAMILY:
             found = judge(id, run)
             assert isinstance(found, Skipped) or [f for f in found if f.severity != "info"] == []
+
+
+def test_a_norm_that_runs_off_late_has_exploded_before_half_of_the_run_is_lost(patient: Patient) -> None:
+    n = 120
+    t = np.linspace(0.0, 1.0, n)
+    norm = steady(n) * 10.0 ** (8.0 * np.maximum(0.0, t - 0.5))
+    lost = np.where(t < 0.5, 2.0 * t, np.maximum(0.0, 1.0 - 4.0 * (t - 0.5))) + 0.02 * flat(n)
+    finding = one("exploding-gradient", patient({"grad_norm": norm, "reward": lost}))
+    assert finding.since_step is not None
+    assert 84 <= finding.since_step <= 94
+    assert judge("exploding-gradient", patient({"grad_norm": norm, "reward": rising(n)})) == []
+    assert judge("exploding-gradient", patient({"grad_norm": norm**0.5, "reward": lost})) == []

@@ -518,3 +518,33 @@ def test_no_rule_falls_over_whatever_the_series_hold(series: dict[str, list[floa
     for id in MINE:
         found = verdict(id, run)
         assert isinstance(found, Skipped | list)
+
+
+def test_a_fall_through_the_middle_third_is_seen_against_the_first(patients: ModuleType) -> None:
+    t = np.linspace(0.0, 1.0, 150)
+    reward = 200.0 - 160.0 * np.clip(3.0 * t - 1.0, 0.0, 1.0) + patients.ar1(150, 0.5, 6.0, 1)
+    found = only("reward-declining", log({"reward": reward}))
+    assert "first third" in found.evidence[0].reading
+    assert found.since_step is not None
+    assert 60 <= found.since_step <= 90
+    assert silent("reward-declining", log({"reward": 200.0 + patients.ar1(150, 0.5, 6.0, 1)}))
+
+
+def test_a_short_run_that_falls_all_along_is_declining(patients: ModuleType) -> None:
+    reward = 200.0 - 160.0 * np.minimum(1.0, 2.0 * np.linspace(0.0, 1.0, 60)) + patients.ar1(60, 0.5, 6.0, 2)
+    found = only("reward-declining", log({"reward": reward}))
+    assert found.since_step is not None
+    assert 10 <= found.since_step <= 30
+    assert isinstance(verdict("reward-declining", log({"reward": reward[::-1]})), Skipped)
+
+
+def test_a_flat_reward_is_no_warning_where_a_held_out_score_rose_over_the_run(patients: ModuleType) -> None:
+    noisy = 0.25 + patients.ar1(400, 0.0, 0.05, 3)
+    evaluated = range(0, 400, 10)
+    score = 0.2 + 0.07 * np.linspace(0.0, 1.0, 40) ** 0.5 + patients.ar1(40, 0.0, 0.01, 4)
+    assert only("reward-plateau", log({"reward": noisy})).severity == "warn"
+    found = verdict("reward-plateau", log({"reward": noisy, "val/reward": (evaluated, score)}))
+    assert isinstance(found, list)
+    assert [each.severity for each in found] in ([], ["info"])
+    flat = 0.2 + patients.ar1(40, 0.0, 0.01, 4)
+    assert only("reward-plateau", log({"reward": noisy, "val/reward": (evaluated, flat)})).severity == "warn"

@@ -7,6 +7,7 @@ import html.parser
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -159,3 +160,17 @@ def test_several_runs_show_shared_causes_first() -> None:
     assert max(map(len, said.splitlines())) <= 90
     assert len(plain_of_several(runs)["runs"]) == 3
     assert "2 of 3" in as_page(runs)
+
+
+def test_two_causes_fit_a_screen_and_the_second_still_has_its_evidence_and_its_fix() -> None:
+    wordy: dict[str, Any] = {"cause": "because " * 40, "confirm": "try " * 40, "references": ("a paper",) * 4}
+    evidence = tuple(Evidence(series=f"series/{i}", reading="a long reading " * 6) for i in range(4))
+    first = dataclasses.replace(DEAD, evidence=evidence, fix=("change this " * 12,) * 3, **wordy)
+    second = dataclasses.replace(first, id="critic-diverges", fix=("change the other", "or that"), suppressed=())
+    said = as_text(diagnosis(first, second), width=80)
+    assert len(said.splitlines()) <= 60
+    brief = said[said.index("critic-diverges") :]
+    assert "evidence  series/0" in brief
+    assert "fix       change the other" in brief
+    assert "confirm" not in brief
+    assert as_text(diagnosis(first, second), width=80, verbose=True).count("confirm ") == 2

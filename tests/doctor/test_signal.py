@@ -464,3 +464,14 @@ def healthy(patients: ModuleType, n: int, phi: float, seed: int) -> dict[int, di
         "policy_loss": noise(0.05, 14),
     }
     return {step: {name: float(x[step]) for name, x in series.items()} for step in range(n)}
+
+
+def test_targets_out_of_reach_are_told_too_where_the_reward_rose_a_little_and_stands_with_a_blind_critic(
+    patient: Patient,
+) -> None:
+    stands = np.minimum(20.0 + 3.0 * np.arange(N), 50.0) + np.sin(np.arange(N))
+    huge = {"value_loss": level(5e5) * 10.0 ** (0.05 * np.sin(np.arange(N))), "reward": stands}
+    assert finding("reward-scale", patient({**huge, "explained_variance": level(1e-5)})).severity == "warn"
+    assert judge("reward-scale", patient({**huge, "explained_variance": level(0.1)})) == []
+    still = {**huge, "explained_variance": level(1e-5), "reward": 20.0 + 3.0 * np.arange(N)}
+    assert judge("reward-scale", patient(still)) == []

@@ -359,3 +359,35 @@ def healthy(patients: ModuleType, n: int, phi: float, seed: int) -> dict[int, di
         "grad/all/term/kl/norm": 0.1 * np.exp(noise(0.3, 9)),
     }
     return {step: {name: float(x[step]) for name, x in series.items()} for step in range(n)}
+
+
+# What a KL of one step cannot show
+
+
+def signed(size: float, seed: int = 0) -> Any:
+    """A KL by k1: noise around almost nothing."""
+    return size * np.random.default_rng(seed).normal(size=N)
+
+
+def test_a_signed_kl_whose_median_is_near_zero_is_no_frozen_policy(patient: Patient) -> None:
+    assert judge("policy-frozen", patient({"actor/ppo_kl": signed(5e-4), "reward": FLAT})) == []
+    assert finding("policy-frozen", patient({"actor/ppo_kl": signed(1e-5), "reward": FLAT})).severity == "warn"
+
+
+def test_a_kl_taken_before_the_only_step_is_excused_by_a_reference_left_behind_or_an_entropy_on_its_way(
+    patient: Patient,
+) -> None:
+    tiny = {"actor/ppo_kl": signed(1e-6), "reward": FLAT}
+    falls = np.linspace(0.5, 0.2, N) + 0.01 * NOISE
+    assert judge("policy-frozen", patient({**tiny, "actor/kl_loss": np.linspace(0.0, 0.02, N)})) == []
+    assert judge("policy-frozen", patient({**tiny, "actor/entropy": falls})) == []
+    stands = {"actor/kl_loss": level(1e-5), "actor/entropy": 0.5 + 0.01 * NOISE}
+    assert finding("policy-frozen", patient({**tiny, **stands})).severity == "warn"
+
+
+def test_a_policy_whose_schedule_ended_near_a_maximum_of_zero_is_done(patient: Patient) -> None:
+    rate = np.where(np.arange(N) < 20, 3e-4, 0.0)
+    learnt = np.minimum(-1400.0 + 80.0 * np.arange(N), -100.0) + NOISE
+    assert judge("policy-frozen", patient({"learning_rate": rate, "reward": learnt}, facts={"max_reward": 0})) == []
+    short = np.minimum(-1400.0 + 80.0 * np.arange(N), -700.0) + NOISE
+    assert finding("policy-frozen", patient({"learning_rate": rate, "reward": short}, facts={"max_reward": 0}))

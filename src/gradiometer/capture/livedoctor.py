@@ -69,7 +69,10 @@ class LiveDoctor:
         assert self._process.stdout is not None
         with self._process.stdout as lines:
             for line in lines:
-                said = json.loads(line)
+                try:
+                    said = json.loads(line)
+                except ValueError:  # half a line: the process was killed
+                    break
                 if "finding" in said:
                     self._heard.put(finding_of(said["finding"]))
                 else:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from gradiometer.cli.confirm import prepared
 from gradiometer.cli.printing import console, print_json, warnings_in_a_line
 from gradiometer.doctor.diagnosis import Diagnosis, diagnose
 from gradiometer.doctor.report.markdown import as_markdown, several_as_markdown
@@ -30,6 +31,8 @@ def doctor(
     output: str,
     fail_on: str,
     verbose: bool,
+    confirm: bool,
+    probe: str,
     as_json: bool,
 ) -> int:
     """Judge each path, say it, and return the exit code: 1 with a finding at or above `fail_on`, else 0."""
@@ -41,13 +44,19 @@ def doctor(
         raise UsageError("--format html writes a file: name it with -o report.html")
     if output and Path(output).is_dir():
         raise UsageError(f"-o {output} is a folder: name a file in it, such as {Path(output) / f'doctor.{form}'}")
+    if probe and not confirm:
+        raise UsageError("--probe belongs to --confirm: gradiometer doctor RUN --confirm --probe module:function")
     with warnings_in_a_line():
         named = [path for given in paths for path in logs_in(Path(given))]
+        asked = prepared(named, probe=probe) if confirm else None
         diagnoses = [_diagnosis(path, since) for path in _each(named)]
-    if as_json:
-        print_json(plain(diagnoses[0]) if len(diagnoses) == 1 else plain_of_several(diagnoses))
     if output or not as_json:
         _say(diagnoses, form=form, output=output, verbose=verbose)
+    if as_json:
+        content = plain(diagnoses[0]) if len(diagnoses) == 1 else plain_of_several(diagnoses)
+        print_json(content) if asked is None else asked.tell_as_json(diagnoses[0], content)
+    elif asked is not None:
+        asked.tell(diagnoses[0], form=form, output=output)
     reached = [SEVERITIES.index(d.worst) for d in diagnoses if d.worst is not None]
     return int(fail_on != NO_LIMIT and max(reached, default=-1) >= SEVERITIES.index(fail_on))
 

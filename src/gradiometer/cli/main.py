@@ -183,12 +183,30 @@ def doctor(
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Every finding whole, and every rule left out.")
     ] = False,
+    confirm: Annotated[
+        bool,
+        typer.Option("--confirm", help="Run the experiments that would prove the first findings: a lab, or --probe."),
+    ] = False,
+    probe: Annotated[
+        str,
+        typer.Option(metavar="MODULE:FUNCTION", help="Your own experiment: takes a gm.Experiment, returns numbers."),
+    ] = "",
     json: Json = False,
 ) -> None:
     """Why does this policy not learn? The cause first, its evidence, what to change and how to make sure."""
     from gradiometer.cli import doctor as verb
 
-    code = verb.doctor(paths, since=since, form=format, output=output, fail_on=fail_on, verbose=verbose, as_json=json)
+    code = verb.doctor(
+        paths,
+        since=since,
+        form=format,
+        output=output,
+        fail_on=fail_on,
+        verbose=verbose,
+        confirm=confirm,
+        probe=probe,
+        as_json=json,
+    )
     if code:
         raise typer.Exit(code)
 

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
-from gradiometer.doctor.consequences import CONSEQUENCES, DEAD_TERM
+from gradiometer.doctor.consequences import ALL_FROZEN, CONSEQUENCES, DEAD_TERM
 from gradiometer.records import Finding
+
+FirstStep: TypeAlias = Callable[[str], int | None]
 
 __all__ = ["Arbitrated", "arbitrate", "brings"]
 
@@ -20,6 +23,8 @@ SEVERITY = {"critical": 0, "warn": 1, "info": 2}
 BASIS = {"proved": 0, "statistical": 1, "heuristic": 2}
 
 TERM = re.compile(r"(?:/term/|actor/grad_norm/|actor/loss/|grad_norm/all/(?:loss/)?)(?P<term>[^/~]+)")
+ALL_WEIGHTS = re.compile(r"^grad/all/update_ratio$|(^|[/_])(lr|learning_rate)$")
+"""Evidence of a policy that stands still because every weight does."""
 ROLES = {
     "entropy": re.compile("(^|_)ent", re.I),
     "kl": re.compile("(^|_)kl", re.I),
@@ -37,13 +42,16 @@ class Arbitrated:
     folded: tuple[Finding, ...]
 
 
-def arbitrate(findings: Iterable[Finding]) -> Arbitrated:
+def arbitrate(findings: Iterable[Finding], *, first_step: FirstStep = lambda _: None) -> Arbitrated:
     """Order by what to do first, and fold each consequence under the most urgent finding shown that explains it.
+
+    `first_step` says where a series begins: what held from its first measurement on was there before anything else, also
+    where that series is measured once a rollout and another one at every step.
 
     Shown are those that nothing shown explains: since no chain of causes closes, exactly one set is like that.
     """
     ordered = sorted(findings, key=_urgency)
-    reached = _reached(ordered)
+    reached = _reached(ordered, first_step)
     causes = [[i for i, found in enumerate(reached) if k in found] for k in range(len(ordered))]
     shown: dict[int, bool] = {}
     hanging: dict[int, list[str]] = {}
@@ -58,9 +66,12 @@ def arbitrate(findings: Iterable[Finding]) -> Arbitrated:
 
 
 def brings(finding: Finding) -> tuple[str, ...]:
-    """What a finding brings about, directly. A dead term's depends on what the term is for, where its evidence says so."""
+    """What a finding brings about, directly, by its evidence: of a dead term by what the term is for, of a frozen policy by
+    whether it is the policy alone."""
     if finding.id == "dead-term" and (role := _role(finding)):
         return DEAD_TERM[role]
+    if finding.id == "policy-frozen" and any(ALL_WEIGHTS.search(evidence.series) for evidence in finding.evidence):
+        return CONSEQUENCES[finding.id] + ALL_FROZEN
     return CONSEQUENCES.get(finding.id, ())
 
 
@@ -78,12 +89,14 @@ def _is_shown(k: int, ordered: Sequence[Finding], causes: Sequence[Sequence[int]
     return known[k]
 
 
-def _reached(ordered: Sequence[Finding]) -> list[set[int]]:
+def _reached(ordered: Sequence[Finding], first_step: FirstStep) -> list[set[int]]:
     """Of each finding those that a chain of findings leads to, each link and the whole fitting in time and block."""
     by_id: dict[str, list[int]] = {}
     for i, finding in enumerate(ordered):
         by_id.setdefault(finding.id, []).append(i)
-    direct = [[i for id in brings(one) for i in by_id.get(id, ()) if _fits(one, ordered[i])] for one in ordered]
+    direct = [
+        [i for id in brings(one) for i in by_id.get(id, ()) if _fits(one, ordered[i], first_step)] for one in ordered
+    ]
     found: list[set[int]] = []
     for start, cause in enumerate(ordered):
         waiting, seen = [start], {start}
@@ -91,16 +104,23 @@ def _reached(ordered: Sequence[Finding]) -> list[set[int]]:
             new = set(direct[waiting.pop()]) - seen
             seen |= new
             waiting += new
-        found.append({i for i in seen - {start} if _fits(cause, ordered[i])})
+        found.append({i for i in seen - {start} if _fits(cause, ordered[i], first_step)})
     return found
 
 
-def _fits(cause: Finding, finding: Finding) -> bool:
+def _fits(cause: Finding, finding: Finding, first_step: FirstStep) -> bool:
     if cause.severity == "info" != finding.severity:  # a suspicion explains no warning away
         return False
-    began, followed = cause.since_step, finding.since_step
+    began, followed = _began(cause, first_step), finding.since_step
     in_time = began is None or followed is None or began <= followed
     return in_time and _touch(cause.block, finding.block)
+
+
+def _began(cause: Finding, first_step: FirstStep) -> int | None:
+    """Since when it holds; None where it was so as soon as it was looked at."""
+    first = first_step(cause.evidence[0].series) if cause.evidence else None
+    at_once = first is not None and cause.since_step is not None and cause.since_step <= first
+    return None if at_once else cause.since_step
 
 
 def _touch(one: str | None, other: str | None) -> bool:

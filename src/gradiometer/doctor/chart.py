@@ -110,6 +110,11 @@ class Chart:
         """Whether anything was recorded under that name of the catalogue."""
         return template in self._names
 
+    def first_step(self, name: str) -> int | None:
+        """The first step of a series that a rule has read, by the name the run has for it; None of any other."""
+        read = self._read.get(name)
+        return int(read.steps[0]) if read is not None and len(read) else None
+
     def events(self, kind: str) -> list[Event]:
         """What the meter noted of that kind; a log of another tool has none."""
         return [event for event in self.run.events(kind) if self._since is None or event.step >= self._since]

@@ -7,7 +7,7 @@ What begins with a changed line or a wrong setting is nobody's consequence, so t
 
 from __future__ import annotations
 
-__all__ = ["CONSEQUENCES", "DEAD_TERM", "IDS"]
+__all__ = ["ALL_FROZEN", "CONSEQUENCES", "DEAD_TERM", "IDS"]
 
 DEAD_TERM: dict[str, tuple[str, ...]] = {
     # the bonus was what held the entropy up
@@ -28,6 +28,9 @@ DEAD_TERM: dict[str, tuple[str, ...]] = {
     ),
 }
 """Of a dead term, by what it is for."""
+
+ALL_FROZEN = ("critic-explains-nothing",)
+"""Of a frozen policy besides, where it is all weights that stand still or the learning rate that ended: the critic's too."""
 
 CONSEQUENCES: dict[str, tuple[str, ...]] = {
     # -- Wiring. What has no path cannot be learned, and what hangs on it fails with it.

@@ -74,7 +74,7 @@ def judged(chart: Chart, chosen: Iterable[Rule]) -> Diagnosis:
             found += result
         else:
             looked.append(each.id)
-    sorted_out = arbitrate(found)
+    sorted_out = arbitrate(found, first_step=chart.first_step)
     return Diagnosis(
         run=chart.run.path.parent if chart.run.path.name == DATABASE_NAME else chart.run.path,
         verdict=_verdict(sorted_out.findings, len(looked), chart),

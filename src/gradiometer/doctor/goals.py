@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from gradiometer.doctor.chart import Chart, Series
+from gradiometer.doctor.progress import Progress, shown
 from gradiometer.doctor.rule import Skipped, how_to_log
-from gradiometer.doctor.signs import level, robust_sigma
+from gradiometer.doctor.signs import NEAR_BEST, fmt, level, near_best, number, robust_sigma, told_best
 from gradiometer.maths.means import mean_interval
 from gradiometer.maths.series import LEVEL
 from gradiometer.maths.trends import Drift, autocorrelation_time, drift
@@ -29,18 +30,24 @@ __all__ = [
     "rising_elsewhere",
     "rose",
     "slope",
+    "suffers",
     "too_short",
     "unlogged",
 ]
 
-NEAR_MAXIMUM = 0.05
-"""A maximum counts as reached within a twentieth of the way from the start: exploration alone costs that much."""
 SAME_RATIO = 0.01
 """Return over length varies by less than this where each step earns the same: rounding and averaging, nothing else."""
 POWER = 0.8
 """The usual power: a rise this large would have been seen in four of five such runs."""
 ROSE_SIGMAS = 2.0
 """Standard errors above its start at which a reward has risen. Lenient: the doubt is the run's."""
+
+LOST = 0.3
+"""Of what had been gained: a fall that a finding may rest on."""
+MIN_STEADY = 27
+"""Measurements of which the last third has three windows of three."""
+TENTHS, HALF_LOST, CLEARLY = 10, 0.5, 6.0
+"""Without a test: medians of tenths of a run, half of what was gained, and six times the jitter from one value to the next."""
 
 EARLY = (0.01, 0.05, 0.1, 0.2)
 """Shares of the run within which a fast learner may have learned it all."""
@@ -85,26 +92,22 @@ def rises(series: Series | None) -> bool | None:
 
 def known_maximum(chart: Chart, reward: Series) -> float | None:
     """What the task allows at most, where the run wrote it down or the quantity itself is a rate."""
-    best = chart.fact("max_reward", "max_return", "reward_threshold")
-    if isinstance(best, int | float) and not isinstance(best, bool) and math.isfinite(best):
-        return float(best)
+    best = told_best(chart)
+    if best is not None:
+        return best
     if reward.metric.name in ("success_rate", "val/success_rate"):
         return 1.0
-    longest = chart.fact("max_episode_steps")
-    if length_is_return(chart) and isinstance(longest, int | float) and longest > 0:
-        length = chart.get("episode_length")
-        assert length is not None
-        return float(longest) * level(reward) / level(length)
+    longest, length = number(chart.fact("max_episode_steps")), chart.get("episode_length")
+    if longest is not None and longest > 0.0 and length is not None and length_is_return(chart):
+        return longest * level(reward) / level(length)
     return None
 
 
 def at_maximum(chart: Chart, reward: Series) -> bool:
     """Whether the task is solved: the reward at its known maximum, or a rate or a score within [0, 1] near 1."""
     best = known_maximum(chart, reward)
-    if best is not None:
-        way = max(abs(best), best - level(reward.first(0.1)))
-        if level(reward.last(0.2)) >= best - NEAR_MAXIMUM * way:
-            return True
+    if best is not None and near_best(level(reward.last(0.2)), best, level(reward.first(0.1))):
+        return True
     scores = (reward, chart.get("success_rate"), chart.get("val/success_rate"), chart.get("val/reward"))
     return any(score is not None and _near_one(score) for score in scores)
 
@@ -112,7 +115,7 @@ def at_maximum(chart: Chart, reward: Series) -> bool:
 def _near_one(score: Series) -> bool:
     values = score.finite.values
     within = len(values) > 0 and float(values.min()) >= 0.0 and float(values.max()) <= 1.0
-    return within and level(score.last(0.2)) >= 1.0 - NEAR_MAXIMUM
+    return within and level(score.last(0.2)) >= 1.0 - NEAR_BEST
 
 
 def length_is_return(chart: Chart) -> bool:
@@ -167,17 +170,19 @@ def detectable_rise(series: Series, found: Drift) -> float:
 
 
 def fall(series: Series) -> Fall | None:
-    """How far the last third lies below the better third before it; None when a third is worth fewer than 5 blocks.
+    """How far the last third lies below the better third before it; None when the last or both of those are worth fewer
+    than 5 blocks.
 
-    Thirds are fixed beforehand: a fall from the highest point would be found in any noise.
+    Thirds are fixed beforehand: a fall from the highest point would be found in any noise. A third in which it moves has
+    few blocks, and the other one will do; where neither has enough, a trend over the whole.
     """
     from scipy.special import stdtr  # 40 ms to import
 
     first, middle, last = (mean_interval(part) for part in np.array_split(series.finite.values, 3))
-    if first is None or middle is None or last is None:
-        return None
     found = []
     for before in (first, middle):
+        if before is None or last is None:
+            continue
         error = math.hypot(before.error, last.error)
         size, blocks = before.mean - last.mean, min(before.num_blocks, last.num_blocks)
         exact = 0.0 if size > 0.0 else 1.0
@@ -192,7 +197,43 @@ def fall(series: Series) -> Fall | None:
             )
         )
     certain = [each for each in found if each.p_value < LEVEL]
-    return max(certain or found, key=lambda each: each.size)
+    return max(certain or found, key=lambda each: each.size) if found else _steady_fall(series.finite)
+
+
+def _steady_fall(series: Series) -> Fall | None:
+    """A series that falls all along has thirds of few blocks, and a trend."""
+    found = slope(series) if len(series) >= MIN_STEADY else None
+    if found is None or found.p_value is None or not found.significant or found.change >= 0.0:
+        return None
+    before, after = (float(part.values.mean()) for part in (series.first(1 / 3), series.last(1 / 3)))
+    return Fall(before=before, after=after, p_value=found.p_value, from_start=True, num_blocks=found.num_blocks)
+
+
+def suffers(progress: Progress | None) -> Evidence | None:
+    """The reward that fell: below its start, or well below what it had reached; None when it did not."""
+    if progress is None or progress.state == "best":
+        return None
+    if progress.state == "fell":
+        return progress.evidence
+    found = fall(progress.reward)
+    if found is None:
+        return _came_down(progress)
+    if found.p_value >= LEVEL or found.size < LOST * max(found.before - progress.start, 0.0):
+        return None
+    return shown(progress.reward, f"fell from {fmt(found.before)} to {fmt(found.after)}, p {fmt(found.p_value)}")
+
+
+def _came_down(progress: Progress) -> Evidence | None:
+    """A reward that was gained and half lost again, for curves too smooth or too short for a test."""
+    values = progress.reward.values
+    parts = [float(np.median(part)) for part in np.array_split(values, TENTHS)] if len(values) >= 2 * TENTHS else []
+    if progress.state != "gained" or not parts:
+        return None
+    top, end = max(parts), float(np.median(parts[-2:]))
+    jitter = robust_sigma(np.diff(values))
+    if top - end < HALF_LOST * (top - progress.start) or top - end < CLEARLY * jitter:
+        return None
+    return shown(progress.reward, f"rose to {fmt(top)} and came down to {fmt(end)}")
 
 
 def rising_elsewhere(chart: Chart, start: int) -> bool:
@@ -214,5 +255,4 @@ def too_short(id: str, series: Series, needed: str) -> Skipped:
 
 def reads(series: Series, reading: str) -> Evidence:
     """What a series reads over the steps it has."""
-    steps = series.finite.steps
-    return Evidence(series=series.name, reading=reading, first_step=int(steps[0]), last_step=int(steps[-1]))
+    return shown(series.finite, reading)

@@ -12,8 +12,10 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from gradiometer.doctor.chart import Chart, Series
+from gradiometer.doctor.goals import suffers
+from gradiometer.doctor.progress import progress_of, shown
 from gradiometer.doctor.rule import Skipped
-from gradiometer.doctor.signs import fmt, learning, level, outcome, persists, robust_sigma, trend
+from gradiometer.doctor.signs import level, persists, robust_sigma, trend
 from gradiometer.maths.health import BAND_SIGMAS, FALLBACK_HIGH, FALLBACK_LOW, SIGMA_FLOOR
 from gradiometer.records import Evidence
 from gradiometer.store.readable import Floats, Ints
@@ -37,6 +39,7 @@ __all__ = [
     "too_short",
     "vanished",
     "where",
+    "worse_outcome",
 ]
 
 NORM = "grad/<block>/norm/raw"
@@ -50,6 +53,8 @@ LEVEL = 0.01
 """Over all blocks together, by Bonferroni: a run is read a few dozen times."""
 GROWTH = 2.0
 """Decades. A return that grows from 20 to 500 makes a value gradient grow up to 600 times: growth alone accuses nobody."""
+RUNAWAY = 3.0
+"""Decades, over the last twelfth alone: who waits for half of the run to be lost has nothing left to save."""
 VANISHED = math.log10(0.05)
 """Of the early norm (public log doctors); a converged policy passes it too, hence the second signal."""
 LARGEST = 1e300
@@ -70,9 +75,9 @@ def layered(series: Series) -> bool:
 
 def seen(series: Series, reading: str, *, steps: Ints | None = None) -> Evidence:
     """What a series reads, over all its steps or over these."""
-    steps = series.steps if steps is None else steps
-    first, last = (int(steps[0]), int(steps[-1])) if len(steps) else (None, None)
-    return Evidence(series=series.name, reading=reading, first_step=first, last_step=last)
+    if steps is None or not len(steps):
+        return shown(series, reading)
+    return Evidence(series=series.name, reading=reading, first_step=int(steps[0]), last_step=int(steps[-1]))
 
 
 def log10(series: Series) -> Series:
@@ -114,40 +119,39 @@ def items(table: Any) -> list[tuple[str, Any]]:
 
 
 def stuck(chart: Chart) -> bool | None:
-    """Whether the outcome neither rises, nor is at its maximum, nor ever rose out of its own noise; None: nobody can tell.
-
-    A policy that learned and then stands still is told from one that never learned by what it gained since its first tenth.
-    """
-    reward, learns = outcome(chart), learning(chart)
-    if reward is None or learns is None:
-        return None
-    finite = reward.finite
-    settled = finite.last(1 / 3)
-    start = float(np.median(finite.values[: max(3, len(finite) // 10)]))
-    return not learns and level(settled) - start <= 2.0 * robust_sigma(settled.values)
+    """Whether the outcome neither rises, nor is at its maximum, nor ever rose out of its own noise; None: nobody can tell."""
+    progress = progress_of(chart)
+    return None if progress is None else progress.stuck
 
 
 def flat_outcome(chart: Chart) -> tuple[Evidence, ...]:
     """The outcome as evidence where it is stuck; nothing otherwise."""
-    reward = outcome(chart)
-    if reward is None or not stuck(chart):
-        return ()
-    start, end = level(reward.finite.first(0.1)), level(reward.finite.last(0.2))
-    return (seen(reward.finite, f"from {fmt(start)} to {fmt(end)}: it does not rise"),)
+    progress = progress_of(chart)
+    return (progress.evidence,) if progress is not None and progress.stuck else ()
+
+
+def worse_outcome(chart: Chart) -> tuple[Evidence, ...]:
+    """The same, and where it rose and came down again."""
+    fell = suffers(progress_of(chart))
+    return flat_outcome(chart) if fell is None else (fell,)
 
 
 # Shapes
 
 
 def exploded(log: Series, looked: int) -> float | None:
-    """The log10 of the norm it has passed for good: a hundred times its start with a trend, or 1e4; None where it has not."""
+    """The log10 of the norm it has passed for good: a hundred times its start with a trend, or 1e4, or lately a thousand times
+    its start; None where it has not."""
     edge = math.log10(FALLBACK_HIGH)
     grown = level(log.first(1 / 6)) + GROWTH
     if stays(log, lambda x: x >= grown):
         rise = trend(log, min_change=GROWTH / 2)
         if rise.p_value is None or (rise.change > 0 and rise.p_value * looked < LEVEL):
             return grown
-    return edge if stays(log, lambda x: x >= edge) else None
+    if stays(log, lambda x: x >= edge):
+        return edge
+    runaway = level(log.first(1 / 6)) + RUNAWAY
+    return grown if stays(log.last(1 / 6), lambda x: x >= runaway) else None
 
 
 def vanished(log: Series, looked: int) -> float | None:
@@ -168,8 +172,8 @@ def spikes(log: Series) -> tuple[Ints, Floats]:
     out = (factor - 1.0 > SPIKE_SIGMAS * robust_sigma(factor)) & (factor >= SPIKE_FACTOR)
     out &= rise > BAND_SIGMAS * max(robust_sigma(rise), SIGMA_FLOOR)
     half = SPIKE_WINDOW // 2  # a spike comes up from somewhere: a high start that decays is none
-    earlier = np.array([np.median(log.values[max(0, k - half) : k]) if k else np.inf for k in range(len(log.values))])
-    out &= log.values - earlier >= np.log10(SPIKE_FACTOR)
+    for k in np.flatnonzero(out):
+        out[k] = k > 0 and log.values[k] - np.median(log.values[max(0, k - half) : k]) >= np.log10(SPIKE_FACTOR)
     return log.steps[out], factor[out]
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from gradiometer.doctor.chart import Chart, Series
 from gradiometer.doctor.rule import Skipped, how_to_log
-from gradiometer.doctor.signs import fmt, outcome, trend
+from gradiometer.doctor.signs import fmt, near_best, number, outcome, told_best, trend
 from gradiometer.maths import trends
 from gradiometer.records import Evidence
 
@@ -22,8 +22,6 @@ __all__ = ["MIN_REWARDS", "Progress", "key_of", "no_outcome", "number", "progres
 
 MIN_REWARDS = 8
 """Below, Mann–Kendall cannot reach its level, so a reward that rises could not be told from one that does not."""
-NEAR_BEST = 0.05
-"""Of the way from the start to the known maximum: what a policy that samples its actions keeps losing."""
 CERTAIN = 2.0
 """Standard errors by which the reward must have moved from its start to have moved."""
 LARGE = 1.5
@@ -94,23 +92,18 @@ def progress_of(chart: Chart) -> Progress | None:
         spread = float(rest.std())
         error = spread * math.sqrt(trends.autocorrelation_time(rest) * (1 / first + 1 / last))
         direction = trend(reward, min_change=0.5 * spread).direction
+    if not math.isfinite(start + end + spread + error):  # nor can anybody else tell what they did
+        return None
     moved = max(min(LARGE * spread, CERTAIN * error), 1e-9 * max(abs(start), abs(end)))
-    best = number(chart.fact("max_reward", "reward_threshold", "max_return"))
+    best = told_best(chart)
     state: State = "flat"
-    if best is not None and end >= best - NEAR_BEST * max(abs(best), best - start):
+    if best is not None and near_best(end, best, start):
         state = "best"
     elif end - start > moved or (direction == "rises" and end > start):
         state = "gained"
     elif start - end > moved or direction == "falls":
         state = "fell"
     return Progress(state=state, reward=reward, start=start, end=end, best=best)
-
-
-def number(value: object) -> float | None:
-    """A fact that is a finite number, else None."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return float(value)
 
 
 def shown(series: Series, reading: str, *, first_step: int | None = None) -> Evidence:

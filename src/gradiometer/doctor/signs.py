@@ -7,6 +7,7 @@ median with an interval from blocks (`maths.means`); a condition counts when it 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -17,7 +18,22 @@ from gradiometer.doctor.chart import Chart, Series
 from gradiometer.maths import trends
 from gradiometer.store.readable import Floats
 
-__all__ = ["Trend", "enough", "fmt", "learning", "level", "outcome", "persists", "robust_sigma", "since", "trend"]
+__all__ = [
+    "NEAR_BEST",
+    "Trend",
+    "enough",
+    "fmt",
+    "learning",
+    "level",
+    "near_best",
+    "number",
+    "outcome",
+    "persists",
+    "robust_sigma",
+    "since",
+    "told_best",
+    "trend",
+]
 
 WINDOWS = 3
 """Disjoint windows at the end of a series in which a condition must hold: one bad stretch is not a state."""
@@ -27,6 +43,9 @@ MIN_WINDOW = 3
 """Measurements of a window below which its median is any one of them."""
 FLAT_SHARE = 0.1
 """A change of less than a tenth of its own size or spread is no change worth acting on."""
+
+NEAR_BEST = 0.05
+"""Of the way from the start to the known maximum: what a policy that samples its actions keeps losing."""
 
 Direction = Literal["rises", "falls", "flat"]
 
@@ -44,7 +63,10 @@ class Trend:
 def level(series: Series) -> float:
     """The median of the finite values; NaN without any."""
     values = series.finite.values
-    return float(np.median(values)) if len(values) else math.nan
+    if not len(values):
+        return math.nan
+    middle = float(np.median(values))
+    return middle if math.isfinite(middle) else 2.0 * float(np.median(values / 2.0))  # the mean of two near 1e308
 
 
 def robust_sigma(values: Floats) -> float:
@@ -111,13 +133,28 @@ def learning(chart: Chart) -> bool | None:
     reward = outcome(chart)
     if reward is None:
         return None
-    best = chart.fact("max_reward", "reward_threshold", "max_return")
-    if isinstance(best, int | float) and not isinstance(best, bool):
-        way = max(abs(best), best - level(reward.first(0.1)))  # a maximum may be below zero
-        if level(reward.last(0.2)) >= best - 0.05 * way:
-            return True
+    best = told_best(chart)
+    if best is not None and near_best(level(reward.last(0.2)), best, level(reward.first(0.1))):
+        return True
     direction = trend(reward).direction
     return None if direction is None else direction == "rises"
+
+
+def number(value: object) -> float | None:
+    """A fact that is a finite number, else None: facts hold whatever somebody wrote, also integers of 400 digits."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
+        return None
+    return float(value)
+
+
+def told_best(chart: Chart) -> float | None:
+    """The most a policy can earn, where the run wrote it down."""
+    return number(chart.fact("max_reward", "max_return", "reward_threshold"))
+
+
+def near_best(end: float, best: float, start: float, *, within: float = NEAR_BEST) -> bool:
+    """Whether the end is so close to the maximum, by shares of the way from the start. A maximum may be below zero."""
+    return end >= best - within * max(abs(best), best - start)
 
 
 def fmt(value: float) -> str:

@@ -60,7 +60,7 @@ class Interval:
 
 
 def mean_interval(values: npt.ArrayLike) -> Interval | None:
-    """The mean of a series [T] and its 95 % interval; None below 5 blocks. NaN and Inf are left out.
+    """The mean of a series [T] and its 95 % interval; None below 5 blocks, or where sums overflow. NaN and Inf are left out.
 
     b_1 … b_k are means of consecutive blocks of L ≥ 2τ measurements, and the interval is Student's with k − 1 degrees
     of freedom on s²(b)/k · f(kL)/f(L), where f(m) = m Var(mean of m)/σ² = τ − 2φ(1 − φ^m)/(m(1 − φ)²) of the AR(1)
@@ -79,6 +79,8 @@ def mean_interval(values: npt.ArrayLike) -> Interval | None:
     shared = _growth(tau, num_blocks * length) / _growth(tau, length)
     error = 0.0 if is_flat(x - x.mean(), x) else math.sqrt(float(blocks.var(ddof=1)) / num_blocks * shared)
     mean = float(x.mean())
+    if not math.isfinite(mean + error):  # sums of values near 1e308
+        return None
     width = _quantile(num_blocks - 1) * error
     return Interval(
         mean=mean,

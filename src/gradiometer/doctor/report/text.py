@@ -12,8 +12,9 @@ from gradiometer.records import Evidence, Finding
 
 __all__ = ["as_text", "headline", "several_as_text"]
 
-IN_FULL = 2
-"""Findings that are told whole; the others have a line each, so that a report fits one screen."""
+IN_FULL, IN_SHORT = 1, 2
+"""Findings that are told whole, and those up to which evidence and fix are; the others have a line each, so that a report
+fits one screen."""
 LABELS = 10
 MOST_EVIDENCE = 4
 
@@ -25,10 +26,10 @@ def as_text(diagnosis: Diagnosis, *, width: int = 100, verbose: bool = False) ->
 
 def _lines(diagnosis: Diagnosis, width: int, *, verbose: bool) -> Iterator[str]:
     yield from _wrapped(f"{diagnosis.run}: {diagnosis.verdict}", width)
-    told = len(diagnosis.findings) if verbose else IN_FULL
-    for finding in diagnosis.findings[:told]:
+    told = len(diagnosis.findings) if verbose else IN_SHORT
+    for place, finding in enumerate(diagnosis.findings[:told]):
         yield ""
-        yield from _finding(finding, width)
+        yield from (_finding if verbose or place < IN_FULL else _in_short)(finding, width)
     if diagnosis.findings[told:]:
         yield ""
         yield "also:"
@@ -63,6 +64,18 @@ def _finding(finding: Finding, width: int) -> Iterator[str]:
         yield from _labelled("explains", ", ".join(finding.suppressed), width)
     if finding.references:
         yield from _labelled("see", "; ".join(finding.references), width)
+
+
+def _in_short(finding: Finding, width: int) -> Iterator[str]:
+    """The evidence that comes first, and what to change."""
+    yield headline(finding)
+    yield from _wrapped(finding.title, width, "  ")
+    for evidence in finding.evidence[:1]:
+        yield from _labelled("evidence", _evidence(evidence), width)
+    for fix in finding.fix[:1]:
+        yield from _labelled("fix", fix, width)
+    if finding.suppressed:
+        yield from _labelled("explains", ", ".join(finding.suppressed), width)
 
 
 def _evidence(evidence: Evidence) -> str:

@@ -209,7 +209,11 @@ def regulariser_dominates(chart: Chart) -> Verdict:
             "if the policy's gradient is the small one, look at the spread of the rewards within groups first",
         ),
         confirm=f"Set the coefficient of {term} to zero for a few hundred steps: if the reward stays, the policy term is dead.",
-        references=("RAGEN, arXiv 2504.20073", "failure catalogue F29: Megatron-LM #5694", "failure catalogue F18, F22"),
+        references=(
+            "RAGEN, arXiv 2504.20073",
+            "failure catalogue F29: Megatron-LM #5694",
+            "failure catalogue F18, F22",
+        ),
     )
 
 

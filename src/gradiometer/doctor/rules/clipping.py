@@ -14,7 +14,7 @@ import numpy as np
 from gradiometer.doctor.chart import Chart, Series
 from gradiometer.doctor.gradients import NORM, flat_outcome, log10, over, seen, stays, stuck, where
 from gradiometer.doctor.rule import Skipped, Verdict, how_to_log, rule
-from gradiometer.doctor.signs import enough, fmt, level, robust_sigma, since
+from gradiometer.doctor.signs import enough, fmt, level, number, robust_sigma, since
 from gradiometer.records import Finding
 
 __all__: list[str] = []
@@ -211,8 +211,8 @@ def _capped(ratio: Series) -> Series:
 
 
 def _threshold(chart: Chart) -> float | None:
-    told = chart.fact(*THRESHOLDS)
-    return float(told) if isinstance(told, int | float) and not isinstance(told, bool) and told > 0 else None
+    told = number(chart.fact(*THRESHOLDS))
+    return told if told is not None and told > 0.0 else None
 
 
 def _last(series: Series | None) -> float | None:

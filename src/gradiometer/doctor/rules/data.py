@@ -115,7 +115,7 @@ def _shifted(lag: Series, ends: Series | None, *, learns: bool) -> Finding | Non
     values = np.rint(lag.finite.last(0.5).values)
     shifts, counts = np.unique(values, return_counts=True)
     shift, share = float(shifts[counts.argmax()]), float(counts.max()) / len(values)
-    if shift == 0.0 or share < AGREEING or not persists(lag, lambda x: round(x) == shift):
+    if shift == 0.0 or share < AGREEING or not persists(lag, lambda x: bool(np.rint(x) == shift)):
         return None
     evidence = [_reads(lag, f"{shift:+.0f} in {share:.0%} of the last half's measurements; 0 when aligned")]
     if ends is not None and len(ends.finite):
@@ -126,7 +126,7 @@ def _shifted(lag: Series, ends: Series | None, *, learns: bool) -> Finding | Non
         title=f"Rewards and the actions that earned them are stored {abs(shift):.0f} {steps} apart",
         severity="info" if learns else "warn",
         basis="heuristic",
-        since_step=since(lag, lambda x: round(x) == shift),
+        since_step=since(lag, lambda x: bool(np.rint(x) == shift)),
         evidence=tuple(evidence),
         cause="A transition is stored from parts of different steps, so each action is praised for what another one did. "
         "Usual places: a buffer that writes the reward before its index moves on, an auto-reset that returns the next "

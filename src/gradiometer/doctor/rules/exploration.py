@@ -18,7 +18,7 @@ from gradiometer.records import Evidence, Finding, Severity
 __all__ = ["action_collapse", "entropy_collapse", "entropy_never_falls", "exploration_schedule"]
 
 COLLAPSED = 0.1
-"""Of its start: failure catalogue F17. Entropy is worth its reward: R = b − a·e^H (arXiv 2505.22617), and nine tenths of it are spent."""
+"""Of its start: failure catalogue F17. Entropy buys reward, R = b − a·e^H (arXiv 2505.22617), and nine tenths are spent."""
 MIN_COLLAPSED = 9
 """Measurements since the collapse: three windows of three."""
 EARLY = 0.25

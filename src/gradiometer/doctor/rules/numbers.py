@@ -30,6 +30,7 @@ from gradiometer.doctor.gradients import (
     too_short,
     vanished,
     where,
+    worse_outcome,
 )
 from gradiometer.doctor.nonfinite import aftermath, nonfinite_steps
 from gradiometer.doctor.rule import Skipped, Verdict, how_to_log, rule
@@ -126,7 +127,7 @@ def exploding_gradient(chart: Chart) -> Verdict:
     norms = [series for series in chart.every(NORM) if enough(log10(series), MIN_POINTS)]
     if not norms:
         return too_short("exploding-gradient", NORM, chart.every(NORM), MIN_POINTS)
-    harm = () if learning(chart) else (*_leaps(chart), *flat_outcome(chart))
+    harm = () if learning(chart) else (*_leaps(chart), *worse_outcome(chart))
     found = [
         (log10(series), edge) for series in norms if harm and (edge := exploded(log10(series), len(norms))) is not None
     ]

@@ -77,8 +77,11 @@ def reward_plateau(chart: Chart) -> Verdict:
         why = f"too noisy: over the last half only a rise above {fmt(seen)} would be seen, and {fmt(worth)} matters"
         return Skipped(rule="reward-plateau", why=why, metric=reward.metric.name)
     risen = rose(reward)
+    learnt = risen or rising_elsewhere(
+        chart, int(reward.finite.steps[0])
+    )  # where noise hides what a held-out score shows
     short_of = gap is not None and gap > WORTH_SEEING * (gap + height - level(reward.first(0.1)))
-    return _plateau(half, seen=seen, p_value=found.p_value, best=best, risen=risen, serious=short_of or not risen)
+    return _plateau(half, seen=seen, p_value=found.p_value, best=best, risen=risen, serious=short_of or not learnt)
 
 
 def _plateau(half: Series, *, seen: float, p_value: float, best: float | None, risen: bool, serious: bool) -> Finding:

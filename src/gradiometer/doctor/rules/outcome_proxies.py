@@ -17,7 +17,7 @@ from gradiometer.doctor.goals import (
     unlogged,
 )
 from gradiometer.doctor.rule import Skipped, Verdict, rule
-from gradiometer.doctor.signs import enough, fmt, learning, level, outcome, persists, since, trend
+from gradiometer.doctor.signs import enough, fmt, learning, level, number, outcome, persists, since, trend
 from gradiometer.maths.trends import correlation
 from gradiometer.records import Evidence, Finding, Severity
 
@@ -272,8 +272,8 @@ def _by_variance(chart: Chart) -> _Parts | None:
 
 def _weight(chart: Chart, function: str) -> float:
     """What the run multiplies this reward with, where its facts say so by name."""
-    weight = chart.fact(f"reward_weights.{function}")
-    return float(weight) if isinstance(weight, int | float) else 1.0
+    weight = number(chart.fact(f"reward_weights.{function}"))
+    return 1.0 if weight is None else weight
 
 
 def _unlearned(chart: Chart, function: str) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 from gradiometer.doctor.chart import Chart, Series
 from gradiometer.doctor.progress import Progress, key_of, number, progress_of, shown, too_short
 from gradiometer.doctor.rule import Skipped, Verdict, how_to_log, rule
-from gradiometer.doctor.signs import fmt, level, persists, since, trend
+from gradiometer.doctor.signs import fmt, level, persists, since, told_best, trend
 from gradiometer.records import Evidence, Finding, Severity
 
 __all__ = ["groups_too_easy", "groups_too_hard", "template_collapse"]
@@ -85,7 +85,7 @@ def _range(chart: Chart, reward: Series) -> tuple[float, float] | None:
     if not len(values):
         return None
     least = number(chart.fact("min_reward", "min_return"))
-    most = number(chart.fact("max_reward", "max_return", "reward_threshold"))
+    most = told_best(chart)
     if least is None and float(values.min()) >= 0.0:
         least = 0.0
     if most is None and least == 0.0 and float(values.max()) <= 1.0:

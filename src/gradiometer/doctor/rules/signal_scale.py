@@ -50,8 +50,9 @@ DROWNING = 100.0
 """Value loss: an error of 10 or more, so the targets lie outside [−10, 10] whatever was logged."""
 GREEDY = 0.5
 """Share of the gradient that a value term takes."""
-BLIND = 0.0
-"""Explained variance at which a critic is no better than a constant."""
+EXPLAINED = "explained_variance"
+BLIND = 0.02
+"""Explained variance up to which a critic is no better than a constant: it reads 1e-5 where the targets are out of reach."""
 DECADE = 10.0
 """Growth of a value loss, last fifth over first."""
 
@@ -249,7 +250,7 @@ def _targets(chart: Chart) -> tuple[Series, Callable[[float], bool]] | None:
 def _critic_suffers(chart: Chart, targets: Series) -> list[Evidence]:
     """The second signal: the critic's loss runs off, its gradient takes over, or it explains nothing."""
     found: list[Evidence] = []
-    loss, explained = chart.get("value_loss"), chart.get("explained_variance")
+    loss, explained = chart.get("value_loss"), chart.get(EXPLAINED)
     if loss is not None and loss.name != targets.name and len(loss.finite):
         first, last = (level(part) for part in (loss.finite.first(0.2), loss.finite.last(0.2)))
         grown = last > DECADE * first and trend(loss).direction == "rises"
@@ -268,7 +269,8 @@ def _critic_suffers(chart: Chart, targets: Series) -> list[Evidence]:
 def reward_scale(chart: Chart) -> Verdict:
     """Value targets far outside [−10, 10], or a hundred times too small (F8), and a critic that suffers from it.
 
-    CartPole without scaling has returns of 100 and learns: only with a reward that goes nowhere is it a warning.
+    CartPole without scaling has returns of 100 and learns: only with a reward that goes nowhere is it a warning, or with one
+    that stands while the critic explains nothing.
     """
     known = ("returns/<statistic>", "value_mean", "value_loss")
     if not any(chart.has(name) for name in known):
@@ -278,7 +280,9 @@ def reward_scale(chart: Chart) -> Verdict:
         return None
     targets, wrong = found
     suffers, progress = _critic_suffers(chart, targets), progress_of(chart)
-    if not suffers or (progress is not None and not progress.stuck):
+    explained = chart.get(EXPLAINED)
+    blind = explained is not None and any(evidence.series == explained.name for evidence in suffers)
+    if not suffers or (progress is not None and not progress.stuck and not (progress.standing and blind)):
         return None
     at, key = fmt(level(targets.last(0.5))), key_of(targets, SCALE_KEYS, "divide by a running std of returns")
     evidence = (shown(targets, f"median {at} over the last half"), *suffers)

@@ -9,18 +9,18 @@ the data is in stepsize_drift.py.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
 from gradiometer.doctor.chart import Chart, Series
-from gradiometer.doctor.goals import fall
-from gradiometer.doctor.progress import Progress, key_of, number, progress_of, shown, too_short
+from gradiometer.doctor.goals import suffers
+from gradiometer.doctor.progress import key_of, number, progress_of, shown, too_short
 from gradiometer.doctor.rule import Skipped, Verdict, how_to_log, rule
-from gradiometer.doctor.signs import fmt, level, persists, robust_sigma, since
-from gradiometer.maths.series import LEVEL
+from gradiometer.doctor.signs import fmt, level, near_best, persists, since, trend
 from gradiometer.records import Evidence, Finding, Severity
 
-__all__ = ["policy_frozen", "ppo_clip_saturated", "ratio_explosion", "step_too_large", "suffers"]
+__all__ = ["policy_frozen", "ppo_clip_saturated", "ratio_explosion", "step_too_large"]
 
 MIN_POINTS = 9
 """Three windows of three: what `persists` needs."""
@@ -38,10 +38,6 @@ LARGE_UPDATE = 1e-2
 WINDOWS, MOST, SOME = 6, 3, 2
 """Disjoint windows of a run, and in how many the median must be too high. They need not be the last: a step that was too
 large early leaves a policy without entropy, whose KL is then small."""
-LOST = 0.3
-"""Of what had been gained: a fall that a finding may rest on."""
-TENTHS, HALF_LOST, CLEARLY = 10, 0.5, 6.0
-"""Without a test: medians of tenths of a run, half of what was gained, and six times the jitter from one value to the next."""
 
 FROZEN_KL = 1e-4
 """Nats (public log doctors: peak KL); 0.02 of a typical log ratio."""
@@ -51,8 +47,10 @@ MOVES = 1e-4
 """The same at which weights do move, whatever a KL reads that was taken before the step."""
 ENDED = 1e-3
 """Of its own maximum: a learning rate that has ended."""
-BELOW_BEST = 0.9
-"""Of the known maximum, below which a policy that stands still is not done."""
+BELOW_BEST = 0.1
+"""Of the way to the known maximum: a policy that stands still with more than that to go is not done."""
+AWAY = 1e-3
+"""Nats from its reference: a policy that has come so far has moved, whatever the KL of one step reads."""
 
 EXPLODED = 10.0
 """The meter's own limit of π/π_old; PPO stops paying beyond 1.2."""
@@ -70,33 +68,6 @@ STEP_KEYS = {
     "TRL": "learning_rate and num_iterations (num_ppo_epochs)",
     "verl": "actor_rollout_ref.actor.optim.lr and .ppo_epochs",
 }
-
-
-def suffers(chart: Chart, progress: Progress | None) -> Evidence | None:
-    """The reward that fell: below its start, or well below what it had reached; None when it did not."""
-    if progress is None or progress.state == "best":
-        return None
-    if progress.state == "fell":
-        return progress.evidence
-    found = fall(progress.reward)
-    if found is None:
-        return _came_down(progress)
-    if found.p_value >= LEVEL or found.size < LOST * max(found.before - progress.start, 0.0):
-        return None
-    return shown(progress.reward, f"fell from {fmt(found.before)} to {fmt(found.after)}, p {fmt(found.p_value)}")
-
-
-def _came_down(progress: Progress) -> Evidence | None:
-    """A reward that was gained and half lost again, for curves too smooth or too short for a test."""
-    values = progress.reward.values
-    parts = [float(np.median(part)) for part in np.array_split(values, TENTHS)] if len(values) >= 2 * TENTHS else []
-    if progress.state != "gained" or not parts:
-        return None
-    top, end = max(parts), float(np.median(parts[-2:]))
-    jitter = robust_sigma(np.diff(values))
-    if top - end < HALF_LOST * (top - progress.start) or top - end < CLEARLY * jitter:
-        return None
-    return shown(progress.reward, f"rose to {fmt(top)} and came down to {fmt(end)}")
 
 
 def _windows(series: Series, limit: float) -> int | None:
@@ -134,7 +105,7 @@ def step_too_large(chart: Chart) -> Verdict:
     if not evidence and not wild:
         return None
     progress = progress_of(chart)
-    fell, stuck = suffers(chart, progress), progress is not None and progress.stuck
+    fell, stuck = suffers(progress), progress is not None and progress.stuck
     if fell is not None and evidence:
         return _too_large(kl or update, (*evidence, fell), severity="warn")
     if stuck and progress is not None and (much is not None or moved is not None):
@@ -197,7 +168,7 @@ def policy_frozen(chart: Chart) -> Verdict:
     found = _still(chart)
     if not found or progress.state == "best":
         return None
-    below = progress.best is not None and progress.end < BELOW_BEST * progress.best
+    below = progress.best is not None and not near_best(progress.end, progress.best, progress.start, within=BELOW_BEST)
     if progress.state == "gained" and not below:
         return None
     series = found[0][0]
@@ -228,9 +199,19 @@ def _still(chart: Chart) -> list[tuple[Series, int | None, Evidence]]:
         most = float(rate.finite.values.max())
         found += _below(rate, lambda x: x <= ENDED * most)
     moves = update is not None and persists(update, lambda x: x > MOVES)
-    if kl is not None and not moves and np.count_nonzero(kl.finite.values):
-        found += _below(kl, lambda x: abs(x) < FROZEN_KL)
+    if kl is not None and not moves and not _has_moved(chart) and np.count_nonzero(kl.finite.values):
+        size = replace(kl, values=np.abs(kl.values))  # k1 is signed: its median is near zero whatever the policy does
+        found += _below(size, lambda x: x < FROZEN_KL)
     return found
+
+
+def _has_moved(chart: Chart) -> bool:
+    """What a KL that is taken before the only step of a rollout cannot show: a reference left behind, an entropy on its
+    way over the last half."""
+    away, entropy = chart.get("kl_ref"), chart.get("entropy")
+    if away is not None and persists(away, lambda x: abs(x) > AWAY):
+        return True
+    return entropy is not None and trend(entropy.last(0.5)).direction in ("rises", "falls")
 
 
 def _below(series: Series, low: Callable[[float], bool]) -> list[tuple[Series, int | None, Evidence]]:
@@ -259,13 +240,14 @@ def ratio_explosion(chart: Chart) -> Verdict:
         return None
     progress, top, first = progress_of(chart), max(seen.values()), min(seen)
     gained = progress is not None and not progress.stuck
-    severe = (len(seen) >= REPEATED and not gained) or np.isinf(top) or suffers(chart, progress) is not None
+    severe = (len(seen) >= REPEATED and not gained) or np.isinf(top) or suffers(progress) is not None
     name = "event ratio-explosion" if largest is None else largest.name
     reading = f"above {fmt(EXPLODED)} at {len(seen)} steps, the largest {fmt(top)}"
     worst = max(seen, key=lambda step: seen[step])
+    many = "1 step" if len(seen) == 1 else f"{len(seen)} steps"
     return Finding(
         id="ratio-explosion",
-        title=f"A policy ratio of {fmt(top)} at step {worst}; {len(seen)} steps above {fmt(EXPLODED)}",
+        title=f"A policy ratio of {fmt(top)} at step {worst}; {many} above {fmt(EXPLODED)}",
         severity="warn" if severe else "info",
         basis="heuristic",
         since_step=first,
@@ -294,7 +276,7 @@ def ppo_clip_saturated(chart: Chart) -> Verdict:
     if not held and uneven is None:
         return None
     progress = progress_of(chart)
-    harm = suffers(chart, progress) or (progress.evidence if progress is not None and progress.stuck else None)
+    harm = suffers(progress) or (progress.evidence if progress is not None and progress.stuck else None)
     alone = progress is None and clipped is not None and held and level(clipped.last(0.5)) >= HALF
     if harm is None and not alone:
         return None

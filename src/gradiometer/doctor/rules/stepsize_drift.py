@@ -9,9 +9,10 @@ from __future__ import annotations
 import numpy as np
 
 from gradiometer.doctor.chart import Chart, Series
+from gradiometer.doctor.goals import suffers
 from gradiometer.doctor.progress import Progress, key_of, number, progress_of, shown, too_short
 from gradiometer.doctor.rule import Skipped, Verdict, how_to_log, rule
-from gradiometer.doctor.rules.stepsize import LARGE_KL, suffers
+from gradiometer.doctor.rules.stepsize import LARGE_KL
 from gradiometer.doctor.signs import fmt, level, persists, since, trend
 from gradiometer.records import Evidence, Finding, Severity
 
@@ -101,7 +102,7 @@ def _stalls(chart: Chart, progress: Progress | None, *, late: bool) -> Evidence 
         return None
     if progress.stuck:
         return progress.evidence
-    if (fell := suffers(chart, progress)) is not None or not late:
+    if (fell := suffers(progress)) is not None or not late:
         return fell
     before, last = level(progress.reward.first(0.6).last(1 / 3)), level(progress.reward.last(0.2))
     if not last - before <= STALLED * (progress.end - progress.start):
@@ -169,7 +170,7 @@ def stale_data(chart: Chart) -> Verdict:
     if all(len(x.finite) < MIN_POINTS for x in known):
         return too_short("stale-data", known[0], MIN_POINTS)
     progress = progress_of(chart)
-    gained = progress is not None and not progress.stuck and suffers(chart, progress) is None
+    gained = progress is not None and not progress.stuck and suffers(progress) is None
     if (found := _degenerate(ess, weight)) is not None:
         return _stale(*found, severity="info" if gained else "warn", progress=progress)
     if kl is None or gained:

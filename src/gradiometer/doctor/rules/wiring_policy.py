@@ -13,7 +13,7 @@ import numpy as np
 from gradiometer.doctor.chart import Chart, Series
 from gradiometer.doctor.rule import Skipped, Verdict, how_to_log
 from gradiometer.doctor.rules.wiring import wired
-from gradiometer.doctor.signs import fmt, level, persists
+from gradiometer.doctor.signs import fmt, level, number, persists
 from gradiometer.records import Evidence, Finding
 
 __all__ = [
@@ -41,6 +41,8 @@ PICKS = ("edges_per_row", "num_picks", "num_selected", "picks", "k")
 """Of `degree` candidates this many are taken, without putting back."""
 OTHERS = ("num_edges", "edges", "nnz", "num_nodes", "num_items", "vocab_size", "num_states", "batch_size")
 """What one softmax may have been taken over instead."""
+MOST_CHOICES = 1e15
+"""Counts from here on are no counts: a float holds no whole number above 2⁵³."""
 
 K1_LOSSES = ("kl", "k1")
 K3_LOSSES = ("low_var_kl", "k3")
@@ -119,7 +121,9 @@ def _of_space(space: Any) -> _Largest | None:
     if isinstance(space, Mapping):
         return _of_space(space.get("n"))
     found = (
-        re.fullmatch(r"(Discrete|MultiDiscrete|MultiBinary)\((.*)\)", space.strip()) if isinstance(space, str) else None
+        re.fullmatch(r"(Discrete|MultiDiscrete|MultiBinary)\((.{1,200})\)", space.strip())
+        if isinstance(space, str)
+        else None
     )
     numbers = [int(x) for x in re.findall(r"\d+", found[2])] if found else []
     if found is None or not numbers or min(numbers) < 1:
@@ -130,9 +134,8 @@ def _of_space(space: Any) -> _Largest | None:
 
 def _whole(value: Any) -> int | None:
     """A count above one."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return int(value) if value == int(value) and value > 1 else None
+    found = number(value)
+    return int(found) if found is not None and 1 < found < MOST_CHOICES and found == int(found) else None
 
 
 def _named(chart: Chart, value: float) -> str:

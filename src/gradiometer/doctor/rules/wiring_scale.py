@@ -9,7 +9,7 @@ import numpy as np
 from gradiometer.doctor.chart import Chart, Series
 from gradiometer.doctor.rule import Skipped, Verdict
 from gradiometer.doctor.rules.wiring import wired
-from gradiometer.doctor.signs import fmt, level
+from gradiometer.doctor.signs import fmt, level, number
 from gradiometer.records import Evidence, Finding
 from gradiometer.store.readable import Floats
 
@@ -44,8 +44,8 @@ def gradient_not_invariant(chart: Chart) -> Verdict:
         why = "cut one batch in several ways: gm.audit(..., micro_batches=loss_of, batch=batch) compares the gradients"
         return Skipped(rule="gradient-not-invariant", why=why, metric=SCALE)
     said = chart.fact("gradient_accumulation_steps", "accumulate_grad_batches", "grad_accum_steps")
-    count = level(parts) if parts is not None else float(said) if isinstance(said, int | float) else math.nan
-    if not count >= 2 or np.max(np.abs(scale.finite.values * count**2 - 1)) > FACTOR_ERROR:
+    count = level(parts) if parts is not None else number(said) or math.nan
+    if not count >= 2 or np.max(np.abs(scale.finite.values * count * count - 1)) > FACTOR_ERROR:
         return None
     first, last = int(scale.finite.steps[0]), int(scale.finite.steps[-1])
     return Finding(
