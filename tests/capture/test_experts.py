@@ -877,3 +877,23 @@ def test_thresholds_that_move_are_found_anew_each_time(tmp_path: Path) -> None:
     run = gm.load(tmp_path / "run")
     for name in ("grad/layer.blocks.0/expert/1/top_norm", "grad/layer.blocks.1/expert/0/bottom_norm"):
         assert run.series(name)[1] == pytest.approx([each[name] for each in expected], rel=1e-5)
+
+
+def test_many_experts_are_read_in_pieces_and_the_numbers_are_those_of_a_loop(tmp_path: Path) -> None:
+    """96 experts of 5,376 and 3,600 weights: one tensor is read in several pieces, the other is cut whole."""
+
+    def make() -> nn.Module:
+        block = Merged(num=96)
+        block.experts = nn.ModuleList(nn.Sequential(nn.Linear(12, 448), nn.Linear(448, 12)) for _ in range(96))
+        return block
+
+    torch.manual_seed(0)
+    model = Stack(make, layers=2)
+    expected: dict[str, float] = {}
+    trained(model, tmp_path / "run", before_step=lambda _: expected.update(by_hand(model)))
+    values = last(tmp_path / "run")
+    for e in (0, 1, 95):
+        for name in ("top_norm", "bottom_norm", "middle_norm", "norm", "top_rms"):
+            key = f"grad/layer.blocks.1/expert/{e}/{name}"
+            assert values[key] == pytest.approx(expected[key], rel=1e-4), key
+    assert values["grad/layer.blocks.0/expert/95/cos_to_0"] == pytest.approx(1, abs=1e-5)

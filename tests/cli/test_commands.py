@@ -197,8 +197,10 @@ def test_the_demo_names_the_dead_term_and_only_in_the_broken_run(tmp_path: Path)
     done = gradiometer("demo", "--no-serve", "--total-steps", "4000", "--out", "demo")
     assert done.returncode == 0, done.stderr
     assert re.search(r"gradient of the entropy term on the actor +[\d.e-]+ +no path", done.stdout)
-    assert "healthy: every term reaches the actor" in done.stdout
-    assert re.search(r"broken: step 0: the term 'entropy' has no gradient path", done.stdout)
+    assert re.search(r"healthy: Nothing wrong was found: \d+ rules", done.stdout)
+    assert re.search(r"broken: The loss term 'entropy' has no gradient", done.stdout)
+    assert "CRITICAL dead-term · proved · since step 0" in done.stdout
+    assert done.stdout.count("CRITICAL") == 1
     assert load(tmp_path / "demo" / "broken").events("dead-term")
     assert not load(tmp_path / "demo" / "healthy").events("dead-term")
 

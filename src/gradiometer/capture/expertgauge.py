@@ -19,6 +19,7 @@ from gradiometer.maths.stats import filled
 
 __all__ = ["NUM_SUMS", "ExpertGauge"]
 
+AT_ONCE = 2**17  # elements of all experts that are looked at together: they and what is made of them stay in the cache
 SMALL = 4096  # up to here a tensor is cut anew each time, and ties are resolved: a sort of it costs little
 
 NUM_SUMS = 10
@@ -31,6 +32,7 @@ class ExpertGauge:
     def __init__(self, layer: ExpertLayer, parameters: Sequence[Tensor]) -> None:
         self.layer = layer
         self._parameters = parameters
+        self._columns = max(1024, AT_ONCE // layer.num)
         self._cuts: dict[int, Tensor] = {}
         """The thresholds of each slab, [N, 2]."""
 
@@ -59,19 +61,25 @@ class ExpertGauge:
 
     def _read_slab(self, reading: Reading, name: str, number: int, *, fresh: bool) -> None:
         slab = self.layer.slabs[number]
-        grads, weights = self._flat_grads(slab), self._flat_weights(slab)
-        small = weights.shape[1] <= SMALL
+        grads, weights = self._rows(slab, of_grads=True), self._rows(slab, of_grads=False)
+        length = weights[0].numel()
+        small = length <= SMALL
         old = self._cuts.get(number)
         if fresh or small or old is None:
-            self._cuts[number] = new = tiers.thresholds(weights.abs())
+            self._cuts[number] = new = torch.cat([tiers.thresholds(_wide(row).abs()[None]) for row in weights])
             if old is not None and not small:
                 reading.add_array(f"{name}/moved/{number}", ((new - old).abs() / old).max().reshape(1))
         # Tensors of one dimension are in the source's tiers and not in the sound ones.
         matrix = self._parameters[slab.parts[0]].ndim - slab.fused >= 2
-        sums = tiers.tier_sums(grads, weights, self._cuts[number], exact=small and matrix)
-        sound = (sums.sound, sums.counts) if matrix else (torch.zeros_like(sums.sound), torch.zeros_like(sums.counts))
-        reading.add_array(f"{name}/sums", torch.cat([sums.source, *sound], 1))
-        reading.add_array(f"{name}/gram", grads @ grads.T)
+        columns = length if small else self._columns  # whose ties are resolved is cut whole
+        for first in range(0, length, columns):
+            part = slice(first, first + columns)
+            grad, weight = _side_by_side(grads, part), _side_by_side(weights, part)
+            sums = tiers.tier_sums(grad, weight, self._cuts[number], exact=small and matrix)
+            sound = torch.cat([sums.sound, sums.counts], 1)
+            sound = sound if matrix else torch.zeros_like(sound)
+            reading.add_array(f"{name}/sums", torch.cat([sums.source, sound], 1))
+            reading.add_array(f"{name}/gram", grad @ grad.T)
 
     def _read_histograms(self, reading: Reading, slab: Slab) -> None:
         for e in range(self.layer.num):
@@ -81,25 +89,20 @@ class ExpertGauge:
                 reading.add_array(f"histogram/layer.{self.layer.path}/expert/{e}", counts)
                 reading.add_array(f"histogram/expert/{e}", counts)
 
-    def _flat_grads(self, slab: Slab) -> Tensor:
-        """The gradients side by side, [N, n]; zeros for an expert that has none."""
+    def _rows(self, slab: Slab, *, of_grads: bool) -> list[Tensor]:
+        """The gradient, or the weights, of each expert as a row; zeros for an expert that has no gradient."""
         parts = [self._parameters[i] for i in slab.parts]
-        grads = [torch.zeros_like(p) if p.grad is None else filled(p.grad) for p in parts]
-        return self._side_by_side(grads)
-
-    def _flat_weights(self, slab: Slab) -> Tensor:
-        return self._side_by_side([self._parameters[i].detach() for i in slab.parts])
-
-    def _side_by_side(self, parts: Sequence[Tensor]) -> Tensor:
-        """[N, n] of the single fused tensor, or of one from each expert."""
-        flat = parts[0].reshape(self.layer.num, -1) if len(parts) == 1 else torch.stack([p.reshape(-1) for p in parts])
-        return flat.to(_wide(flat))
+        held = [
+            p.detach() if not of_grads else torch.zeros_like(p) if p.grad is None else filled(p.grad) for p in parts
+        ]
+        return list(held[0].reshape(self.layer.num, -1)) if slab.fused else [p.reshape(-1) for p in held]
 
     def _apart(self, slab: Slab) -> Tensor:
         """‖W_e − W_0‖² and ‖W_0‖² of each expert, [N, 2]."""
-        weights = self._flat_weights(slab)
-        apart = (weights - weights[:1]).square().sum(1)
-        return torch.stack([apart, weights[0].square().sum().expand(self.layer.num)], 1)
+        rows = self._rows(slab, of_grads=False)
+        first = _wide(rows[0])
+        apart = torch.stack([(_wide(row) - first).square().sum() for row in rows])
+        return torch.stack([apart, first.square().sum().expand(len(rows))], 1)
 
     def _grad(self, slab: Slab, e: int) -> Tensor | None:
         grad = self._parameters[slab.parts[0 if slab.fused else e]].grad
@@ -108,5 +111,10 @@ class ExpertGauge:
         return filled(grad)[e] if slab.fused else filled(grad)
 
 
-def _wide(x: Tensor) -> torch.dtype:
-    return torch.float64 if x.dtype == torch.float64 else torch.float32
+def _side_by_side(rows: Sequence[Tensor], part: slice) -> Tensor:
+    """[N, columns] of the same columns of each row."""
+    return _wide(torch.stack([row[part] for row in rows]))
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()

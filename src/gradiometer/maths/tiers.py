@@ -28,7 +28,6 @@ __all__ = [
 
 FRACTION = 0.05
 TIERS = ("top", "bottom", "middle")
-AT_ONCE = 2**18  # elements
 
 
 class Tiers(NamedTuple):
@@ -107,11 +106,6 @@ def tier_sums(grads: Tensor, weights: Tensor, cuts: Tensor, *, exact: bool = Fal
     `cuts` are their `thresholds` [N, 2], which may be somewhat older than the weights. With `exact` the sound tiers are cut
     anew and resolve ties; otherwise they count ties as the source does.
     """
-    if grads.numel() > AT_ONCE and len(grads) > 1:  # a row at a time stays in the cache
-        rows = [
-            tier_sums(grads[i : i + 1], weights[i : i + 1], cuts[i : i + 1], exact=exact) for i in range(len(grads))
-        ]
-        return TierSums(*(torch.cat(parts) for parts in zip(*rows, strict=True)))
     square, size = grads * grads, weights.abs()
     if exact:
         cut = [tier_masks(row) for row in weights]
