@@ -12,6 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# No test asserts a time: on a busy machine hypothesis' own deadline of 200 ms would.
+settings.register_profile("gradiometer", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("gradiometer")
 
 # A CI that starts us in the background has SIGINT ignored, and every child inherits that: tests that interrupt a real
 # process would wait for ever.

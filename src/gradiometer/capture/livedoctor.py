@@ -18,7 +18,7 @@ from gradiometer.store.writer import Writer
 
 __all__ = ["Consultation", "LiveDoctor"]
 
-START_SECONDS = 10.0
+START_SECONDS = 30.0
 """How long the end of a training waits for the last look: a process that has just started imports numpy first."""
 
 
