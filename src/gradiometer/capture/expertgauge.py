@@ -17,13 +17,10 @@ from gradiometer.maths import tiers
 from gradiometer.maths.histogram import log_histogram
 from gradiometer.maths.stats import filled
 
-__all__ = ["NUM_SUMS", "ExpertGauge"]
+__all__ = ["ExpertGauge"]
 
 AT_ONCE = 2**17  # elements of all experts that are looked at together: they and what is made of them stay in the cache
 SMALL = 4096  # up to here a tensor is cut anew each time, and ties are resolved: a sort of it costs little
-
-NUM_SUMS = 10
-"""Σ g² of the source's top, bottom, middle and of all; of the sound top, bottom, middle; and the sound tiers' sizes."""
 
 
 class ExpertGauge:
@@ -48,7 +45,10 @@ class ExpertGauge:
 
     @torch.no_grad()
     def read(self, reading: Reading, name: str, *, fresh: bool, histograms: bool) -> None:
-        """`<name>/sums` [N, NUM_SUMS] and `<name>/gram` [N, N]; with new thresholds also `<name>/apart` [N, 2]."""
+        """`<name>/sums` [N, 10] and `<name>/gram` [N, N]; with new thresholds also `<name>/apart` [N, 2].
+
+        The ten: Σ g² of the source's top, bottom, middle and of all; of the sound top, bottom, middle; and their sizes.
+        """
         device = self._parameters[self.layer.slabs[0].parts[0]].device
         with torch.autocast(device.type, enabled=False):
             for number, slab in enumerate(self.layer.slabs):

@@ -10,8 +10,10 @@ from collections.abc import Collection, Iterable, Sequence
 import torch
 from torch import Tensor
 
+from gradiometer.capture.blocks import Blocks
 from gradiometer.capture.reading import Reading
 from gradiometer.maths import stats
+from gradiometer.maths.histogram import log_histogram
 
 __all__ = ["SAMPLE_SIZE", "Gauge"]
 
@@ -173,6 +175,15 @@ class Gauge:
             sample = stats.sample(grad, SAMPLE_SIZE)
             samples[row, : len(sample)] = sample
         return samples
+
+    def read_histograms(self, reading: Reading, indices: Sequence[int], blocks: Blocks) -> None:
+        """A histogram of each named block's gradient."""
+        named = list(zip(blocks.names, blocks.members[: blocks.num_named], strict=False))
+        for i in indices:
+            counts = log_histogram(self.grad(i))
+            for name, members in named:
+                if i in members:
+                    reading.add_array(f"histogram/{name}", counts)
 
     @torch.no_grad()
     def nonfinite(self, indices: Sequence[int]) -> list[int]:

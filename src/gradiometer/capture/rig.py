@@ -26,7 +26,6 @@ from gradiometer.capture.settings import Settings
 from gradiometer.capture.termbook import TermBook
 from gradiometer.errors import NonFiniteGradient
 from gradiometer.maths import stats
-from gradiometer.maths.histogram import log_histogram
 
 __all__ = ["Rig"]
 
@@ -273,17 +272,7 @@ class Rig:
         )
         self._samples.read(current.reading, fresh, samples, step=current.number)
         if self._settings.tier == "deep":
-            self._read_histograms(current.reading, fresh)
-
-    def _read_histograms(self, reading: Reading, indices: Sequence[int]) -> None:
-        named = list(
-            zip(self.roster.blocks.names, self.roster.blocks.members[: self.roster.blocks.num_named], strict=False)
-        )
-        for i in indices:
-            counts = log_histogram(self.gauge.grad(i))
-            for name, members in named:
-                if i in members:
-                    reading.add_array(f"histogram/{name}", counts)
+            self.gauge.read_histograms(current.reading, fresh, self.roster.blocks)
 
     def _long_view_due(self) -> bool:
         every = LONG_VIEW_EVERY if self._settings.direction == "exact" else 1

@@ -12,6 +12,7 @@ from gradiometer.doctor.signs import fmt, level, outcome, persists, since, trend
 
 __all__ = [
     "MIN_SERIES",
+    "TARGET_KEYS",
     "beyond_reach",
     "bounded",
     "earned",
@@ -23,6 +24,9 @@ __all__ = [
     "unvaried",
     "warm",
 ]
+
+TARGET_KEYS = {"SB3": "target_update_interval and tau", "CleanRL": "--target-network-frequency and --tau"}
+"""What sets how a target network follows, by trainer."""
 
 FAR = 10.0
 """Times what can be earned: twice is the over-estimation of max over noisy values (van Hasselt 2010), ten is none."""

@@ -16,13 +16,13 @@ from gradiometer.doctor.rule import Skipped, Verdict, how_to_log, rule
 from gradiometer.doctor.signs import fmt, level, persists, since, trend
 from gradiometer.doctor.values import (
     MIN_SERIES,
+    TARGET_KEYS,
     beyond_reach,
     bounded,
     leaked,
     loss_fell,
     loss_grows,
     momentum,
-    never_updated,
     unvaried,
     warm,
 )
@@ -30,7 +30,7 @@ from gradiometer.maths.means import Interval, mean_interval
 from gradiometer.maths.series import LEVEL
 from gradiometer.records import Evidence, Finding
 
-__all__ = ["baseline_leak", "critic_diverges", "critic_explains_nothing", "returns_wrong", "target_network"]
+__all__ = ["baseline_leak", "critic_diverges", "critic_explains_nothing", "returns_wrong"]
 
 MIN_POINTS = 20
 """Measurements of explained variance, the warm-up among them."""
@@ -49,17 +49,11 @@ RELATED = 0.7
 CARRIED = 0.5
 """Of that, at least, one state before the last: the discount of a single step takes little of it."""
 
-EQUAL = 1e-9
-"""Relative distance of two networks at which they are one."""
-MIN_DISTANCES = 12
-"""Measurements of it: an update every so often must have happened in between."""
-
 VF_KEYS = {
     "SB3": "vf_coef, n_epochs and learning_rate",
     "CleanRL": "--vf-coef, --update-epochs and --learning-rate",
     "verl": "critic.optim.lr and critic.ppo_epochs",
 }
-TARGET_KEYS = {"SB3": "target_update_interval and tau", "CleanRL": "--target-network-frequency and --tau"}
 
 
 def _excused(progress: Progress | None, value_loss: Series | None) -> bool:
@@ -352,49 +346,3 @@ def _worse_than_constant(chart: Chart) -> Verdict:
         _MASK_FIX,
     )
     return replace(found, severity="info", basis="statistical", references=("failure catalogue F14, F36",))
-
-
-@rule("target-network", needs=("target_distance",))
-def target_network(chart: Chart) -> Verdict:
-    """The target network is the online one, or is never updated; told from an agent that learns all the same."""
-    id = "target-network"
-    series = chart.get("target_distance")
-    assert series is not None
-    distance = series.finite
-    if len(distance) < MIN_DISTANCES:
-        return too_short(id, series, MIN_DISTANCES)
-    progress = progress_of(chart)
-    learns = progress is not None and not progress.stuck
-    same = float(np.abs(distance.values).max()) <= EQUAL
-    if not same and (learns or not never_updated(distance)):
-        return None
-    end = fmt(level(distance.last(0.1)))
-    if same:
-        title = f"The target network equals the online one at all {len(distance)} measurements"
-        cause = (
-            "Targets move with every update, as if there were no target network; or the distance is only ever measured "
-        )
-        cause += "right after a copy."
-    else:
-        title = f"The target network is never updated: its distance grows to {end} and never falls back"
-        cause = (
-            "The values bootstrap from weights as they were at the start, so nothing beyond one step is ever learnt."
-        )
-    return Finding(
-        id=id,
-        title=title,
-        severity="info" if same and (learns or progress is None) else "warn",
-        basis="heuristic" if same else "statistical",
-        since_step=int(distance.steps[0]),
-        evidence=(
-            shown(series, f"{fmt(float(distance.values[0]))} at the start, {end} at the end"),
-            *((progress.evidence,) if progress else ()),
-        ),
-        cause=cause,
-        fix=(
-            f"check {key_of(series, TARGET_KEYS, 'the update interval and τ')}, and that the update is called at all",
-            "copy into another module (deepcopy, load_state_dict), never by assignment: target = online shares the weights",
-        ),
-        confirm="Compare one weight of both networks right before and right after an update of the target.",
-        references=("failure catalogue F38", "RLExplorer", "Mnih et al. 2015"),
-    )
