@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -560,3 +561,24 @@ def test_the_meter_that_does_nothing_has_every_name_of_the_one_that_does() -> No
     reports = {"round_ended", "rescanned", "event", "warn", "give_up"}  # what the rig calls, and there is none
     public = {name for name in vars(gm.Meter) if not name.startswith("_")} - reports
     assert public <= set(vars(NullMeter))
+
+
+def test_an_interrupt_in_the_middle_of_a_reading_leaves_no_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with (
+        pytest.raises(KeyboardInterrupt),
+        gm.watch(model, optimizer, run=tmp_path / "run", budget=None) as meter,
+    ):
+        gauge = meter._rig.gauge
+
+        def interrupted(reading: Any, *_: Any, **__: Any) -> None:
+            reading.add("raw", [0], [torch.zeros(())])  # and nothing else of what belongs to it
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(gauge, "read_full", interrupted)
+        model(torch.randn(4, 3)).sum().backward()
+        optimizer.step()
+    assert [event.kind for event in gm.load(tmp_path / "run").events()] == ["exception"]

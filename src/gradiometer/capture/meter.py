@@ -252,6 +252,8 @@ class Meter:
     ) -> None:
         if error is not None:
             self.event("exception", f"{type(error).__name__}: {error}")
+            if not isinstance(error, Exception):  # Ctrl-C strikes anywhere, also in the middle of a reading of ours
+                self._rig.open = None
         self.close()
 
     # What the rig reports.
