@@ -30,15 +30,24 @@ $(VENV)/.bench: $(STAMP)
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode --constraint constraints.txt --editable '.[bench]'
 	@touch $@
 
+# The tests of the dashboard look at it in a real browser; Debian's, since nothing else may be downloaded everywhere.
+$(VENV)/.chromium: $(STAMP)
+	@command -v chromium > /dev/null || { \
+	  as_root=$$([ "$$(id -u)" = 0 ] || echo "sudo -n"); \
+	  $$as_root apt-get install -y -qq --no-install-recommends chromium > /dev/null 2>&1 || \
+	  { $$as_root apt-get update -qq && $$as_root apt-get install -y -qq --no-install-recommends chromium > /dev/null; }; \
+	} || { echo "The tests of the dashboard need Chromium: apt-get install -y chromium" >&2; exit 1; }
+	@touch $@
+
 setup: $(STAMP)
 
 demo: $(STAMP)
 	$(BIN)/gradiometer demo
 
-test: $(STAMP)
+test: $(STAMP) $(VENV)/.chromium
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
-check: $(STAMP)
+check: $(STAMP) $(VENV)/.chromium
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

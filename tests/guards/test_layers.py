@@ -77,6 +77,7 @@ def test_the_guard_sees_an_upward_import(tmp_path: Path) -> None:
         "import gradiometer.cli.main",
         "import gradiometer.cli.show, gradiometer.cli.metrics, gradiometer.cli.env, gradiometer.cli.labs",
         "import gradiometer.cli.prune, gradiometer.cli.train, gradiometer.cli.demo",
+        "import gradiometer.cli.compare, gradiometer.store.comparison, gradiometer.cli.serve",
         "import gradiometer.cli.plot, gradiometer.cli.figure, gradiometer.store.importers",
         "import gradiometer.cli.export, gradiometer.cli.import_, gradiometer.store.intake",
         "import gradiometer.cli.experts, gradiometer.doctor.experts.judge, gradiometer.cli.audit",
@@ -89,6 +90,12 @@ def test_the_reading_arm_imports_no_framework(statement: str) -> None:
     code = f"import sys; {statement}; print(' '.join(sorted({{m.partition('.')[0] for m in sys.modules}})))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not FRAMEWORKS & set(loaded)
+
+
+def test_the_dashboard_draws_without_torch_and_matplotlib() -> None:
+    code = "import sys, gradiometer.dashboard.app; print(' '.join({m.partition('.')[0] for m in sys.modules}))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not (FRAMEWORKS - {"fastapi"}) & set(loaded)
 
 
 def test_no_file_is_called_utils() -> None:

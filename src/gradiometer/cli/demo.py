@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,9 +13,10 @@ import numpy as np
 from gradiometer import labs
 from gradiometer.cli.printing import console, number, table
 from gradiometer.cli.train import progress_bar
+from gradiometer.dashboard import server
 from gradiometer.doctor.diagnosis import diagnose
 from gradiometer.doctor.report.text import as_text
-from gradiometer.errors import UsageError
+from gradiometer.errors import MissingExtra, UsageError
 from gradiometer.store.reader import Run, load
 
 __all__ = ["demo"]
@@ -37,6 +39,18 @@ def demo(out: str, *, total_steps: int, serve: bool) -> None:
         with progress_bar(f"cartpole, {name}") as progress:
             lab.train(config, progress)
     _report({name: _read(folder) for name, folder in folders.items()}, folders)
+    if serve and sys.stdout.isatty():
+        _serve(Path(out))
+    else:
+        print(f"In a browser: gradiometer serve {out}")
+
+
+def _serve(folder: Path) -> None:
+    """The two runs in a browser; without the packages for it the demo is complete all the same."""
+    try:
+        server.serve(folder, path="/overview?run=broken&run=healthy", open_browser=True)
+    except MissingExtra as missing:
+        print(missing)
 
 
 def _clear(folder: Path) -> None:

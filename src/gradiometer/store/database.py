@@ -14,6 +14,8 @@ from gradiometer.errors import NotARun, RunDamaged, RunLocked, SchemaTooNew
 __all__ = [
     "APPLICATION_ID",
     "DATABASE_NAME",
+    "FIRST_STEP",
+    "LAST_STEP",
     "MIGRATIONS",
     "SCHEMA_VERSION",
     "SIDE_FILES",
@@ -30,6 +32,8 @@ __all__ = [
 DATABASE_NAME = "run.db"
 APPLICATION_ID = 0x47726164  # "Grad": how `file` and we tell a run from any other SQLite database
 SCHEMA_VERSION = 1
+FIRST_STEP, LAST_STEP = -(2**63), 2**63 - 1
+"""What SQLite's integers reach."""
 MIGRATIONS: dict[int, str] = {}
 """From a schema version, the SQL that leads to the next."""
 

@@ -93,6 +93,11 @@ class Log(Readable):
         """The last step of the log; None when it has none."""
         return int(self._steps[-1]) if len(self._steps) else None
 
+    @property
+    def first_step(self) -> int | None:
+        """The first step of the log; None when it has none."""
+        return int(self._steps[0]) if len(self._steps) else None
+
     def names(self) -> list[str]:
         """Every series of the log, in order."""
         return self._columns.names()

@@ -13,11 +13,9 @@ import numpy as np
 
 from gradiometer.errors import UnknownName
 from gradiometer.records import Table
+from gradiometer.store.thinning import Floats, Ints, Thinned, bucket_edges, thin, whole
 
 __all__ = ["Floats", "Ints", "Readable", "unknown_step"]
-
-Floats = np.ndarray[Any, np.dtype[np.float64]]
-Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Readable(ABC):
@@ -32,6 +30,41 @@ class Readable(ABC):
     @abstractmethod
     def series(self, name: str) -> tuple[Ints, Floats]:
         """The steps and values of a series."""
+
+    def part(self, name: str, first: int | None = None, last: int | None = None) -> tuple[Ints, Floats]:
+        """The points of a series from step `first` to step `last`, both included."""
+        steps, values = self.series(name)
+        inside = slice(
+            0 if first is None else int(np.searchsorted(steps, first)),
+            len(steps) if last is None else int(np.searchsorted(steps, last, side="right")),
+        )
+        return steps[inside], values[inside]
+
+    def thinned(self, name: str, most: int, first: int | None = None, last: int | None = None) -> Thinned:
+        """The same in at most `most` points; what is longer comes in buckets with their extremes."""
+        steps, values = self.part(name, first, last)
+        if len(steps) <= most:
+            return whole(steps, values)
+        return thin(steps, values, bucket_edges(int(steps[0]), int(steps[-1]), most))
+
+    def latest(self, name: str, steps: Ints) -> Floats:
+        """The value of a series at each of the steps, or where it has none there its last before; NaN before its first."""
+        own, values = self.series(name)
+        places = np.searchsorted(own, steps, side="right") - 1
+        return np.where(places >= 0, values[places], np.nan) if len(own) else np.full(len(steps), np.nan)
+
+    def where(self, column: str, steps: Ints) -> Floats:
+        """A column of `steps()` (wall_time, env_steps, rollout, epoch) at each of the steps; NaN where nobody said."""
+        table = self.steps()
+        places = np.clip(np.searchsorted(table["step"], steps), 0, max(len(table["step"]) - 1, 0))
+        if not len(table["step"]):
+            return np.full(len(steps), np.nan)
+        found: Floats = np.where(table["step"][places] == steps, table[column][places], np.nan)
+        return found
+
+    @abstractmethod
+    def steps(self) -> dict[str, Any]:
+        """Where each step lies, as columns: step, wall_time, env_steps, rollout, epoch."""
 
     @abstractmethod
     def tables(self, name: str) -> list[Table]:

@@ -16,6 +16,7 @@ from gradiometer.records import Cosine, Event, Evidence, Finding, Summary, Table
 from gradiometer.store import database
 from gradiometer.store.readable import Floats, Ints, Readable, unknown_step
 from gradiometer.store.strictjson import from_json
+from gradiometer.store.thinning import Thinned, bucket_edges, thin, whole
 
 __all__ = ["Run", "finding_of", "load"]
 
@@ -30,6 +31,10 @@ FROM series JOIN (
 ) ON series_id = id
 ORDER BY name
 """
+IN_PYTHON = 20_000
+"""Points up to which it is quicker to fetch a series than to let SQLite look at it bucket by bucket."""
+INFINITIES = (float("inf"), float("-inf"))
+COLUMNS = ("wall_time", "env_steps", "rollout", "epoch")
 
 
 def load(path: str | os.PathLike[str]) -> Run:
@@ -61,24 +66,53 @@ class Run(Readable):
         step: int | None = self._rows("SELECT max(step) FROM steps")[0][0]
         return step
 
+    @property
+    def first_step(self) -> int | None:
+        """The first step on disk; None before there is one."""
+        step: int | None = self._rows("SELECT min(step) FROM steps")[0][0]
+        return step
+
     def names(self) -> list[str]:
         """Every series of the run, in order."""
         return [name for (name,) in self._rows("SELECT name FROM series ORDER BY name")]
 
     def series(self, name: str) -> tuple[Ints, Floats]:
         """The steps and values of a series; NaN where a NaN was recorded, nothing where nothing was."""
-        known = self._rows("SELECT id FROM series WHERE name = ?", name)
-        if not known:
-            raise UnknownName("series", name, self.names())
-        rows = self._rows("SELECT step, value FROM points WHERE series_id = ? ORDER BY step", known[0][0])
-        return np.array([step for step, _ in rows], dtype=np.int64), _floats([value for _, value in rows])
+        return self.part(name)
+
+    def part(self, name: str, first: int | None = None, last: int | None = None) -> tuple[Ints, Floats]:
+        """The points of a series from step `first` to step `last`, both included."""
+        return self._part(self._id(name), first, last)
+
+    def thinned(self, name: str, most: int, first: int | None = None, last: int | None = None) -> Thinned:
+        """The same in at most `most` points; what is longer comes in buckets with their extremes. A million takes 0.2 s."""
+        series = self._id(name)
+        steps, values = self._part(series, first, last, limit=max(most, IN_PYTHON) + 1)
+        if len(steps) <= most:
+            return whole(steps, values)
+        if len(steps) <= IN_PYTHON:
+            return thin(steps, values, bucket_edges(int(steps[0]), int(steps[-1]), most))
+        newest = self._last_step(series, last)
+        return self._buckets(series, bucket_edges(int(steps[0]), newest, most), newest)
+
+    def latest(self, name: str, steps: Ints) -> Floats:
+        """The value of a series at each of the steps, or where it has none there its last before; NaN before its first."""
+        series = self._id(name)
+        asked = "SELECT value FROM points WHERE series_id = ? AND step <= ? ORDER BY step DESC LIMIT 1"
+        found = [self._rows(asked, series, step) for step in steps.tolist()]
+        return _floats([rows[0][0] if rows else None for rows in found])
+
+    def where(self, column: str, steps: Ints) -> Floats:
+        """A column of `steps()` (wall_time, env_steps, rollout, epoch) at each of the steps; NaN where nobody said."""
+        asked = f"SELECT {COLUMNS[COLUMNS.index(column)]} FROM steps WHERE step = ?"
+        found = [self._rows(asked, step) for step in steps.tolist()]
+        return _floats([rows[0][0] if rows else None for rows in found])
 
     def steps(self) -> dict[str, Any]:
         """Where each step lies, as columns: step, wall_time, env_steps, rollout, epoch; NaN where nobody said."""
         rows = self._rows("SELECT step, wall_time, env_steps, rollout, epoch FROM steps ORDER BY step")
         columns = {"step": np.array([row[0] for row in rows], dtype=np.int64)}
-        others = ("wall_time", "env_steps", "rollout", "epoch")
-        return columns | {name: _floats([row[place] for row in rows]) for place, name in enumerate(others, 1)}
+        return columns | {name: _floats([row[place] for row in rows]) for place, name in enumerate(COLUMNS, 1)}
 
     def summaries(self) -> list[Summary]:
         """Each series in a line, in order of name."""
@@ -158,6 +192,43 @@ class Run(Readable):
     def close(self) -> None:
         """Let the file go; twice is fine."""
         self._finalizer()
+
+    def _id(self, name: str) -> int:
+        known = self._rows("SELECT id FROM series WHERE name = ?", name)
+        if not known:
+            raise UnknownName("series", name, self.names())
+        return int(known[0][0])
+
+    def _part(self, series: int, first: int | None, last: int | None, limit: int = -1) -> tuple[Ints, Floats]:
+        asked = "SELECT step, value FROM points WHERE series_id = ? AND step BETWEEN ? AND ? ORDER BY step LIMIT ?"
+        ends = (database.FIRST_STEP if first is None else first, database.LAST_STEP if last is None else last)
+        rows = self._rows(asked, series, *ends, limit)
+        return np.array([step for step, _ in rows], dtype=np.int64), _floats([value for _, value in rows])
+
+    def _last_step(self, series: int, last: int | None) -> int:
+        asked = "SELECT max(step) FROM points WHERE series_id = ? AND step <= ?"
+        return int(self._rows(asked, series, database.LAST_STEP if last is None else last)[0][0])
+
+    def _buckets(self, series: int, edges: Ints, newest: int) -> Thinned:
+        """A query a bucket: SQLite sorts what it groups, and that takes three times as long."""
+        values = "SELECT avg(value), min(value), max(value), count(*) - count(value) FROM points "
+        within = "WHERE series_id = ? AND step BETWEEN ? AND ?"
+        found = []
+        for start, end in zip(edges[:-1].tolist(), (np.minimum(edges[1:] - 1, newest)).tolist(), strict=True):
+            step = self._rows(f"SELECT max(step) FROM points {within}", series, start, end)[0][0]
+            if step is None:
+                continue
+            mean, low, high, nans = self._rows(values + within, series, start, end)[0]
+            if low in INFINITIES or high in INFINITIES:
+                part = thin(*self._part(series, start, end), np.array([start, end + 1]))
+                found.append((step, part.mean[0], part.low[0], part.high[0], True))
+            else:
+                found.append((step, mean, low, high, nans > 0))
+        steps, mean, low, high, broken = zip(*found, strict=True)
+        return Thinned(
+            steps=np.array(steps, dtype=np.int64), mean=_floats(list(mean)), low=_floats(list(low)),
+            high=_floats(list(high)), broken=np.array(broken, dtype=np.bool_), whole=False,
+        )  # fmt: skip
 
     def _rows(self, statement: str, *parameters: Any) -> list[Any]:
         with database.translated(self.path):

@@ -1,0 +1,1 @@
+"""The dashboard: runs in a browser, live, on this machine."""

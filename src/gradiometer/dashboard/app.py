@@ -1,0 +1,185 @@
+"""The web application: a page for every tab, its JSON twin beside it, and a stream that says what changed.
+
+GET  /<tab>          the page                        /<tab>.json    the same as JSON, the same query (shape.View)
+GET  /runs.json      every run of the folder         /live          server-sent events: changed, runs
+GET  /openapi.json   all of this, for programs       errors are one shape: {"error", "message"} (shape.Problem)
+"""
+
+from __future__ import annotations
+
+import gzip
+import threading
+import traceback
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from importlib import metadata, resources
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import FileResponse, Response
+from fastapi.staticfiles import StaticFiles
+from sse_starlette.sse import EventSourceResponse
+from starlette.exceptions import HTTPException
+
+from gradiometer.dashboard.answering import answer, encode
+from gradiometer.dashboard.ask import AXES, METRIC, ask_of
+from gradiometer.dashboard.consultant import Consultant
+from gradiometer.dashboard.guard import LOOPBACK, Guard, problem
+from gradiometer.dashboard.live import Broadcast
+from gradiometer.dashboard.shape import Problem, Shelved, View
+from gradiometer.dashboard.shelf import Shelf
+from gradiometer.dashboard.views import VIEWS
+from gradiometer.errors import UnknownName, UsageError
+from gradiometer.version import __version__
+
+__all__ = ["create_app"]
+
+STATIC = Path(__file__).parent / "static"
+WORTH_PACKING = 2_000
+PATIENCE_SECONDS = 0.3
+"""How long a page waits for the doctor; what takes longer comes with a later tick."""
+PARAMETERS: list[dict[str, Any]] = [
+    {
+        "name": name,
+        "in": "query",
+        "required": False,
+        "description": description,
+        "schema": {"type": "array", "items": {"type": "string"}} if name == "run" else {"type": kind},
+    }
+    for name, kind, description in (
+        ("run", "string", "Ids of runs, the one in focus first; without any, the newest."),
+        ("x", "string", f"{', '.join(AXES)}, or {METRIC}NAME."),
+        ("from", "integer", "The first step."),
+        ("to", "integer", "The last step."),
+        ("most", "integer", "Points of a line; longer series come in buckets with their extremes."),
+        ("after", "string", "The cursor of an earlier answer: only what is new comes back."),
+    )
+]
+ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": Problem} for status in (400, 401, 403, 404, 405, 500)}
+
+
+def create_app(root: Path, *, hosts: Iterable[str] | None = LOOPBACK, token: str = "") -> FastAPI:
+    """The application over the runs of a folder, or over one run. `hosts` are the names it answers to; None is any."""
+    shelf = Shelf(root)
+    consultant = Consultant(shelf, PATIENCE_SECONDS)
+    broadcast = Broadcast(shelf, consultant)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        threading.Thread(target=_warm_up, daemon=True).start()
+        yield
+        broadcast.close()
+        consultant.close()
+
+    app = FastAPI(
+        title="Gradiometer",
+        version=__version__,
+        description="Every view of the dashboard as JSON.",
+        docs_url=None,
+        redoc_url=None,
+        lifespan=lifespan,
+    )
+    app.state.broadcast = broadcast
+    app.add_middleware(Guard, hosts=hosts, token=token)
+    for error, handler in ((UsageError, _users), (HTTPException, _of_http), (OSError, _of_machine), (Exception, _ours)):
+        app.add_exception_handler(error, handler)
+    _add_reading(app, shelf, consultant)
+    _add_live(app, broadcast)
+    _add_files(app)
+    return app
+
+
+def _add_reading(app: FastAPI, shelf: Shelf, consultant: Consultant) -> None:
+    def view_of(name: str) -> Callable[[Request], Response]:
+        def view(request: Request) -> Response:
+            return _json(request, answer(shelf, consultant, name, ask_of(request.query_params.multi_items())))
+
+        view.__doc__ = f"What the tab {name} shows."
+        return view
+
+    for name in VIEWS:
+        app.get(
+            f"/{name}.json",
+            name=name,
+            response_class=Response,
+            responses={200: {"model": View}, **ERRORS},
+            openapi_extra={"parameters": PARAMETERS},
+        )(view_of(name))
+
+    @app.get("/runs.json", response_class=Response, responses={200: {"model": Shelved}, **ERRORS})
+    def runs(request: Request) -> Response:
+        """Every run of the served folder, the newest first."""
+        return _json(request, Shelved(root=shelf.root.name, runs=shelf.cards(), views=list(VIEWS)))
+
+
+def _add_live(app: FastAPI, broadcast: Broadcast) -> None:
+    @app.get("/live", response_class=EventSourceResponse)
+    async def live() -> EventSourceResponse:
+        """Server-sent events: `changed` {run, step, state} when a run was written to, `runs` when runs come or go."""
+        return EventSourceResponse(broadcast.listen(), ping=15, headers={"Cache-Control": "no-store"})
+
+
+def _add_files(app: FastAPI) -> None:
+    def page() -> Response:
+        return FileResponse(STATIC / "index.html", headers={"Cache-Control": "no-cache"})
+
+    for path in ("/", *(f"/{name}" for name in VIEWS)):
+        app.get(path, include_in_schema=False)(page)
+
+    @app.get("/plotly.min.js", include_in_schema=False)
+    def plotly() -> Response:
+        file = resources.files("plotly") / "package_data" / "plotly.min.js"
+        # Not packed: on this machine that takes longer than sending it, and the browser keeps it.
+        headers = {"Cache-Control": "max-age=86400", "ETag": f'"plotly-{metadata.version("plotly")}"'}
+        return FileResponse(str(file), media_type="text/javascript", headers=headers)
+
+    app.mount("/static", _Static(directory=STATIC))
+
+
+class _Static(StaticFiles):
+    """Our own files: asked about each time, since they change with the version, and sent only if they did."""
+
+    def file_response(self, *args: Any, **kwargs: Any) -> Response:
+        response = super().file_response(*args, **kwargs)
+        response.headers["Cache-Control"] = "no-cache"
+        return response
+
+
+def _json(request: Request, content: Any) -> Response:
+    body = encode(content)
+    headers = {"Cache-Control": "no-store", "Vary": "Accept-Encoding"}
+    if len(body) > WORTH_PACKING and "gzip" in request.headers.get("accept-encoding", ""):
+        body = gzip.compress(body, compresslevel=1, mtime=0)
+        headers["Content-Encoding"] = "gzip"
+    return Response(body, media_type="application/json", headers=headers)
+
+
+def _users(request: Request, error: Exception) -> Response:
+    if isinstance(error, UnknownName):
+        return problem(404, f"unknown-{error.kind.split()[0]}", str(error))
+    return problem(400, "bad-request", str(error))
+
+
+def _of_http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.status_code == 404:
+        return problem(404, "unknown-view", f"nothing at {request.url.path}: there are {', '.join(VIEWS)}")
+    return problem(error.status_code, "bad-request", str(error.detail))
+
+
+def _of_machine(request: Request, error: Exception) -> Response:
+    return problem(500, "unreadable", str(error))
+
+
+def _ours(request: Request, error: Exception) -> Response:
+    traceback.print_exception(error)
+    return problem(500, "fault", f"a fault of Gradiometer ({type(error).__name__}: {error}); the terminal says more")
+
+
+def _warm_up() -> None:
+    """What the first diagnosis would wait a second for."""
+    from gradiometer.doctor.rule import rules
+
+    rules()
+    import scipy.stats  # noqa: F401

@@ -1,0 +1,120 @@
+"""Who may ask, and for what: the door in front of every route.
+
+Only GET, only under a name we serve (a page elsewhere whose name was rebound to this machine gets nothing), with the token
+where there is one; and every answer tells the browser to run no script but ours and to show us in nobody's frame.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections.abc import Iterable
+from http.cookies import CookieError, SimpleCookie
+from urllib.parse import parse_qsl, urlencode
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gradiometer.dashboard.answering import encode
+from gradiometer.dashboard.shape import Problem
+
+__all__ = ["LOOPBACK", "Guard", "problem"]
+
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+COOKIE = "gradiometer"
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
+    "connect-src 'self'; font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+
+
+class Guard:
+    """Middleware. `hosts` are the names we answer to; None, which needs a token, is any."""
+
+    def __init__(self, app: ASGIApp, *, hosts: Iterable[str] | None, token: str = "") -> None:
+        if hosts is None and not token:
+            raise ValueError("who answers to every name needs a token")
+        self._app = app
+        self._hosts = None if hosts is None else frozenset(name.lower() for name in hosts)
+        self._token = token
+        self._session = secrets.token_urlsafe(32)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse, or pass on."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":  # a websocket: there are none
+            return
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
+        refusal = self._refusal(scope, Headers(scope=scope))
+        await (refusal or self._app)(scope, receive, with_headers)
+
+    def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
+        host = _host(headers.get("host", ""))
+        if self._hosts is not None and host not in self._hosts:
+            return problem(
+                403, "forbidden", f"not served under the name {host!r}: open it as {' or '.join(sorted(self._hosts))}"
+            )
+        if scope["method"] not in ("GET", "HEAD"):
+            return problem(405, "bad-request", f"{scope['method']} is not allowed: nothing here can be changed")
+        return self._without_token(scope, headers) if self._token else None
+
+    def _without_token(self, scope: Scope, headers: Headers) -> Response | None:
+        query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        given = dict(query).get("token", "")
+        if given and _same(given, self._token):
+            rest = urlencode([pair for pair in query if pair[0] != "token"])
+            answer = RedirectResponse(_own_path(scope["path"]) + (f"?{rest}" if rest else ""), status_code=303)
+            answer.set_cookie(COOKIE, self._session, httponly=True, samesite="strict", path="/")
+            return answer
+        bearer = headers.get("authorization", "").removeprefix("Bearer ")
+        if _same(bearer, self._token) or _same(_cookie(headers), self._session):
+            return None
+        return problem(401, "forbidden", "a token is needed: open the address that `gradiometer serve` printed")
+
+
+def problem(status: int, error: str, message: str) -> Response:
+    """The one shape of every error."""
+    return Response(encode(Problem(error=error, message=message)), status, media_type="application/json")
+
+
+def _host(given: str) -> str:
+    """The name without its port, `[::1]:80` being `::1`."""
+    given = given.strip().lower()
+    if given.startswith("["):
+        return given[1:].partition("]")[0]
+    return given.rpartition(":")[0] if given.count(":") == 1 else given
+
+
+def _own_path(path: str) -> str:
+    """So that `//evil.example` stays a path of ours."""
+    return "/" + path.lstrip("/\\")
+
+
+def _same(given: str, wanted: str) -> bool:
+    return bool(given) and hmac.compare_digest(given.encode(), wanted.encode())
+
+
+def _cookie(headers: Headers) -> str:
+    jar: SimpleCookie = SimpleCookie()
+    try:
+        jar.load(headers.get("cookie", ""))
+    except CookieError:
+        return ""
+    found = jar.get(COOKIE)
+    return found.value if found else ""

@@ -1,0 +1,92 @@
+"""Tell every page at once that a run has changed: one watcher for all of them, which looks at file times once a second."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+from gradiometer.dashboard.answering import encode
+from gradiometer.dashboard.consultant import Consultant
+from gradiometer.dashboard.shelf import Shelf, Signature
+
+__all__ = ["Broadcast"]
+
+EVERY_SECONDS = 1.0
+WAITING = 1_000
+"""Messages kept for a page that does not read; then it is let go, and comes back by itself."""
+
+Message = dict[str, str]
+
+
+class Broadcast:
+    """Changes of the runs of a shelf, as server-sent events to any number of listeners."""
+
+    def __init__(self, shelf: Shelf, consultant: Consultant, every: float = EVERY_SECONDS) -> None:
+        self._shelf, self._consultant = shelf, consultant
+        self._every = every
+        self._listeners: set[asyncio.Queue[Message | None]] = set()
+        self._task: asyncio.Task[None] | None = None
+        self._seen: dict[str, Signature] | None = None
+
+    async def listen(self) -> AsyncIterator[Message]:
+        """Every change from now on; the watcher works only while somebody listens."""
+        queue: asyncio.Queue[Message | None] = asyncio.Queue(WAITING)
+        self._listeners.add(queue)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._watch())
+        try:
+            yield _message("hello", {"every": self._every})
+            while (message := await queue.get()) is not None:
+                yield message
+        finally:
+            self._listeners.discard(queue)
+
+    def close(self) -> None:
+        """End every stream."""
+        for queue in self._listeners:
+            _put(queue, None)
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _watch(self) -> None:
+        self._seen = None
+        while self._listeners:
+            try:
+                messages = await asyncio.to_thread(self._changes)
+            except OSError:  # a folder that went away may come back
+                messages = []
+            for queue in list(self._listeners):
+                for message in messages:
+                    if not _put(queue, message):
+                        self._listeners.discard(queue)
+                        break
+            await asyncio.sleep(self._every)
+
+    def _changes(self) -> list[Message]:
+        now = {id: self._shelf.signature(id) for id in self._shelf.ids()}
+        before, self._seen = self._seen or now, now
+        late = self._consultant.late()
+        messages = []
+        for id, signature in now.items():
+            if id in late or before.get(id, signature) != signature:
+                card = self._shelf.card(id)
+                messages.append(_message("changed", {"run": id, "step": card.newest_step, "state": card.state}))
+        if now.keys() != before.keys():
+            messages.append(_message("runs", {"count": len(now)}))
+        return messages
+
+
+def _message(event: str, data: Any) -> Message:
+    return {"event": event, "data": encode(data).decode()}
+
+
+def _put(queue: asyncio.Queue[Message | None], message: Message | None) -> bool:
+    try:
+        queue.put_nowait(message)
+    except asyncio.QueueFull:
+        while not queue.empty():
+            queue.get_nowait()
+        queue.put_nowait(None)
+        return False
+    return True

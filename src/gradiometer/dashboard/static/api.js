@@ -1,0 +1,45 @@
+/** Asking the server: JSON, or a refusal that says why. */
+
+/** The server said no: `kind` and `message` are those of its Problem. */
+export class Refusal extends Error {
+  constructor(status, kind, message) {
+    super(message);
+    this.status = status;
+    this.kind = kind;
+  }
+}
+
+/** The server is not there. */
+export class Gone extends Error {}
+
+/**
+ * @param {string} path
+ * @param {AbortSignal} [signal]
+ * @returns {Promise<any>}
+ * @throws {Refusal|Gone|DOMException}
+ */
+export async function ask(path, signal) {
+  let answer;
+  let text;
+  try {
+    answer = await fetch(path, { signal, headers: { Accept: "application/json" } });
+    text = await answer.text();
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Gone(String(error.message));
+  }
+  let content;
+  try {
+    content = JSON.parse(text);
+  } catch {
+    throw new Refusal(answer.status, "fault", `${path} answered with something that is not JSON (status ${answer.status}).`);
+  }
+  if (!answer.ok) throw new Refusal(answer.status, content.error ?? "fault", content.message ?? answer.statusText);
+  return content;
+}
+
+/** A view; with `after` only what came since. */
+export function askView(tab, query, after, signal) {
+  const both = [query, after ? `after=${encodeURIComponent(after)}` : ""].filter(Boolean).join("&");
+  return ask(`/${tab}.json${both ? `?${both}` : ""}`, signal);
+}

@@ -1,0 +1,128 @@
+/** Charts of kind `table`: a real table, which scrolls in its box. */
+import { csvOf } from "./csv.js";
+import { number } from "./numbers.js";
+import { FONT } from "./frame.js";
+import { inks } from "./palette.js";
+import { written } from "./text.js";
+
+const MOST_PIXELS = 420;
+
+/** What a cell says, and whether it is a number. */
+function said(cell) {
+  if (cell === null || cell === undefined) return { text: "", numeric: false };
+  const value = number(cell);
+  return value === null ? { text: String(cell), numeric: false } : { text: written(value), numeric: true };
+}
+
+export class Table {
+  constructor(container, chart, context) {
+    Object.assign(this, { id: chart.id, kind: chart.kind, container, context });
+    this.box = document.createElement("div");
+    this.box.className = "chart-table";
+    this.box.tabIndex = 0; // so that the keyboard can scroll it
+    this.box.setAttribute("role", "region");
+    this.box.style.cssText = `overflow:auto;max-height:${MOST_PIXELS}px;max-width:100%`;
+    container.replaceChildren(this.box);
+    this.update(chart);
+  }
+
+  update(chart) {
+    this.chart = chart;
+    this.box.setAttribute("aria-label", chart.title || "table");
+    const ink = inks(this.context.theme);
+    const table = document.createElement("table");
+    table.style.cssText = `border-collapse:collapse;width:100%;font-size:12.5px;font-variant-numeric:tabular-nums;color:${ink.text}`;
+    table.append(this.head(ink), this.body(ink));
+    this.box.replaceChildren(table);
+  }
+
+  head(ink) {
+    const row = document.createElement("tr");
+    this.chart.table.columns.forEach((name, at) => {
+      const cell = document.createElement("th");
+      cell.scope = "col";
+      cell.textContent = name;
+      const numeric = this.chart.table.cells.some((line) => said(line[at]).numeric);
+      cell.style.cssText =
+        `position:sticky;top:0;background:${ink.paper};color:${ink.muted};font-weight:600;padding:5px 10px;` +
+        `text-align:${numeric ? "right" : "left"};box-shadow:inset 0 -1px ${ink.line};white-space:nowrap`;
+      row.append(cell);
+    });
+    const head = document.createElement("thead");
+    head.append(row);
+    return head;
+  }
+
+  body(ink) {
+    const body = document.createElement("tbody");
+    for (const line of this.chart.table.cells) {
+      const row = document.createElement("tr");
+      line.forEach((content) => {
+        const { text, numeric } = said(content);
+        const cell = document.createElement("td");
+        cell.textContent = text;
+        if (numeric) cell.title = String(content);
+        cell.style.cssText =
+          `padding:4px 10px;border-bottom:1px solid ${ink.grid};white-space:${text.length < 40 ? "nowrap" : "normal"};` +
+          `text-align:${numeric ? "right" : "left"}`;
+        row.append(cell);
+      });
+      body.append(row);
+    }
+    return body;
+  }
+
+  append(chart) {
+    this.update({ ...this.chart, ...chart });
+  }
+
+  look(context) {
+    const other = context.theme !== this.context.theme;
+    this.context = context;
+    if (other) this.update(this.chart);
+  }
+
+  resize() {}
+  hover() {}
+  zoom() {}
+  get drawn() {
+    return Promise.resolve();
+  }
+
+  csv() {
+    return csvOf(this.chart, {});
+  }
+
+  /** The table painted, so that it can be pasted where only pictures can. */
+  png() {
+    const { columns, cells } = this.chart.table;
+    const rows = [columns.map((name) => ({ text: name, numeric: false })), ...cells.map((line) => line.map(said))];
+    const canvas = document.createElement("canvas");
+    const brush = canvas.getContext("2d");
+    const font = `13px ${FONT}`;
+    brush.font = font;
+    const widths = columns.map((_, at) => 20 + Math.max(...rows.map((row) => brush.measureText(row[at]?.text ?? "").width)));
+    const size = { width: widths.reduce((sum, each) => sum + each, 0), height: rows.length * 24 };
+    Object.assign(canvas, { width: size.width * 2, height: size.height * 2 });
+    brush.scale(2, 2);
+    paint(brush, rows, widths, size, inks(this.context.theme), font);
+    return new Promise((done) => canvas.toBlob(done, "image/png"));
+  }
+
+  destroy() {
+    this.box.remove();
+  }
+}
+
+function paint(brush, rows, widths, size, ink, font) {
+  Object.assign(brush, { fillStyle: ink.paper, font });
+  brush.fillRect(0, 0, size.width, size.height);
+  rows.forEach((row, line) => {
+    let left = 0;
+    row.forEach(({ text, numeric }, at) => {
+      Object.assign(brush, { fillStyle: line ? ink.text : ink.muted, textAlign: numeric ? "right" : "left" });
+      brush.fillText(text, numeric ? left + widths[at] - 10 : left + 10, line * 24 + 16);
+      left += widths[at];
+    });
+  });
+}

@@ -1,0 +1,254 @@
+/** The page of Gradiometer's dashboard: what the URL says is asked of the server, shown, and kept live. */
+
+import { Gone, Refusal, ask, askView } from "./api.js";
+import { debounce, el, icon, painted } from "./dom.js";
+import { bindKeys } from "./keys.js";
+import { createLive } from "./live.js";
+import { createPage, zoomOf } from "./page.js";
+import { createPicker } from "./picker.js";
+import { TABS, address, asked, createStore } from "./state.js";
+import { createToolbar } from "./toolbar.js";
+
+const root = document.documentElement;
+const main = document.getElementById("main");
+const runs = new Map();
+const dark = matchMedia("(prefers-color-scheme: dark)");
+const narrow = matchMedia("(max-width: 700px)");
+const store = createStore(changed);
+let pinned = [];
+let asking = null;
+let round = 0;
+let live = null;
+let missed = false;
+let refused = false;
+let names = null;
+
+const theme = () => (store.state.theme === "auto" ? (dark.matches ? "dark" : "light") : store.state.theme);
+const query = () => asked(store.state, pinned);
+const choose = (ids) => {
+  pinned = [];
+  store.set({ runs: ids, full: "" });
+};
+const current = () => (store.state.runs.length ? store.state.runs : page.runs);
+const focus = (id) => choose([id, ...current().filter((other) => other !== id)]);
+
+const page = createPage(store, runs, theme, {
+  focus,
+  only: (id) => choose([id]),
+  again: () => load(),
+  zoom,
+  mount: drawing,
+});
+const picker = createPicker(document.getElementById("picker"), { choose, close: () => drawer(false) });
+const toolbar = createToolbar(document.getElementById("toolbar"), {
+  set: (patch, how) => store.set(patch, how),
+  unzoom: () => zoom(null, null),
+  help: () => keys.help(),
+});
+const keys = bindKeys({
+  ...Object.fromEntries(TABS.map((tab, place) => [String(place + 1), [tab, () => store.go(tab)]])),
+  "/": ["search runs", () => (drawer(true), picker.search.focus())],
+  s: ["smoothing on or off", () => toolbar.flipSmoothing()],
+  l: ["log y on or off", () => store.set({ y: store.state.y === "log" ? "auto" : "log" })],
+  x: ["next x axis", () => toolbar.nextAxis()],
+  e: ["envelope on or off", () => store.set({ env: !store.state.env })],
+  d: ["theme: auto, light, dark", () => toolbar.nextTheme()],
+  r: ["reset the zoom", () => zoom(null, null)],
+  j: ["next run in focus", () => stepRun(1)],
+  k: ["previous run in focus", () => stepRun(-1)],
+  "?": ["these shortcuts", () => keys.help()],
+});
+
+/** Ask the whole view that the URL names, and show it. */
+async function load() {
+  asking?.abort();
+  asking = new AbortController();
+  const mine = ++round;
+  delete root.dataset.ready;
+  main.setAttribute("aria-busy", "true");
+  try {
+    const view = await askView(store.state.tab, query(), "", asking.signal);
+    if (mine !== round) return;
+    settled();
+    await shown(view, mine);
+  } catch (error) {
+    if (error.name === "AbortError" || mine !== round) return;
+    settled();
+    if (error instanceof Refusal) refuse(error);
+    else if (error instanceof Gone) live?.lost();
+    else throw error;
+  }
+}
+
+/** An answer is there; if something changed while it was on its way, ask for that. */
+function settled() {
+  asking = null;
+  main.setAttribute("aria-busy", "false");
+  if (missed) live?.tick();
+  missed = false;
+}
+
+function refuse(refusal) {
+  refused = true;
+  page.refuse(refusal);
+  root.dataset.ready = "problem";
+  drawing();
+}
+
+async function shown(view, mine) {
+  refused = false;
+  page.show(view);
+  pinned = view.runs;
+  picker.show(view.runs);
+  toolbar.offer(page.series);
+  document.title = `${view.title}${runs.get(view.runs[0]) ? ` · ${runs.get(view.runs[0]).name}` : ""} · Gradiometer`;
+  if (!performance.getEntriesByName("words").length) {
+    performance.mark("words");
+    await painted();
+  }
+  drawing();
+  if ((await page.settle()) && mine === round) root.dataset.ready = view.view;
+}
+
+/** Ask only what is new. */
+async function tick() {
+  if (asking) return void (missed = true);
+  if (refused) return; // the same question has the same answer, until the runs or the question change
+  if (!page.cursor) return load();
+  const mine = round;
+  try {
+    const view = await askView(store.state.tab, query(), page.cursor);
+    if (mine !== round || asking) return;
+    if (view.delta) page.add(view);
+    else await shown(view, mine);
+  } catch (error) {
+    if (!(error instanceof Refusal)) throw error;
+    if (mine === round) refuse(error);
+  }
+}
+
+async function askRuns() {
+  const shelved = await ask("/runs.json");
+  const before = names;
+  names = shelved.runs.map((card) => card.id).sort().join("\n");
+  runs.clear();
+  for (const card of shelved.runs) runs.set(card.id, card);
+  picker.fill(shelved.runs);
+  page.rename();
+  if (before !== null && before !== names && (refused || !page.runs.length)) await load();
+}
+
+/** The state changed: ask anew what the server answers to, redraw what only the eye sees. */
+function changed(state, before) {
+  if (state.runs !== before.runs && !state.runs.length) pinned = [];
+  links();
+  toolbar.show(state);
+  if (state.theme !== before.theme) paintTheme();
+  const [was, is] = [zoomOf(before), zoomOf(state)];
+  if (was.from !== is.from || was.to !== is.to) page.zoom(is.from, is.to);
+  const looks = ["smooth", "raw", "env", "y", "logx", "theme"];
+  if (looks.some((name) => state[name] !== before[name])) page.look();
+  if (state.full !== before.full) page.full(state.full);
+  if (state.tab === before.tab && asked(state) === asked(before)) return;
+  const onlyZoom = state.tab === before.tab && asked({ ...state, from: null, to: null }) === asked({ ...before, from: null, to: null });
+  if (state.tab !== before.tab) drawer(false);
+  if (state.runs.length) picker.show(state.runs);
+  delete root.dataset.ready;
+  if (onlyZoom) return reload();
+  reload.cancel();
+  load();
+}
+const reload = debounce(load, 220);
+
+/** Steps go to the server, which then sends them all; another axis is zoomed only here. */
+function zoom(from, to) {
+  const whole = from === null ? { from: null, to: null } : { from: String(Math.floor(from)), to: String(Math.ceil(to)) };
+  const patch = store.state.x === "step" ? { ...whole, xfrom: null, xto: null } : { xfrom: from, xto: to, ...(from === null ? whole : {}) };
+  store.set(patch, { replace: true });
+}
+
+function stepRun(by) {
+  const id = picker.beside(by);
+  if (id) choose([id, ...(current().length > 1 ? current().filter((other) => other !== id) : [])]);
+}
+
+function links() {
+  const host = document.getElementById("tabs");
+  TABS.forEach((tab, place) => {
+    const link = host.children[place] ?? host.appendChild(el("a", { dataset: { tab } }, tab[0].toUpperCase() + tab.slice(1)));
+    link.href = address(store.on(tab));
+    if (tab === store.state.tab) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  });
+  host.querySelector("[aria-current]").scrollIntoView({ block: "nearest", inline: "center" });
+}
+
+function paintTheme() {
+  root.dataset.theme = theme();
+  picker.recolour(theme());
+  page.rename();
+}
+
+function say(status) {
+  const words = { live: "live", polling: "polling", offline: "offline, trying again" };
+  document.getElementById("status").dataset.status = status;
+  const word = document.getElementById("status-word");
+  if (word.textContent !== words[status]) word.textContent = words[status];
+}
+
+function drawer(open) {
+  const button = document.getElementById("open-picker");
+  document.body.classList.toggle("drawer", open && narrow.matches);
+  button.setAttribute("aria-expanded", String(open && narrow.matches));
+  document.getElementById("veil").hidden = !(open && narrow.matches);
+  document.getElementById("picker").inert = narrow.matches && !open;
+}
+
+let plotly = null;
+/** The function that draws, once Plotly and our charts are there. Both are fetched early, but run only after the words. */
+function drawing() {
+  plotly ??= Promise.all([
+    import("./charts/index.js"),
+    window.Plotly ?? new Promise((done, fail) => document.head.append(el("script", { src: "/plotly.min.js", onload: done, onerror: () => fail(new Error("/plotly.min.js could not be loaded")) }))),
+  ]).then(([charts]) => charts.mount);
+  plotly.catch(() => (plotly = null));
+  return plotly;
+}
+
+document.addEventListener("click", (event) => {
+  const link = event.target.closest?.("a[data-tab], a[data-go]");
+  if (!link || event.button || event.ctrlKey || event.metaKey || event.shiftKey || event.altKey) return;
+  event.preventDefault();
+  store.go(link.dataset.tab ?? link.dataset.go);
+});
+document.addEventListener("keydown", (event) => event.key === "Escape" && drawer(false));
+document.getElementById("open-picker").append(icon("menu"));
+document.getElementById("open-picker").addEventListener("click", () => drawer(!document.body.classList.contains("drawer")));
+document.getElementById("veil").addEventListener("click", () => drawer(false));
+narrow.addEventListener("change", () => drawer(false));
+dark.addEventListener("change", () => store.state.theme === "auto" && (paintTheme(), page.look()));
+
+root.dataset.theme = theme();
+picker.recolour(theme());
+links();
+toolbar.show(store.state);
+drawer(false);
+load();
+askRuns().catch((error) => error instanceof Gone || Promise.reject(error));
+live = createLive({
+  tick,
+  runs: askRuns,
+  status: say,
+  changed({ run, step, state }) {
+    const card = runs.get(run);
+    const moved = card && (card.newest_step !== step || state === "live"); // a diagnosis that got ready is news too, but no writing
+    if (card) picker.touch(Object.assign(card, { newest_step: step, state }, moved ? { changed: Date.now() / 1000 } : {}));
+    return page.runs.includes(run);
+  },
+});
+// A run falls still without an event; and an empty folder is where a first run is waited for.
+let beats = 0;
+setInterval(() => {
+  const due = runs.size === 0 || (++beats % 4 === 0 && [...runs.values()].some((card) => card.state === "live"));
+  if (due && !document.hidden) askRuns().catch(() => {});
+}, 5000);

@@ -1,0 +1,28 @@
+"""A file a tab: each makes a view of the runs on the desk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gradiometer.dashboard.desk import Desk
+from gradiometer.dashboard.shape import View
+from gradiometer.dashboard.views.compare import compare
+from gradiometer.dashboard.views.dynamics import dynamics
+from gradiometer.dashboard.views.estimators import estimators
+from gradiometer.dashboard.views.findings import findings
+from gradiometer.dashboard.views.gradients import gradients
+from gradiometer.dashboard.views.overview import overview
+from gradiometer.dashboard.views.terms import terms
+
+__all__ = ["VIEWS"]
+
+VIEWS: dict[str, Callable[[Desk], View]] = {
+    "overview": overview,
+    "gradients": gradients,
+    "terms": terms,
+    "estimators": estimators,
+    "dynamics": dynamics,
+    "compare": compare,
+    "findings": findings,
+}
+"""In the order of the tabs."""

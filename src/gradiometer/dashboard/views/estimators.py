@@ -1,0 +1,108 @@
+"""The tab Estimators: replicates of a policy gradient side by side, and what it takes to see a signal in them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gradiometer.dashboard.desk import Desk, Open
+from gradiometer.dashboard.shape import Chart, Control, Empty, Option, View
+from gradiometer.dashboard.views.estimators_charts import AXES, curve_charts, study_charts
+from gradiometer.dashboard.views.estimators_reading import studies_of
+from gradiometer.dashboard.views.estimators_replicates import replicate_charts
+from gradiometer.errors import UnknownName
+from gradiometer.plots.studies import TRACE, Studies
+
+__all__ = ["estimators"]
+
+NO_STUDY = Empty(
+    title="No replicates in this run",
+    cause="Replicates take the gradient of one policy again and again with fresh samples; a training does not do that.",
+    fix="Measure a checkpoint: it becomes a run of its own. Look at that run here, alone or beside others.",
+    code=(
+        "gradiometer variance --ckpt_path runs/tsp/last.ckpt --compare none sample_loo_scaled subloo --run runs/variance\n"
+        "gradiometer variance --ckpt_path runs/tsp/last.ckpt --curve rollouts --values 5 10 20 --run runs/curve"
+    ),
+)
+
+
+def estimators(desk: Desk) -> View:
+    """The study of the chosen run; curves of the other runs beside its own."""
+    ids = [run.id for run in desk.runs]
+    held = {run.id: (run, found) for run in desk.runs if (found := studies_of(run)) is not None}
+    if not held:
+        return View(view="estimators", title="Estimators", runs=ids, empty=NO_STUDY)
+    chosen = desk.ask.option("study", next(iter(held)))
+    if chosen not in held:
+        raise UnknownName("study", chosen, held, hint=f"(replicates are in {', '.join(held)})")
+    run, found = held[chosen]
+    charts: list[Chart] = []
+    if found.curve is not None:
+        charts += curve_charts([(run.id, run.label, found), *_others(held, chosen, found.curve.axis)])
+    charts += [*study_charts(found), *replicate_charts(found)]
+    return View(
+        view="estimators",
+        title="Estimators",
+        runs=ids,
+        header=_header(found),
+        controls=[_control(held, chosen)] if len(held) > 1 else [],
+        charts=charts,
+    )
+
+
+def _others(held: Mapping[str, tuple[Open, Studies]], chosen: str, axis: str) -> list[tuple[str, str, Studies]]:
+    return [
+        (id, run.label, found)
+        for id, (run, found) in held.items()
+        if id != chosen and found.curve is not None and found.curve.axis == axis
+    ]
+
+
+def _control(held: Mapping[str, tuple[Open, Studies]], chosen: str) -> Control:
+    options = [Option(value=id, label=f"{id}: {_what(found)}") for id, (_, found) in held.items()]
+    return Control(kind="choice", name="study", label="Study", value=chosen, options=options)
+
+
+def _what(found: Studies) -> str:
+    if found.curve is not None:
+        return f"against {AXES.get(found.curve.axis, found.curve.axis)}"
+    return " / ".join(study.name for study in found.studies)
+
+
+def _header(found: Studies) -> list[str]:
+    """The verdicts, then what they rest on, then what keeps the estimators from their objective."""
+    verdicts = list(found.comparison.sentences) if found.comparison is not None else []
+    verdicts += [found.curve.answer] if found.curve is not None else []
+    return [*verdicts, *filter(None, [_measured_on(found)]), *_bias(found)]
+
+
+def _measured_on(found: Studies) -> str:
+    replicates = {study.num_replicates for study in found.studies}
+    units = {study.num_units for study in found.studies if study.reading(TRACE).low is not None}
+    problem, nodes, reduction = (found.common(fact) for fact in ("problem", "num_loc", "reduction"))
+    parts = [
+        f"{problem}{f', {nodes} nodes' if nodes else ''}" if problem else "",
+        _counted(found.common("num_instances"), "instance"),
+        _counted(found.common("num_starts"), "rollout"),
+        _counted(replicates.pop() if len(replicates) == 1 else None, "replicate"),
+        f"{reduction} reduction" if reduction else "",
+        f"95 % intervals over {_counted(units.pop(), 'unit')} of instances" if len(units) == 1 else "",
+    ]
+    return " · ".join(part for part in parts if part)
+
+
+def _counted(number: Any, word: str) -> str:
+    return "" if number is None else f"{number} {word}{'' if number == 1 else 's'}"
+
+
+def _bias(found: Studies) -> list[str]:
+    """Each source of bias once, with whom it concerns."""
+    whose: dict[str, list[str]] = {}
+    for study in found.studies:
+        for source in study.bias:
+            whose.setdefault(source, []).append(study.name)
+    everyone = len(found.studies)
+    return [
+        f"Biased{'' if len(names) == everyone else ' (' + ', '.join(names) + ')'}: {source}."
+        for source, names in whose.items()
+    ]
