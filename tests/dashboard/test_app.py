@@ -237,6 +237,7 @@ def test_a_run_that_cannot_be_read_spoils_no_other(own: Path) -> None:
         assert cards["broken"]["state"] == "unreadable"
         assert "no SQLite database" in cards["broken"]["problem"]
         assert cards["a"]["state"] != "unreadable"
+        assert client.get("/overview.json").json()["runs"] != ["broken"], "the newest run that can be read"
         response = client.get("/overview.json?run=broken")
         assert response.status_code == 400
         assert "no SQLite database" in response.json()["message"]

@@ -190,6 +190,15 @@ def test_every_listener_hears_of_a_change_and_of_a_new_run(tmp_path: Path, servi
     writer.close()
 
 
+def test_the_first_run_of_an_empty_folder_is_told(tmp_path: Path, serving: Any) -> None:
+    with serving(tmp_path) as where:
+        listener = Listener(where)
+        time.sleep(1.2)
+        with Writer(tmp_path / "a") as writer:
+            put(writer, 0)
+        assert listener.wait("runs") == {"count": 1}
+
+
 def test_a_reader_never_locks_the_writer_out(tmp_path: Path, serving: Any) -> None:
     """Readers hammer a run while it is written: no row is lost, and no answer is an error."""
     writer = Writer(tmp_path / "a")

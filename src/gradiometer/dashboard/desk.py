@@ -110,9 +110,8 @@ class Desk:
         return self._consultant.opinion(run.id, self._deadline - time.monotonic())
 
     def __enter__(self) -> Self:
-        ids = self.ask.runs or tuple(card.id for card in self.shelf.cards()[:1])
         try:
-            for id in ids:
+            for id in self.ask.runs or self._newest():
                 card, signature = self.shelf.card(id), self.shelf.signature(id)
                 if card.state == "unreadable":
                     raise UsageError(f"{id}: {card.problem}")
@@ -123,6 +122,11 @@ class Desk:
             self._stack.close()
             raise
         return self
+
+    def _newest(self) -> tuple[str, ...]:
+        """The newest run that can be read; when there is none, one that cannot, so that this is said."""
+        cards = sorted(self.shelf.cards(), key=lambda card: card.state == "unreadable")
+        return tuple(card.id for card in cards[:1])
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -65,7 +65,7 @@ class Broadcast:
 
     def _changes(self) -> list[Message]:
         now = {id: self._shelf.signature(id) for id in self._shelf.ids()}
-        before, self._seen = self._seen or now, now
+        before, self._seen = now if self._seen is None else self._seen, now
         late = self._consultant.late()
         messages = []
         for id, signature in now.items():

@@ -185,7 +185,8 @@ def _stamp(file: Path) -> tuple[int, int]:
         state = file.stat()
     except OSError:
         return 0, 0
-    return state.st_mtime_ns, state.st_size
+    # Looking at a run that was not closed makes an empty log beside it: that is our doing and no change.
+    return (state.st_mtime_ns, state.st_size) if state.st_size else (0, 0)
 
 
 def _born(path: Path) -> int:

@@ -94,6 +94,7 @@ export function createBoard(host, scene) {
     home = { card, mark };
     dialog.append(card.element);
     dialog.showModal();
+    card.larger.focus(); // the same button leads back
     draw(card, true);
     scene.full(id);
   }

@@ -67,7 +67,8 @@ export class Card {
   }
 
   /** What is new in it, as of a delta. */
-  add(delta) {
+  add(news) {
+    const delta = { ...news, info: this.chart.info };
     if (!this.handle) {
       this.#describe(merged(this.chart, delta));
       return;
