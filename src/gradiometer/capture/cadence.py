@@ -40,6 +40,10 @@ class Cadence:
         self.interval = self._interval(step)
         self._next_due = step + self.interval
 
+    def follow(self, step: int, interval: int) -> None:
+        """Take rank 0's choice: the clocks of two ranks differ, and they must measure the same steps."""
+        self.interval, self._next_due = interval, step + interval
+
     def share(self) -> float:
         """Seconds spent measuring over seconds gone by, the warm-up of the first measurement included."""
         return self._total / max(time.perf_counter() - self._made, 1e-9)

@@ -17,6 +17,7 @@ from gradiometer.capture.reading import Fetched, Reading
 from gradiometer.capture.rounds import Owner, SeenExperts
 from gradiometer.capture.routing import Tally
 from gradiometer.capture.settings import Settings
+from gradiometer.capture.shards import is_sharded
 
 __all__ = ["ExpertBook"]
 
@@ -44,12 +45,17 @@ class ExpertBook:
         """Looks that each layer's thresholds may serve after the one they were found at."""
         self._ages: list[int] = []
         self._read: dict[int, SeenExperts] = {}
+        self._left_out: list[str] = []
+        self._said_sharded = False
 
     def scan(self, model: Model, named: dict[str, nn.Parameter], owner: Mapping[int, int]) -> None:
         """Look for experts anew: the model may have grown. `owner`: which optimizer steps a parameter."""
         self.unhook()
         self._owner_of = owner
-        self.layers = [layer for layer in find_experts(model, named, self._settings.experts) if _whole(layer, named)]
+        found = find_experts(model, named, self._settings.experts)
+        self.layers = [layer for layer in found if _whole(layer, named)]
+        sharded = [layer.path for layer in found if any(is_sharded(p) for p in _parameters(layer, named))]
+        self._left_out = sharded
         parameters: Sequence[Tensor] = list(named.values())
         self._names = list(named)
         self._gauges = [ExpertGauge(layer, parameters) for layer in self.layers]
@@ -133,6 +139,14 @@ class ExpertBook:
 
     def finish(self, reading: Reading, number: int | None = None) -> list[SeenExperts]:
         """What was read in this round, with the routing of its forwards; nothing of it is left behind."""
+        if self._left_out and not self._said_sharded:
+            self._said_sharded = True
+            message = (
+                f"the experts of {self._left_out[0]} are sharded, and tiers by weight need whole tensors: left out"
+            )
+            self._owner.event(
+                "experts-sharded", f"{message}. Measure them under DistributedDataParallel or in one process"
+            )
         seen = self._with_routing(reading)
         if seen:
             self._last = self._last if number is None else number
@@ -176,7 +190,11 @@ class ExpertBook:
 
 def _whole(layer: ExpertLayer, named: dict[str, nn.Parameter]) -> bool:
     """Whether its tensors are real, in one piece and in one place; the parts of a sharded one are not its tiers."""
-    values = list(named.values())
-    parameters = [values[i] for i in layer.parameters]
+    parameters = _parameters(layer, named)
     together = len({p.device for p in parameters}) == 1
-    return together and not any(hasattr(p, "full_tensor") or p.is_complex() for p in parameters)
+    return together and not any(is_sharded(p) or p.is_complex() for p in parameters)
+
+
+def _parameters(layer: ExpertLayer, named: dict[str, nn.Parameter]) -> list[nn.Parameter]:
+    values = list(named.values())
+    return [values[i] for i in layer.parameters]

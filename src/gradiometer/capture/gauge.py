@@ -5,13 +5,14 @@ Tensor by tensor, not statistic by statistic: while a tensor is in the cache, ev
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from gradiometer.capture.blocks import Blocks
 from gradiometer.capture.reading import Reading
+from gradiometer.capture.shards import Piece, local, places_of, version_of
 from gradiometer.maths import stats
 from gradiometer.maths.histogram import log_histogram
 
@@ -28,8 +29,11 @@ class Gauge:
     step, then the gradient again.
     """
 
-    def __init__(self, parameters: Sequence[Tensor]) -> None:
+    def __init__(self, parameters: Sequence[Tensor], pieces: Mapping[int, Piece] | None = None) -> None:
         self.parameters = list(parameters)
+        self.pieces = pieces or {}
+        """Where this rank's part of each parameter lies, when they are sharded."""
+        self._places = {i: places_of(piece, SAMPLE_SIZE, parameters[i].device) for i, piece in self.pieces.items()}
         self.index = {id(p): i for i, p in enumerate(self.parameters)}
         self._scratch: dict[int, Tensor] = {}
         self._previous: dict[int, tuple[int, Tensor | None]] = {}
@@ -55,23 +59,29 @@ class Gauge:
         return [i for i in indices if self.parameters[i].grad is not None]
 
     def grad(self, i: int) -> Tensor:
-        """A gradient that is there, dense and real."""
+        """A gradient that is there, dense and real; of a sharded one what is here."""
         grad = self.parameters[i].grad
         assert grad is not None
-        return stats.filled(grad)
+        return stats.filled(local(grad))
+
+    def _weight(self, i: int) -> Tensor:
+        return stats.filled(local(self.parameters[i]))
+
+    def _sample(self, i: int, grad: Tensor) -> Tensor:
+        return grad.reshape(-1)[self._places[i]] if self._places else stats.sample(grad, SAMPLE_SIZE)
 
     def versions(self, indices: Iterable[int]) -> dict[int, int]:
         """torch's counter of in-place changes of each gradient: equal means untouched."""
-        return {i: grad._version for i in indices if (grad := self.parameters[i].grad) is not None}
+        return {i: version_of(grad) for i in indices if (grad := self.parameters[i].grad) is not None}
 
     def marks(self, indices: Iterable[int]) -> dict[int, tuple[int, int]]:
         """Address and change counter of each gradient: equal means the same tensor, untouched."""
-        return {i: (id(grad), grad._version) for i in indices if (grad := self.parameters[i].grad) is not None}
+        return {i: (id(grad), version_of(grad)) for i in indices if (grad := self.parameters[i].grad) is not None}
 
     @torch.no_grad()
     def read_light(self, reading: Reading, indices: Sequence[int]) -> None:
         """Norm and extremes of each gradient as backward left it."""
-        grads = [stats.values(grad) for i in indices if (grad := self.parameters[i].grad) is not None]
+        grads = [stats.values(local(grad)) for i in indices if (grad := self.parameters[i].grad) is not None]
         low, high = stats.extremes(grads)
         reading.add("raw", indices, stats.norms(grads))
         reading.add("low", indices, low)
@@ -98,7 +108,7 @@ class Gauge:
             high.append(most)
             if sums:
                 total.append(stats.total(grad))
-            sample = stats.sample(grad, SAMPLE_SIZE)
+            sample = self._sample(i, grad)
             samples[row, : len(sample)] = sample
             of_step, norm = self._previous.get(i, (None, None))
             if of_step == step - 1:  # a cosine over another lag would be another quantity
@@ -122,13 +132,13 @@ class Gauge:
     def keep_weights(self, indices: Sequence[int]) -> None:
         """Copy the weights before the step, where they are not kept already or have changed since."""
         for i in indices:
-            if self._weights.get(i) != self.parameters[i]._version:
+            if self._weights.get(i) != version_of(self.parameters[i]):
                 self._keep_weight(i)
 
     def _keep_weight(self, i: int) -> None:
         self._previous.pop(i, None)
-        self._scratch_for(i).copy_(stats.filled(self.parameters[i]))
-        self._weights[i] = self.parameters[i]._version
+        self._scratch_for(i).copy_(self._weight(i))
+        self._weights[i] = version_of(self.parameters[i])
 
     def note_gradients(self, indices: Sequence[int]) -> None:
         """Remember the gradients as the optimizer gets them: some optimizers change them inside their step."""
@@ -149,7 +159,7 @@ class Gauge:
             kept = self._scratch[i]
             if i not in self._weight_norms or number - self._weight_norms[i][0] >= WEIGHTS_EVERY:
                 self._weight_norms[i] = number, stats.norm(kept)
-            kept.sub_(stats.filled(self.parameters[i]))  # w_before − w_after = −Δw
+            kept.sub_(self._weight(i))  # w_before − w_after = −Δw
             update.append(stats.norm(kept))
             self._weights.pop(i, None)
             if self.parameters[i].grad is None:
@@ -172,15 +182,21 @@ class Gauge:
             self._weights.pop(i, None)
             self._scratch_for(i).copy_(grad)
             self._previous[i] = step, stats.norm(grad)
-            sample = stats.sample(grad, SAMPLE_SIZE)
+            sample = self._sample(i, grad)
             samples[row, : len(sample)] = sample
         return samples
+
+    def forget_past(self) -> None:
+        """The next step is compared with nothing."""
+        self._previous.clear()
 
     def read_histograms(self, reading: Reading, indices: Sequence[int], blocks: Blocks) -> None:
         """A histogram of each named block's gradient."""
         named = list(zip(blocks.names, blocks.members[: blocks.num_named], strict=False))
         for i in indices:
             counts = log_histogram(self.grad(i))
+            if self.pieces:
+                counts = counts * self.pieces[i].share
             for name, members in named:
                 if i in members:
                     reading.add_array(f"histogram/{name}", counts)
@@ -188,7 +204,7 @@ class Gauge:
     @torch.no_grad()
     def nonfinite(self, indices: Sequence[int]) -> list[int]:
         """The parameters whose gradient holds a NaN or an Inf, judged on elements. A sync, for those who asked for it."""
-        grads = [stats.values(grad) for i in indices if (grad := self.parameters[i].grad) is not None]
+        grads = [stats.values(local(grad)) for i in indices if (grad := self.parameters[i].grad) is not None]
         if not grads or bool(torch.isfinite(torch.stack([n.double() for n in stats.norms(grads)])).all()):
             return []
         low, high = stats.extremes(grads)
@@ -206,7 +222,7 @@ class Gauge:
 
     def _scratch_for(self, i: int) -> Tensor:
         kept = self._scratch.get(i)
-        weight = self.parameters[i]
+        weight = local(self.parameters[i])
         shape = (*weight.shape, 2) if weight.is_complex() else weight.shape
         if kept is None or kept.device != weight.device or kept.dtype != weight.dtype.to_real() or kept.shape != shape:
             kept = self._scratch[i] = torch.empty_like(stats.filled(weight), memory_format=torch.contiguous_format)

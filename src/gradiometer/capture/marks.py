@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 from gradiometer.capture.gauge import Gauge
 from gradiometer.capture.roster import Roster
+from gradiometer.capture.shards import version_of
 
 __all__ = ["Mark", "Marks"]
 
@@ -25,7 +26,7 @@ class Marks:
         """The first of these parameters that has a gradient."""
         for i in indices:
             if (grad := self._gauge.parameters[i].grad) is not None:
-                return i, id(grad), grad._version
+                return i, id(grad), version_of(grad)
         return None
 
     def note(self, reached: Iterable[int]) -> None:
@@ -42,10 +43,9 @@ class Marks:
 
     def dropped(self, reached: frozenset[int]) -> bool:
         """Accumulating adds one change to the same tensor; anything else means the gradient was set to zero or None."""
-        if self._roster.data_parallel:
-            return (
-                False  # DDP touches gradients once more when it averages them, and may hand out new views of a buffer
-            )
+        if self._roster.data_parallel or self._gauge.pieces:
+            # DDP touches gradients once more when it averages them, and may hand out new views of a buffer; so does FSDP2.
+            return False
         for number in reached:
             before, now = self._left.get(number), self._sentinel(number)
             if before is not None and now is not None and (now[1] != before[1] or now[2] != before[2] + 1):
@@ -55,7 +55,7 @@ class Marks:
     def all_dropped(self) -> bool:
         """Between two backward passes: no gradient is as the last one left it."""
         now = {number: self._sentinel(number) for number in self._left}
-        if self._roster.data_parallel:
+        if self._roster.data_parallel or self._gauge.pieces:
             return bool(now) and all(mark is None for mark in now.values())
         return bool(now) and all(mark != self._left[number] for number, mark in now.items())
 

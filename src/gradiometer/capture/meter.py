@@ -23,10 +23,10 @@ from gradiometer.capture.expertsheet import dynamics
 from gradiometer.capture.firstlook import first_look
 from gradiometer.capture.isolation import guarded
 from gradiometer.capture.livedoctor import Consultation
-from gradiometer.capture.reading import Reading
+from gradiometer.capture.reading import Fetched, Reading
 from gradiometer.capture.rig import Rig
 from gradiometer.capture.rounds import Round
-from gradiometer.capture.scalars import Scalars, Where
+from gradiometer.capture.scalars import Scalars, Waiting, Where
 from gradiometer.capture.settings import Settings
 from gradiometer.capture.states import States
 from gradiometer.capture.termdesk import TermDesk
@@ -208,7 +208,8 @@ class Meter:
 
     def state_dict(self) -> dict[str, Any]:
         """The step and the past, in plain numbers and lists: put it into your checkpoint."""
-        self._finish()
+        if not self._rig.ranks.several:  # one rank that saves a checkpoint must not close a round the others have open
+            self._finish()
         return {
             "next_step": self._rig.next_step,
             "num_measured": self._rig.num_measured,
@@ -234,6 +235,7 @@ class Meter:
             self._finish()
         finally:
             self._rig.unhook()
+            self._rig.ranks.leave()
             if self._doctor is not None:
                 self._doctor.finish()
             if self._writer is not None:
@@ -241,7 +243,7 @@ class Meter:
 
     @guarded
     def _finish(self) -> None:
-        self._rig.finish()
+        self._rig.finish(alone=True)
         self._flush_scalars()
 
     def __enter__(self) -> Self:
@@ -262,7 +264,11 @@ class Meter:
         """A measured step is over: one sync, then arithmetic."""
         assert current.reading is not None
         waiting = self._scalars.hand_over(current.reading)
-        fetched = current.reading.fetch()
+        own, first = current.reading.fetch(), self._rig.num_measured == 0
+        fetched = self._rig.meet(current, own)
+        if fetched is None:
+            self._keep_waiting(waiting, own)
+            return
         values, vectors = self._analyst.analyse(
             current, fetched, epoch=self._coordinates["epoch"], replicas=self._rig.num_replicas
         )
@@ -274,15 +280,14 @@ class Meter:
             self._norms = np.where(fetched.present["raw"], fetched.values["raw"], np.nan)
         self._latest.update(values)
         self._put_row(current.step, values)
-        for where, logged in self._scalars.collect(waiting, fetched):
-            self._keep_logged(where, logged)
+        self._keep_waiting(waiting, own)
         for name, vector in vectors.items():
             self._put(Vector(step=current.step, name=name, values=vector))
         guilty = termstates.guilty(current.terms, fetched)
         self._note_states(current, self._analyst.sheet.nonfinite(fetched), guilty)
         if current.terms is not None:
             self._term_desk.note(current.step, current.terms, fetched, self.blocks)
-        if self._rig.num_measured == 0 and current.stepped and not self._audited:
+        if first and current.stepped and not self._audited:
             self._put(Table(step=current.step, name="audit", content=first_look(self._rig.roster, current)))
         if current.experts:
             self._expert_desk.note(self._rig.experts, current.step)
@@ -369,8 +374,11 @@ class Meter:
         reading = Reading(0)
         waiting = self._scalars.hand_over(reading)
         if waiting:
-            for where, logged in self._scalars.collect(waiting, reading.fetch()):
-                self._keep_logged(where, logged)
+            self._keep_waiting(waiting, reading.fetch())
+
+    def _keep_waiting(self, waiting: Waiting, fetched: Fetched) -> None:
+        for where, logged in self._scalars.collect(waiting, fetched):
+            self._keep_logged(where, logged)
 
     def _put_row(self, step: int, values: Mapping[str, float]) -> None:
         self._put(Row(step=step, wall_time=time.time(), values=values, **self._coordinates))

@@ -14,6 +14,7 @@ from gradiometer.capture.gauge import Gauge
 from gradiometer.capture.reading import Reading
 from gradiometer.capture.roster import Roster
 from gradiometer.capture.rounds import Round
+from gradiometer.capture.shards import ShardSketcher
 from gradiometer.maths.sketch import Sketcher, key_of
 
 __all__ = ["SKETCH_SEED", "MicroBatches"]
@@ -28,7 +29,13 @@ class MicroBatches:
         self._gauge = gauge
         self._keys = [key_of(name) for name in roster.names]
         blocks = roster.blocks
-        self._sketcher = Sketcher(seed=SKETCH_SEED, k=size)
+        self.sharded = bool(gauge.pieces)
+        by_key = {key: gauge.pieces[i] for i, key in enumerate(self._keys)} if self.sharded else {}
+        self._sketcher = (
+            ShardSketcher(seed=SKETCH_SEED, k=size, pieces=by_key)
+            if self.sharded
+            else Sketcher(seed=SKETCH_SEED, k=size)
+        )
         self._previous: tuple[int, Tensor] | None = None
         named = [frozenset(part) for part in blocks.members[: blocks.num_named]]
         signatures = [tuple(i in part for part in named) for i in range(len(gauge.parameters))]
@@ -36,7 +43,7 @@ class MicroBatches:
         self._atom_of = [atoms.index(signature) for signature in signatures]
         self.atoms = [[place for place, inside in enumerate(column) if inside] for column in zip(*atoms, strict=True)]
         """Which atoms each named block is made of."""
-        self._num_atoms = len(atoms)
+        self.num_atoms = len(atoms)
 
     @torch.no_grad()
     def read(self, current: Round, reached: frozenset[int]) -> None:
@@ -62,6 +69,10 @@ class MicroBatches:
         of_step, held = self._previous or (step, torch.zeros_like(sketch))
         self._previous = step, sketch + held if of_step == step else sketch
 
+    def forget(self) -> None:
+        """The next step is compared with nothing."""
+        self._previous = None
+
     @torch.no_grad()
     def finish(self, current: Round, reading: Reading) -> None:
         """Squared norms of what each backward added, [parts, blocks], and of their sum, [blocks]."""
@@ -69,6 +80,9 @@ class MicroBatches:
         if len(current.accumulated) < 2 or len(set(current.reaches)) != 1:
             return
         sums = torch.stack(current.accumulated)
+        if self.sharded:  # squares come after the sum over ranks
+            reading.add_array("accumulated", sums)
+            return
         added = sums.diff(dim=0, prepend=torch.zeros_like(sums[:1]))
         parts = torch.stack([torch.stack([added[:, place] for place in places]).sum(0) for places in self.atoms], dim=1)
         reading.add_array("parts", parts.square().sum(-1))
@@ -84,7 +98,7 @@ class MicroBatches:
         return first
 
     def _sketch_on_one_device(self, indices: Sequence[int]) -> Tensor:
-        groups: list[list[int]] = [[] for _ in range(self._num_atoms)]
+        groups: list[list[int]] = [[] for _ in range(self.num_atoms)]
         for place, i in enumerate(indices):
             groups[self._atom_of[i]].append(place)
         grads, keys = [self._gauge.grad(i) for i in indices], [self._keys[i] for i in indices]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,21 +10,23 @@ import torch
 from torch.optim import Optimizer
 
 from gradiometer.capture import graphhooks, hooks, terms
+from gradiometer.capture.alarm import Alarm
 from gradiometer.capture.blocks import Model
-from gradiometer.capture.cadence import Cadence
-from gradiometer.capture.distributed import num_replicas
+from gradiometer.capture.closing import Closing
+from gradiometer.capture.distributed import num_ranks, num_replicas
 from gradiometer.capture.expertbook import ExpertBook
 from gradiometer.capture.gauge import Gauge
 from gradiometer.capture.isolation import guarded
 from gradiometer.capture.marks import Marks
 from gradiometer.capture.microbatches import MicroBatches
+from gradiometer.capture.ranks import RankLost
 from gradiometer.capture.reading import Reading
 from gradiometer.capture.roster import Roster
 from gradiometer.capture.rounds import Owner, Round, SeenClip
 from gradiometer.capture.samples import Samples
 from gradiometer.capture.settings import Settings
+from gradiometer.capture.shards import is_spread, local, pieces_of
 from gradiometer.capture.termbook import TermBook
-from gradiometer.errors import NonFiniteGradient
 from gradiometer.maths import stats
 
 __all__ = ["Rig"]
@@ -34,23 +36,20 @@ LONG_VIEW_EVERY = (
 )
 
 
-class Rig:
+class Rig(Closing):
     """Holds the hooks and the open round; a round that ends goes to its owner."""
 
     def __init__(
         self, model: Model, optimizers: Sequence[Optimizer], settings: Settings, owner: Owner, first_step: int
     ) -> None:
-        self._model, self._settings, self._owner = model, settings, owner
+        super().__init__(settings, owner)
+        self._model = model
         self.optimizers = list(optimizers)
-        self.cadence = Cadence(settings.every, settings.budget)
         self.next_step = self.last_step = first_step
         self._round_number = 0
         """Rounds since the start: what the cadence and the lag of one step go by, whatever numbers the user gives."""
         self.paused = self.broken = False
         self.open: Round | None = None
-        self.seconds = self.entered = 0.0
-        self._counted_seconds = 0.0
-        self.num_measured = 0
         self._terms = TermBook(settings, owner, len(self.optimizers))
         self.experts = ExpertBook(settings, owner, measuring=self._measured_round)
         self._clipping: list[int] = []
@@ -110,7 +109,8 @@ class Rig:
             return
         clip = SeenClip(name=f"clip/{len(current.clips)}", call=call, indices=tuple(self._clipping))
         if call.total_norm is not None:
-            current.reading.add_scalar(clip.name, call.total_norm)
+            norm = local(call.total_norm)
+            current.reading.add_scalar(clip.name, norm.new_full((), -1.0) if is_spread(call.total_norm) else norm)
             current.versions.update(self.gauge.versions(self._clipping))
         else:
             current.remeasure.update(self._clipping)
@@ -151,6 +151,8 @@ class Rig:
         if current.reading is not None:
             if closure is not None:
                 self._read_raw(current, self.roster.owned[number])
+                clipped = current.remeasure & current.captured & self.roster.owned_sets[number]
+                self.gauge.read_clipped(current.reading, sorted(clipped))
             if self._settings.standard:
                 again = (
                     self.cadence.interval == 1
@@ -174,10 +176,17 @@ class Rig:
     def give_up(self, problem: str) -> None:
         """A fault of ours: stop measuring, keep what was measured, let the training go on."""
         self._owner.event("fault", problem)
+        with contextlib.suppress(RankLost, RuntimeError):
+            self.ranks.say_failed()
+        self.retire()
+
+    def retire(self) -> None:
+        """Measure no more."""
         self.unhook()
         self.open = None
         self._terms.forget()
         self.paused = self.broken = True
+        self.ranks.leave()
 
     # The round.
 
@@ -192,8 +201,8 @@ class Rig:
             self.open = Round(step=self.next_step, number=self._round_number, reading=reading)
         return self.open
 
-    def finish(self, *, skipped: bool = False) -> None:
-        """Close the open round, if anything happened in it."""
+    def finish(self, *, skipped: bool = False, alone: bool = False) -> None:
+        """Close the open round, if anything happened in it; `alone` when the other ranks do not come to a meeting."""
         current = self.open
         self.open = None
         if current is None or not (current.stepped or current.captured or skipped):
@@ -201,18 +210,17 @@ class Rig:
             return
         self.last_step, self.next_step = current.step, current.step + 1
         self._round_number = current.number + 1
-        if current.reading is None:
-            self.experts.forget()
-        else:
-            self._micro_batches.finish(current, current.reading)
-            current.reading.add("local", list(current.local_norms), list(current.local_norms.values()))
-            self._terms.finish(current)
-            current.experts = self.experts.finish(current.reading, current.number)
-            self._owner.round_ended(current)
-            self.num_measured += 1
-            spent = self.seconds + time.perf_counter() - self.entered
-            self.cadence.measured(current.number, spent - self._counted_seconds)
-            self._counted_seconds = spent
+        if alone and self.ranks.several:
+            self.ranks.leave()
+            if self.gauge.pieces:
+                current.reading = None  # one rank's pieces are no numbers
+                self._terms.forget()
+        if current.reading is not None:
+            self._finish_measured(current, current.reading)
+            return
+        self.experts.forget()
+        if self.ranks.several and self.cadence.due(current.number):
+            self.meet(current, None)
 
     def _measured_round(self) -> int | None:
         """The number of the round in progress, or else of the next one, if it is measured."""
@@ -290,7 +298,7 @@ class Rig:
 
     def _stop_if_nonfinite(self, indices: Sequence[int]) -> None:
         if self._settings.on_nonfinite == "raise" and not self.paused:
-            self._raise_nonfinite(self.gauge.nonfinite(self.gauge.with_grad(indices)), "")
+            self._alarm.check(indices)
 
     @guarded
     def _note_local(self, i: int) -> None:
@@ -302,19 +310,7 @@ class Rig:
 
     @guarded
     def _stop_inside_backward(self, i: int) -> None:
-        self._raise_nonfinite(self.gauge.nonfinite([i]), ", seen inside backward")
-
-    def _raise_nonfinite(self, bad: list[int], where: str) -> None:
-        if not bad:
-            return
-        current, names = self.current(), [self.roster.names[i] for i in bad]
-        guilty = self._terms.nonfinite(bad)
-        message = f"step {current.step}: NaN or Inf in the gradient of {names[0]}"
-        message += f" and {len(names) - 1} more tensors" if len(names) > 1 else ""
-        message += f", from the term {guilty[0]!r}" if guilty else ""
-        message += f", in micro-batch {len(current.reaches)}{where}"
-        self._owner.event("nonfinite", message, current.step, tensors=names[:20], terms=guilty)
-        raise NonFiniteGradient(f"{message}. The weights are still those before the step.")
+        self._alarm.check([i], ", seen inside backward")
 
     # Terms.
 
@@ -357,26 +353,23 @@ class Rig:
     def scan(self) -> None:
         """Read the model anew: at the start, and when an optimizer holds other parameters."""
         self.roster = Roster(self._model, self.optimizers, self._settings)
-        self.gauge = Gauge(self.roster.parameters)
+        parameters = self.roster.parameters
+        self.gauge = Gauge(parameters, pieces_of(parameters, num_ranks()))
         self._marks = Marks(self.gauge, self.roster)
         self._samples = Samples()
         self._micro_batches = MicroBatches(self.gauge, self.roster, self._settings.sketch_size)
         while self._remove_gradients:
             self._remove_gradients.pop()()
-        parameters = self.roster.parameters
         self._remove_gradients.append(hooks.observe_backward([parameters[i] for i in self.roster.sentinels], self))
-        self.num_replicas = num_replicas() if self.roster.data_parallel else 1
-        self._terms.scan(self._model, parameters)
+        self.num_replicas = num_replicas(self._model)
+        self._gather_ranks()
+        self._terms.scan(self._model, parameters, self.ranks)
+        self._alarm = Alarm(self.gauge, self.roster.names, self._terms, self._owner, self.current)
         self.experts.scan(self._model, self.roster.named, self.roster.owner)
         if self.num_replicas > 1 and self._settings.standard:
             self._remove_gradients.append(hooks.observe_gradients(parameters, self._note_local))
         if self._settings.tier == "deep" and self._settings.on_nonfinite == "raise":
             self._remove_gradients.append(hooks.observe_gradients(parameters, self._stop_inside_backward))
-
-    @property
-    def atoms(self) -> list[list[int]]:
-        """Which rows of a sketch make up each named block."""
-        return self._micro_batches.atoms
 
     def _new_reading(self) -> Reading:
         return Reading(len(self.gauge.parameters))

@@ -37,6 +37,11 @@ class SeenClip:
         norm = fetched.scalars[self.name]
         return float("nan") if np.isnan(norm) else min(1.0, self.call.threshold / (norm + CLIP_EPSILON))
 
+    def settle(self, fetched: Fetched) -> None:
+        """Where the norm lay spread over ranks (kept as −1), it is that of the gradients it was of."""
+        if fetched.scalars.get(self.name) == -1.0:
+            fetched.scalars[self.name] = float(np.sqrt(np.square(fetched.values["raw"][list(self.indices)]).sum()))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenTerms:
@@ -111,6 +116,8 @@ class Round:
     learning_rates: dict[int, float] = field(default_factory=dict)
     terms: SeenTerms | None = None
     """Set when the round ends, if its loss was split."""
+    own_terms: Any = None
+    """This rank's (termshare.OwnTerms), where several ranks put theirs together."""
     experts: list[SeenExperts] = field(default_factory=list)
     """Set when the round ends: the layers of experts that were read in it."""
 

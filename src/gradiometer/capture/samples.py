@@ -41,3 +41,7 @@ class Samples:
     def keep(self, indices: Sequence[int], samples: Tensor, *, step: int) -> None:
         """For the next step to be compared with."""
         self._previous.update((i, (step, row)) for i, row in zip(indices, samples.unbind(), strict=True))
+
+    def forget(self) -> None:
+        """The next step is compared with nothing."""
+        self._previous.clear()

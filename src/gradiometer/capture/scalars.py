@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from gradiometer.capture.reading import Fetched, Reading
+from gradiometer.capture.shards import is_sharded, is_spread, local
 from gradiometer.errors import GradiometerWarning
 
-__all__ = ["Scalars", "Where"]
+__all__ = ["Scalars", "Waiting", "Where"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +60,11 @@ class Scalars:
         """The plain numbers among `values`; tensors are kept as a copy of what they hold now."""
         ready: dict[str, float] = {}
         for name, value in values.items():
+            if isinstance(value, Tensor) and is_sharded(value):
+                if is_spread(value):
+                    self._refuse(name, value, "spread over ranks: log its .full_tensor()")
+                    continue
+                value = local(value)
             if isinstance(value, Tensor) and value.numel() > 1 and name in REDUCED:
                 x = value.detach()
                 x = x if x.is_floating_point() else x.float()
@@ -93,9 +99,9 @@ class Scalars:
         for where, rows in groupby(waiting, key=lambda row: row[0]):
             yield where, {name: fetched.scalars[key] for _, name, key in rows}
 
-    def _refuse(self, name: str, value: Any) -> None:
+    def _refuse(self, name: str, value: Any, why: str = "") -> None:
         if name not in self._refused:
             self._refused.add(name)
-            found = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"{value!r}"
+            found = why or f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"{value!r}"
             message = f"meter.log takes numbers and one-element tensors; {name!r} is {found[:80]} and is not kept"
             warnings.warn(message, GradiometerWarning, stacklevel=5)

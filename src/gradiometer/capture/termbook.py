@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Collection, Sequence
 
@@ -10,19 +11,28 @@ from torch import Tensor
 
 from gradiometer.capture import graphhooks, rewards, terms
 from gradiometer.capture.blocks import Model, modules_of
-from gradiometer.capture.distributed import num_replicas
+from gradiometer.capture.distributed import num_ranks
 from gradiometer.capture.graphhooks import HookMark, Use
 from gradiometer.capture.microbatches import SKETCH_SEED
+from gradiometer.capture.ranks import Ranks
 from gradiometer.capture.reading import Reading
-from gradiometer.capture.rounds import Owner, Round, SeenTerms
+from gradiometer.capture.rounds import Owner, Round
 from gradiometer.capture.settings import Settings
 from gradiometer.capture.terms import Split, Untouched
+from gradiometer.capture.termshare import OwnTerms
 from gradiometer.maths.stats import HALF
 from gradiometer.maths.vectors import ExactVectors, Vectors, vectors_for
 
 __all__ = ["TermBook"]
 
 FIRST_TERMS = 5  # the first measured steps always split the loss: a dead term should show at once
+
+WIRE = 2**28
+"""Bytes of term vectors that ranks add up on a term step; beyond it they are sketched."""
+SHARDED = (
+    "under fully_shard every term would be a backward with messages of its own on all ranks, and a rank whose instrument "
+    "had failed would leave the others waiting. Measure them with DistributedDataParallel, or in one process"
+)
 
 Problem = tuple[str, str]
 """What cannot be measured, and why."""
@@ -45,11 +55,11 @@ class TermBook:
         """The most vectors that one round needed."""
         self.forget()
 
-    def scan(self, model: Model, parameters: Sequence[Tensor]) -> None:
+    def scan(self, model: Model, parameters: Sequence[Tensor], ranks: Ranks) -> None:
         """Another model, or the same one with other parameters."""
-        self._modules, self._parameters = list(modules_of(model).values()), parameters
+        self._modules, self._parameters, self._ranks = list(modules_of(model).values()), parameters, ranks
         # Ranks hold addends: the averaged gradient is not the sum of this rank's terms.
-        self._comparable = num_replicas() == 1
+        self._comparable = num_ranks() == 1
         self.forget()
 
     def forget(self) -> None:
@@ -118,6 +128,8 @@ class TermBook:
 
     def measure(self, split: Split, step: int) -> Problem | None:
         """Each term's own gradient, added to what the round has; or why that cannot be done."""
+        if self._ranks.sharded:
+            return self._off(SHARDED)
         if terms.has_user_hooks(self._modules, self._parameters):
             return self._off("you have backward hooks of your own, which a second backward would call twice")
         self._calls, self._waiting, self._since_step = self._calls + 1, self._waiting + 1, self._since_step + 1
@@ -125,7 +137,8 @@ class TermBook:
             self._left_out = True
             message = "hooks inside the graph (register_hook on an activation) would be called twice: such steps have no terms"
             self._say_once("terms-hooked", message)
-        if self._left_out:
+        if self._left_out or any(map(terms.awaits_first_backward, self._modules)):
+            self._left_out = True
             return None
         untouched = Untouched(self._modules)
         try:
@@ -167,26 +180,21 @@ class TermBook:
         if not all(use.came for use in self._uses):
             self._leave_out_unused()
         if current.reading is not None and self._calls and not self._left_out:
-            current.terms = SeenTerms(
-                terms=tuple(name.removeprefix("term/") for name in self._named("term/")),
-                rewards=tuple(name.removeprefix("reward/") for name in self._named("reward/")),
-                entered=tuple(name for name in self._losses if name in self._entered and self._reached[f"term/{name}"]),
+            for name, loss in self._losses.items():
+                current.reading.add_scalar(f"term/{name}/loss", loss)
+            own = OwnTerms(
                 reached=dict(self._reached),
-                cosine_error=None if self._vectors is None else self._vectors.cosine_error,
+                entered=tuple(name for name in self._losses if name in self._entered),
+                vectors=self._vectors,
+                num_parameters=len(self._parameters),
             )
-            self._hand_over(current.reading, current.terms)
+            if self._ranks.several:
+                current.own_terms = own
+            else:
+                current.terms = own.seen()
+                for name, products in own.products(current.terms).items():
+                    current.reading.add_array(name, products)
         self.forget()
-
-    def _hand_over(self, reading: Reading, seen: SeenTerms) -> None:
-        for name, loss in self._losses.items():
-            reading.add_scalar(f"term/{name}/loss", loss)
-        if self._vectors is None:
-            return
-        if seen.terms:
-            reading.add_array("gram/term", self._vectors.products([f"term/{name}" for name in seen.terms]))
-        if seen.rewards:
-            names = [f"reward/{name}" for name in seen.rewards] + [f"term/{name}" for name in seen.entered]
-            reading.add_array("gram/reward", self._vectors.products(names))
 
     def nonfinite(self, indices: Collection[int]) -> list[str]:
         """The terms whose own gradient of one of these parameters was not finite. A sync, for the way out only."""
@@ -228,7 +236,7 @@ class TermBook:
             self._vectors = vectors_for(
                 self._parameters,
                 expected=self._largest,
-                memory_limit=self._settings.terms_memory,
+                memory_limit=min(self._settings.terms_memory, WIRE if self._ranks.several else sys.maxsize),
                 k=self._settings.sketch_size,
                 seed=SKETCH_SEED,
             )

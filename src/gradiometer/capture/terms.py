@@ -15,7 +15,17 @@ from gradiometer.capture import graphhooks
 from gradiometer.capture.randomness import RandomState
 from gradiometer.errors import UsageError
 
-__all__ = ["Split", "Term", "Untouched", "gradients", "has_user_hooks", "leaves", "resolve", "total"]
+__all__ = [
+    "Split",
+    "Term",
+    "Untouched",
+    "awaits_first_backward",
+    "gradients",
+    "has_user_hooks",
+    "leaves",
+    "resolve",
+    "total",
+]
 
 Function: TypeAlias = Callable[[Tensor], Tensor]
 Term: TypeAlias = Tensor | Function
@@ -190,6 +200,12 @@ def _may_change(buffer: Tensor) -> bool:
     if is_lazy(buffer) or buffer.is_inference():
         return False
     return buffer.layout != torch.strided or 0 not in buffer.stride()
+
+
+def awaits_first_backward(module: nn.Module) -> bool:
+    """DDP with a static graph learns it from the first backward that comes, which must be the user's."""
+    static = isinstance(module, nn.parallel.DistributedDataParallel) and module.static_graph
+    return bool(static) and not module._static_graph_delay_allreduce_enqueued
 
 
 def has_user_hooks(model: Iterable[nn.Module], parameters: Iterable[Tensor]) -> bool:

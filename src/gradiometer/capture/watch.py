@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from gradiometer.capture import hooks, terms
 from gradiometer.capture.blocks import Blocks, Model, Selector, find_blocks, named_parameters, select
-from gradiometer.capture.distributed import writes_here
+from gradiometer.capture.distributed import refuse_engines, writes_here
 from gradiometer.capture.experts import Experts, find_experts
 from gradiometer.capture.livedoctor import Consultation
 from gradiometer.capture.meter import Meter
@@ -202,6 +202,7 @@ def _pairs(given: Pairs | None) -> Pairs:
 
 def _check_model(model: Model, optimizers: Sequence[Optimizer], settings: Settings) -> None:
     """Everything that can be wrong is said before a folder is made."""
+    refuse_engines(model, ())
     parameters = named_parameters(model)
     find_blocks(parameters, settings.blocks)
     find_experts(model, parameters, settings.experts)
@@ -217,6 +218,7 @@ def _listed(optimizer: Any) -> list[Optimizer]:
     if isinstance(optimizer, Mapping):
         optimizer = list(optimizer.values())
     given = optimizer if isinstance(optimizer, (list, tuple)) else [optimizer]
+    refuse_engines({}, given)
     if not given:
         raise UsageError("watch() needs at least one optimizer; found an empty list")
     try:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gradiometer.capture.blocks import Model, modules_of
+from gradiometer.capture.distributed import refuse_shards
 
 __all__ = ["held_still"]
 
@@ -22,6 +23,7 @@ def held_still(model: Model) -> Iterator[None]:
 
     A data-parallel model neither averages gradients nor broadcasts buffers meanwhile: ranks walk different micro-batches.
     """
+    refuse_shards(model)
     parts = [part for module in modules_of(model).values() for part in module.modules()]
     modes = [part.training for part in parts]
     buffers = [(part, dict(part._buffers), _copies(part)) for part in parts]
