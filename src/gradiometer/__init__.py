@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from gradiometer.probes.confirm import Experiment
     from gradiometer.probes.helped import StepCheck, helped
     from gradiometer.probes.replicates import Replicates, replicates
+    from gradiometer.store import sinks
     from gradiometer.store.importers import load
     from gradiometer.store.logs import Log
     from gradiometer.store.reader import Run
@@ -51,6 +52,7 @@ __all__ = [
     "helped",
     "load",
     "replicates",
+    "sinks",
     "watch",
 ]
 
@@ -74,6 +76,7 @@ _HOME = {
     "helped": "probes.helped",
     "load": "store.importers",
     "replicates": "probes.replicates",
+    "sinks": "store.sinks",
     "watch": "capture.watch",
 }
 

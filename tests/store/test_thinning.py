@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -146,3 +147,34 @@ def test_an_unknown_series_is_an_error_in_every_question(long_run: Path) -> None
         for ask in (lambda: run.part("w"), lambda: run.thinned("w", 5), lambda: run.latest("w", np.array([1]))):
             with pytest.raises(UnknownName):
                 ask()
+
+
+LAST = 2**63 - 1
+
+
+@pytest.mark.parametrize(
+    "steps", [range(LAST - 25_000, LAST + 1), [*range(-LAST - 1, -LAST + 12_000), *range(LAST - 12_000, LAST + 1)]]
+)
+def test_steps_at_the_ends_of_the_integers_are_thinned_alike(tmp_path: Path, steps: Sequence[int]) -> None:
+    with Writer(tmp_path / "run") as writer:
+        for step in steps:
+            writer.put(Row(step=step, wall_time=0.0, values={"v": float(step % 101)}))
+    with reader.load(tmp_path / "run") as run:
+        own, values = run.series("v")
+        assert len(own) == len(steps) > reader.IN_PYTHON
+        by_sql, by_numpy = run.thinned("v", 50), thin(own, values, bucket_edges(int(own[0]), int(own[-1]), 50))
+    for found in (by_sql, by_numpy):
+        assert found.steps[-1] == LAST
+        assert len(found.steps) <= 50
+        assert (found.low.min(), found.high.max()) == (0.0, 100.0)
+    np.testing.assert_array_equal(by_sql.steps, by_numpy.steps)
+    np.testing.assert_array_equal(by_sql.high, by_numpy.high)
+
+
+def test_a_mean_of_the_largest_numbers_is_no_infinity(tmp_path: Path) -> None:
+    with Writer(tmp_path / "run") as writer:
+        for step in range(25_000):
+            writer.put(Row(step=step, wall_time=0.0, values={"v": 1.7e308}))
+    with reader.load(tmp_path / "run") as run:
+        by_sql, by_numpy = run.thinned("v", 50), thin(*run.series("v"), bucket_edges(0, 24_999, 50))
+    assert by_sql.mean.tolist() == by_numpy.mean.tolist() == [1.7e308] * 50

@@ -14,7 +14,7 @@ from pathlib import Path
 from gradiometer.errors import StopTraining
 from gradiometer.records import Event, Finding
 from gradiometer.store.reader import finding_of
-from gradiometer.store.writer import Writer
+from gradiometer.store.sinks import Fanout
 
 __all__ = ["Consultation", "LiveDoctor"]
 
@@ -83,10 +83,11 @@ class LiveDoctor:
 class Consultation:
     """What becomes of the live doctor's findings: kept in the run, said once, handed to `on_finding`."""
 
-    def __init__(self, writer: Writer, on_finding: Callable[[Finding], None] | None) -> None:
+    def __init__(self, writer: Fanout, on_finding: Callable[[Finding], None] | None) -> None:
         self._writer, self._on_finding = writer, on_finding
         self._doctor: LiveDoctor | None = None
         try:
+            assert writer.folder is not None  # watch() refuses a live doctor without a run
             self._doctor = LiveDoctor(writer.folder)
         except OSError as problem:
             message = (

@@ -34,7 +34,7 @@ from gradiometer.capture.terms import Term
 from gradiometer.errors import GradiometerWarning, UnknownName, UsageError
 from gradiometer.maths.pairs import PairReading
 from gradiometer.records import Event, Flow, GradientHealth, Row, Table, Vector
-from gradiometer.store.writer import Writer
+from gradiometer.store.sinks import Fanout
 
 __all__ = ["Meter"]
 
@@ -51,7 +51,7 @@ class Meter:
         optimizers: Sequence[Optimizer],
         settings: Settings,
         *,
-        writer: Writer | None,
+        writer: Fanout | None,
         after: int | None = None,
         doctor: Consultation | None = None,
     ) -> None:
@@ -360,7 +360,7 @@ class Meter:
                 self.warn(f"step {current.step}: {message}")
 
     def _keep_logged(self, where: Where, values: Mapping[str, float]) -> None:
-        self._put(Row(values=values, **where.as_row()))
+        self._put(Row(values=values, **where.as_row()), logged=True)
         if "advantages/std" in values:
             self._analyst.note_advantages(where.step, values["advantages/std"])
         largest = values.get("ratio/max", values.get("ratio", 0.0))
@@ -383,9 +383,9 @@ class Meter:
     def _put_row(self, step: int, values: Mapping[str, float]) -> None:
         self._put(Row(step=step, wall_time=time.time(), values=values, **self._coordinates))
 
-    def _put(self, record: Row | Event | Table | Vector) -> None:
+    def _put(self, record: Row | Event | Table | Vector, *, logged: bool = False) -> None:
         if self._writer is not None:
-            self._writer.put(record)
+            self._writer.put(record, logged=logged)
 
     def _new_analyst(self) -> Analyst:
         named, roster = named_parameters(self._model), self._rig.roster

@@ -12,7 +12,7 @@ from gradiometer.capture.rounds import Owner, SeenTerms
 from gradiometer.capture.settings import Settings
 from gradiometer.capture.termstates import TermStates
 from gradiometer.records import Table
-from gradiometer.store.writer import Writer
+from gradiometer.store.sinks import Fanout
 
 __all__ = ["TermDesk"]
 
@@ -22,7 +22,7 @@ LEFT_OVER = 0.05  # of the policy gradient's norm; rounding in bfloat16 stays be
 class TermDesk:
     """Remembers what has been said, so that each thing is said once."""
 
-    def __init__(self, owner: Owner, put: Callable[[Table], None], settings: Settings, writer: Writer | None) -> None:
+    def __init__(self, owner: Owner, put: Callable[[Table], None], settings: Settings, writer: Fanout | None) -> None:
         self._owner, self._put, self._settings, self._writer = owner, put, settings, writer
         self._states = TermStates()
         self._vectors: str | None = None

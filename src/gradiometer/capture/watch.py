@@ -29,6 +29,7 @@ from gradiometer.errors import UsageError
 from gradiometer.maths.pairs import PairReading
 from gradiometer.records import Finding, Flow, GradientHealth
 from gradiometer.store import facts
+from gradiometer.store.sinks import Fanout, Sink, Start, chosen
 from gradiometer.store.writer import Writer
 
 __all__ = ["NullMeter", "watch"]
@@ -59,18 +60,18 @@ def watch(
     resume: int | None = None,
     overwrite: bool = False,
     keep: int | None = 1000,
+    sinks: Sequence[str | Sink] | str | Sink = (),
     doctor: Literal["live"] | None = None,
     on_finding: Callable[[Finding], None] | None = None,
 ) -> Meter:
     """Measure the gradients of `model` at the steps of `optimizer`, and keep them in the folder `run`.
 
-    `run="auto"` makes `runs/<script>-<time>`, `run=None` keeps nothing. `resume=s` goes on after the checkpoint of step s and
-    removes what lies beyond, `overwrite=True` starts afresh. Kept with the run: `config`, `seed`, the last `keep` steps of
-    sketches and histograms. Every `every`-th step is measured, within the share `budget` of wall time (None: no cap).
-    `tier`: `light` (norms, extremes, clips), `standard`, or `deep` (histograms, terms at every measured step). `blocks` maps
-    names to patterns, modules or parameters; `pairs` holds two modules side by side, `{"graft": ("seed", "host")}`.
-    `direction="sketch"` compares gradients by sketches of `sketch_size` numbers, without a copy; so are terms beyond
-    `terms_memory` bytes. `on_nonfinite`: `record`, `warn` or `raise`. `micro_batch_size` puts the noise scale in samples.
+    `run="auto"` makes `runs/<script>-<time>`, `run=None` keeps nothing; `sinks=["wandb"]` sends it to trackers too. `resume=s`
+    goes on after the checkpoint of step s and removes what lies beyond, `overwrite=True` starts afresh. Kept with the run:
+    `config`, `seed`, the last `keep` sketches and histograms. Every `every`-th step is measured, within the share `budget` of
+    wall time (None: no cap). `tier`: `light` (norms, extremes, clips), `standard` or `deep` (histograms, terms at each measured
+    step). `blocks` maps names to patterns, modules or parameters, `pairs` to two of them. `direction="sketch"` compares by
+    sketches of `sketch_size` numbers, without a copy; so are terms beyond `terms_memory` bytes. `on_nonfinite`: `record`, `warn` or `raise`. `micro_batch_size` puts the noise scale in samples.
     Experts are looked at every `experts_every` steps; `experts={"moe": ([first, second], router)}` names them, False omits
     them. `doctor="live"` judges the run in its own process; `on_finding`, told between steps, may raise `gm.StopTraining`.
     """
@@ -93,7 +94,7 @@ def watch(
     )
     _check_doctor(doctor, run)
     _check_model(model, optimizers := _listed(optimizer), settings)
-    writer = _writer(run, facts=_facts(model, settings, config, seed), resume=resume, overwrite=overwrite, keep=keep)
+    writer = _writer(run, sinks, _facts(model, settings, config, seed), resume=resume, overwrite=overwrite, keep=keep)
     live = _consultation(doctor, on_finding, writer)
     return Meter(model, optimizers, settings, writer=writer, after=resume, doctor=live)
 
@@ -233,11 +234,23 @@ def _facts(model: Model, settings: Settings, config: Mapping[str, Any] | None, s
     return {**facts.collect(config, seed), "parameter_dtype": ", ".join(dtypes), "meter": meter}
 
 
-def _writer(run: str | os.PathLike[str] | None, **given: Any) -> Writer | None:
-    """Who keeps the run; nobody on a rank that does not write."""
-    if run is None or not writes_here():
+def _writer(
+    run: str | os.PathLike[str] | None,
+    sinks: Sequence[str | Sink] | str | Sink,
+    known: dict[str, Any],
+    *,
+    resume: int | None,
+    overwrite: bool,
+    keep: int | None,
+) -> Fanout | None:
+    """Who keeps the run and sends it on; nobody on a rank that does not write."""
+    if not writes_here() or (run is None and not sinks):
         return None
-    return Writer(Path("runs") / _run_name() if run == "auto" else Path(run), **given)
+    folder = None if run is None else Path("runs") / _run_name() if run == "auto" else Path(run)
+    start = Start(run=folder, resume=resume, overwrite=overwrite, facts=known)
+    listed = chosen(sinks, start)
+    writer = None if folder is None else Writer(folder, facts=known, resume=resume, overwrite=overwrite, keep=keep)
+    return Fanout(writer, listed, start)
 
 
 def _check_doctor(doctor: str | None, run: str | os.PathLike[str] | None) -> None:
@@ -250,7 +263,7 @@ def _check_doctor(doctor: str | None, run: str | os.PathLike[str] | None) -> Non
 
 
 def _consultation(
-    doctor: str | None, on_finding: Callable[[Finding], None] | None, writer: Writer | None
+    doctor: str | None, on_finding: Callable[[Finding], None] | None, writer: Fanout | None
 ) -> Consultation | None:
     return None if doctor is None or writer is None else Consultation(writer, on_finding)
 

@@ -13,6 +13,42 @@ from gradiometer.cli.requests import Request, command_of
 __all__: list[str] = []
 
 
+@app.command(
+    rich_help_panel=MEASURE, context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True}
+)
+def run(
+    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="A training script; options of ours come before it.")],
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="Its own arguments.")] = None,
+    module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module, as for `python -m`.")] = False,
+    folder: Annotated[
+        str, typer.Option("--run", "-o", metavar="DIR", help="Where the run goes; else runs/<script>-<time>.")
+    ] = "",
+    every: Annotated[int, typer.Option(min=1, help="Measure every N-th optimizer step.")] = 1,
+    budget: Annotated[str, typer.Option(metavar="SHARE|none", help="The share of wall time it may take.")] = "0.01",
+    tier: Annotated[str, typer.Option(metavar="light|standard|deep", help="How much is measured.")] = "standard",
+    doctor: Annotated[bool, typer.Option("--doctor/--no-doctor", help="Say findings on stderr as they come.")] = True,
+    stdout: Annotated[
+        bool, typer.Option("--stdout/--no-stdout", help="Pick up numbers that the script prints.")
+    ] = True,
+) -> None:
+    """Any training script, unchanged: its gradients are measured, its scalars kept, its output and exit code its own."""
+    from gradiometer.cli import run as verb
+
+    code = verb.run(
+        script,
+        arguments or [],
+        is_module=module,
+        folder=folder,
+        every=every,
+        budget=budget,
+        tier=tier,
+        doctor=doctor,
+        stdout=stdout,
+    )
+    if code:
+        raise typer.Exit(code)
+
+
 @app.command(rich_help_panel=MEASURE)
 def analyze(
     target: Annotated[

@@ -7,39 +7,62 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import cast
 
 from gradiometer.cli.printing import console, print_json, warnings_in_a_line
 from gradiometer.errors import UnknownName, UsageError
-from gradiometer.store.exporters import Exported, export_dynamics
+from gradiometer.store import exporters
+from gradiometer.store.exporters import Exported, Format, Whole
 from gradiometer.store.importers import open_log
 
 __all__ = ["FORMATS", "counting", "export"]
 
-FORMATS = ("dynamics-db",)
+DYNAMICS = "dynamics-db"
+FORMATS = ("tensorboard", "wandb", "csv", "parquet", "jsonl", DYNAMICS)
 QUIET_SECONDS = 5.0
 
 
 def export(run: str, *, to: str, output: str, overwrite: bool, as_json: bool) -> None:
-    """Write a file of another tool."""
+    """Write a file, or a folder, of another tool."""
     if to not in FORMATS:
-        raise UnknownName("format", to, FORMATS, hint=f"(there is: {', '.join(FORMATS)})")
+        raise UnknownName("format", to, FORMATS, hint=f"(there are: {', '.join(FORMATS)})")
     if not output:
-        raise UsageError("-o must name a file, such as dynamics.db")
+        raise UsageError("-o must name a file, such as dynamics.db; with tensorboard and wandb a folder")
     with warnings_in_a_line(), open_log(run) as opened, counting(f"exporting {opened.name}") as progress:
-        done = export_dynamics(opened, output, overwrite=overwrite, progress=progress)
+        done: Exported | Whole
+        if to == DYNAMICS:
+            done = exporters.export_dynamics(opened, output, overwrite=overwrite, progress=progress)
+        else:
+            format = cast(Format, to)
+            done = exporters.export_run(opened, output, to=format, overwrite=overwrite, progress=progress)
     if as_json:
         print_json({"run": run, "to": to, **dataclasses.asdict(done)})
+    elif isinstance(done, Exported):
+        _print_experts(run, done)
     else:
-        _print(run, done)
+        _print(run, to, done)
 
 
-def _print(run: str, done: Exported) -> None:
+def _print_experts(run: str, done: Exported) -> None:
     out = console()
     experts = f"{len(done.experts)} expert{'s' * (len(done.experts) != 1)}"
     out.print(f"{run}: {experts} at {done.steps} steps, {done.columns} columns, {done.values} values")
     if done.nans:
         out.print(f"{done.nans} recorded NaN are NULL in the file, where a missing value is NULL too")
     out.print(f"kept in {done.file}", soft_wrap=True)
+
+
+def _print(run: str, to: str, done: Whole) -> None:
+    out = console()
+    nans = f", {done.nans} of them NaN" if done.nans else ""
+    out.print(f"{run}: {done.series} series at {done.steps} steps, {done.values} values{nans}", soft_wrap=True)
+    for note in done.notes:
+        out.print(note, soft_wrap=True)
+    if done.left_out:
+        out.print(f"{to} cannot hold {', '.join(done.left_out)}: they stay in the run", soft_wrap=True)
+    out.print(f"kept in {done.file}", soft_wrap=True)
+    if to == "wandb":
+        out.print(f"to upload it: wandb sync {done.file}", soft_wrap=True)
 
 
 @contextmanager

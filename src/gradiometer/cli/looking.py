@@ -150,12 +150,12 @@ def figure(
 @app.command(rich_help_panel=LOOK)
 def export(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run folder, or a log with the same series.")],
-    to: Annotated[str, typer.Option(metavar="dynamics-db", help="What to write.")],
-    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="The file.")],
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it is there.")] = False,
+    to: Annotated[str, typer.Option(metavar="FORMAT", help="tensorboard, wandb, csv, parquet, jsonl, dynamics-db.")],
+    output: Annotated[str, typer.Option("--output", "-o", metavar="PATH", help="The file, or the folder.")],
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what was exported there before.")] = False,
     json: Json = False,
 ) -> None:
-    """The experts of a run as a dynamics.db: a row a step, a column for each expert and tier."""
+    """A run in the files of other tools; dynamics-db holds its experts only."""
     from gradiometer.cli import export as verb
 
     verb.export(run, to=to, output=output, overwrite=overwrite, as_json=json)

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import lru_cache, partial
 from typing import Literal
 
 import numpy as np
@@ -14,11 +14,12 @@ import numpy as np
 from gradiometer.errors import UnknownName, UsageError
 from gradiometer.metrics import resolve
 from gradiometer.store.logs import Log
+from gradiometer.store.matching import matching
 from gradiometer.store.readable import Floats, Ints
 from gradiometer.store.reader import Run
 from gradiometer.store.thinning import Thinned
 
-__all__ = ["Reading", "Source", "better", "by_default", "chosen", "mean_std", "pattern", "quantities", "read", "tail"]
+__all__ = ["Reading", "Source", "better", "by_default", "chosen", "mean_std", "quantities", "read", "tail"]
 
 EXACT, AT_MOST = 4_000, 20_000
 """Points of a series that are read at once, and those up to which it is read again whole; of longer ones averages do."""
@@ -89,7 +90,7 @@ def quantities(names: Iterable[str]) -> dict[str, Source]:
     return {key: found[key][1] for key in sorted(found)}
 
 
-@cache
+@lru_cache(maxsize=100_000)
 def _known(name: str) -> tuple[str, int, Source]:
     metric, alias = resolve(name) or (None, None)
     if metric is None or alias is None:
@@ -128,24 +129,13 @@ def chosen(books: Sequence[Mapping[str, Source]], *, match: str, names: Sequence
         if key not in there:
             raise UnknownName("metric", name, there, hint=f"(the runs have {len(there)} series)")
     if match:
-        compiled = pattern(match)
-        own = [key for key in there if compiled.search(key) or any(_matches(book, key, compiled) for book in books)]
+        theirs = {key: {key, *(book[key].series for book in books if key in book)} for key in there}
+        found = matching(match, (name for names in theirs.values() for name in names))
+        own = [key for key in there if theirs[key] & found]
         if not own and not wanted:
             raise UsageError(f"no series of these runs matches {match!r}; there are {len(there)}, such as {there[0]}")
         wanted += own
     return list(dict.fromkeys(wanted))
-
-
-def _matches(book: Mapping[str, Source], key: str, compiled: re.Pattern[str]) -> bool:
-    return key in book and compiled.search(book[key].series) is not None
-
-
-def pattern(match: str) -> re.Pattern[str]:
-    """A regular expression over names of series; one that is none is an error that says why."""
-    try:
-        return re.compile(match)
-    except re.error as problem:
-        raise UsageError(f"match {match!r} is not a regular expression ({problem})") from problem
 
 
 def read(log: Run | Log, source: Source, first: int | None = None, last: int | None = None) -> Reading | None:

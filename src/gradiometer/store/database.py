@@ -10,6 +10,15 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from gradiometer.errors import NotARun, RunDamaged, RunLocked, SchemaTooNew
+from gradiometer.store.filesystems import (
+    filesystem_of,
+    has_no_locks,
+    is_network,
+    note_no_locks,
+    refuses_locks,
+    say_once,
+)
+from gradiometer.store.strictjson import to_json
 
 __all__ = [
     "APPLICATION_ID",
@@ -65,21 +74,66 @@ SIDE_FILES = ("-wal", "-shm", "-journal")
 SQLITE_MAGIC = b"SQLite format 3\0"
 
 
+WAIT_SECONDS = 30.0
+"""How long to wait for another's lock. In WAL mode nobody waits; with a rollback journal readers wait for each commit."""
+WRITER_WAIT_SECONDS = 60.0
+"""The writer's own patience with readers where they stand in each other's way; it has a queue meanwhile."""
+
+
 def open_for_writing(path: Path) -> sqlite3.Connection:
-    """The run's database in WAL mode, created or brought up to date; the caller holds the writer lock."""
-    db = _connect(path, "mode=rwc")
+    """The run's database, created or brought up to date; the caller holds the writer lock.
+
+    In WAL mode, where readers and the writer never wait for each other, or with a rollback journal where WAL cannot work.
+    """
+    db = _connect(path, "mode=rwc" + ("&vfs=unix-none" if has_no_locks(path.parent) else ""))
     try:
         with translated(path):
             if not path.stat().st_size:
                 _create(db)
             migrate(db, _schema_version(db, path))
-            db.execute("PRAGMA journal_mode = WAL")
-            db.execute("PRAGMA synchronous = NORMAL")
+            _choose_journal(db, path)
             db.execute("PRAGMA cache_size = -4096")
     except BaseException:
         db.close()
         raise
     return db
+
+
+def _choose_journal(db: sqlite3.Connection, path: Path) -> None:
+    why = _why_no_wal(db, path.parent)
+    if why is None:
+        db.execute("PRAGMA synchronous = NORMAL")
+        db.execute("DELETE FROM run WHERE key = 'journal'")  # it was on such a file system once
+        return
+    # TRUNCATE spares a shared file system the making and removing of a file at each commit, and NFS the `.nfs` files that
+    # removing one which a reader holds open leaves behind. FULL, because with a rollback journal NORMAL can lose the file
+    # to a power cut; at two commits a second, on the writer's thread, nobody notices the extra sync.
+    db.execute(f"PRAGMA busy_timeout = {round(1000 * WRITER_WAIT_SECONDS)}")
+    db.execute("PRAGMA journal_mode = TRUNCATE").fetchall()
+    db.execute("PRAGMA synchronous = FULL")
+    fact = {"mode": "truncate", "synchronous": "full", "locks": not has_no_locks(path.parent), "why": why}
+    db.execute("INSERT OR REPLACE INTO run VALUES ('journal', ?)", (to_json(fact),))
+    say_once(
+        "journal",
+        path.parent,
+        f"{path.parent}: {why}, so the run is kept with a rollback journal: safe, but slower to read",
+    )
+
+
+def _why_no_wal(db: sqlite3.Connection, folder: Path) -> str | None:
+    """Switch WAL on; why not, where its shared memory cannot be trusted or SQLite refuses."""
+    kind = filesystem_of(folder)
+    if is_network(kind):
+        return f"SQLite's WAL does not work on {kind}"
+    if has_no_locks(folder):
+        return "SQLite's WAL does not work without file locks"
+    try:
+        (answer,) = db.execute("PRAGMA journal_mode = WAL").fetchone()
+    except sqlite3.OperationalError as error:
+        if _is(error, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL):
+            raise
+        return f"SQLite's WAL does not work here ({error})"
+    return None if answer == "wal" else f"SQLite's WAL does not work here (it chose {answer!r})"
 
 
 def open_for_reading(path: Path) -> sqlite3.Connection:
@@ -105,7 +159,7 @@ def open_in_place(path: Path) -> sqlite3.Connection:
         return _open_read_only(path)
     except sqlite3.OperationalError as error:
         if _is(error, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-            raise
+            return _open_without_locks(path, error)
     with path.open("rb"):  # a file that may not be read at all says so here
         pass
     # A read-only folder, where SQLite may neither replay a log nor build its index.
@@ -172,7 +226,7 @@ def _connect(path: Path, query: str) -> sqlite3.Connection:
     return sqlite3.connect(
         f"{path.resolve().as_uri()}?{query}",
         uri=True,
-        timeout=5.0,
+        timeout=WAIT_SECONDS,
         isolation_level=None,
         check_same_thread=False,
         cached_statements=4,  # Python keeps 128, and a statement of ours may hold a thousand rows: 25 MB of a long run
@@ -205,8 +259,16 @@ def _schema_version(db: sqlite3.Connection, path: Path) -> int:
     return int(version)
 
 
+def _open_without_locks(path: Path, error: sqlite3.OperationalError) -> sqlite3.Connection:
+    """SQLite says "locked" too where a file system has no locks at all; elsewhere it is what it says."""
+    if has_no_locks(path.parent) or not refuses_locks(path.parent):
+        raise error
+    note_no_locks(path.parent)
+    return _open_read_only(path)
+
+
 def _open_read_only(path: Path) -> sqlite3.Connection:
-    db = _connect(path, "mode=ro")
+    db = _connect(path, "mode=ro" + ("&vfs=unix-none" if has_no_locks(path.parent) else ""))
     try:
         _check_whole(db, path)
     except BaseException:

@@ -6,21 +6,22 @@ import os
 import sqlite3
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from gradiometer.errors import GradiometerWarning, RunExists, UsageError
-from gradiometer.store.database import APPLICATION_ID, DATABASE_NAME, SIDE_FILES, owner
+from gradiometer.errors import GradiometerWarning, UsageError
 from gradiometer.store.dynamics import MOST_COLUMNS, columns_of, experts_of, fitting
+from gradiometer.store.export_formats import FORMATS, Format, Whole, export_run
+from gradiometer.store.export_walk import check_file, whole_file
 from gradiometer.store.logs import Log
 from gradiometer.store.readable import Floats, Ints
 from gradiometer.store.reader import Run
 
-__all__ = ["Exported", "export_dynamics"]
+__all__ = ["FORMATS", "Exported", "Format", "Whole", "export_dynamics", "export_run"]
 
 VALUES_AT_ONCE = 200_000
 
@@ -55,7 +56,7 @@ def export_dynamics(
     keeps a NaN as NULL, so the file does not tell it from a value that is missing.
     """
     path = Path(path)
-    _check_target(path, overwrite=overwrite)
+    check_file(path, overwrite=overwrite, example="dynamics.db")
     with run.still():
         names = set(run.names())
         shown, left_out = fitting(experts_of(names))
@@ -70,7 +71,7 @@ def export_dynamics(
     if steps[0] < 0:
         raise UsageError(f"{run.path}: step {steps[0]} is negative, and a dynamics.db counts from 0")
     try:
-        with _whole_or_not_at_all(path) as partial, closing(sqlite3.connect(partial, isolation_level=None)) as db:
+        with whole_file(path) as partial, closing(sqlite3.connect(partial, isolation_level=None)) as db:
             _write(db, columns, found, steps, progress)
     except sqlite3.OperationalError as problem:
         raise UsageError(f"{path} cannot be written ({problem})") from problem
@@ -112,37 +113,6 @@ def _rows(columns: dict[str, str], found: dict[str, tuple[Ints, Floats]], steps:
             cells[np.searchsorted(steps, at[first:last]), place] = values[first:last]
     for step, row in zip(steps.tolist(), cells.tolist(), strict=True):
         yield [step, *row]
-
-
-def _check_target(path: Path, *, overwrite: bool) -> None:
-    """Told before the work, not after."""
-    if path.is_dir():
-        raise UsageError(f"{path} is a folder: name a file in it, such as {path / 'dynamics.db'}")
-    if path.name == DATABASE_NAME or _is_run(path):
-        raise RunExists(f"{path} is the place of a run, which is not overwritten: choose another name")
-    if path.exists() and not overwrite:
-        raise UsageError(f"{path} is there already: choose another name, or replace it (--overwrite, overwrite=True)")
-
-
-def _is_run(path: Path) -> bool:
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return owner(file.read(100)) == APPLICATION_ID
-
-
-@contextmanager
-def _whole_or_not_at_all(path: Path) -> Iterator[Path]:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        yield partial
-        for side in SIDE_FILES:  # a journal left by a crash would be played into the new file
-            path.with_name(path.name + side).unlink(missing_ok=True)
-        partial.replace(path)
-    finally:
-        for side in ("", *SIDE_FILES):
-            partial.with_name(partial.name + side).unlink(missing_ok=True)
 
 
 def _no_experts(run: Run | Log) -> str:

@@ -13,6 +13,7 @@ import threading
 from pathlib import Path
 
 from gradiometer.errors import RunLocked
+from gradiometer.store.filesystems import NO_LOCKS, note_no_locks
 
 __all__ = ["LOCK_NAME", "WriterLock"]
 
@@ -57,6 +58,11 @@ def _acquire(path: Path, folder: Path) -> int:
             owner = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
             os.close(descriptor)
             raise RunLocked(_refusal(folder, "another process", owner or "unknown")) from None
+        except OSError as problem:
+            if problem.errno not in NO_LOCKS:
+                os.close(descriptor)
+                raise
+            note_no_locks(folder)
         if _same_file(descriptor, path):
             os.ftruncate(descriptor, 0)
             # A full disk must not refuse the run: the pid only serves the message of the one who comes second.

@@ -93,7 +93,7 @@ class Run(Readable):
         if len(steps) <= IN_PYTHON:
             return thin(steps, values, bucket_edges(int(steps[0]), int(steps[-1]), most))
         newest = self._last_step(series, last)
-        return self._buckets(series, bucket_edges(int(steps[0]), newest, most), newest)
+        return self._buckets(series, bucket_edges(int(steps[0]), newest, most).tolist(), newest)
 
     def latest(self, name: str, steps: Ints) -> Floats:
         """The value of a series at each of the steps, or where it has none there its last before; NaN before its first."""
@@ -209,21 +209,21 @@ class Run(Readable):
         asked = "SELECT max(step) FROM points WHERE series_id = ? AND step <= ?"
         return int(self._rows(asked, series, database.LAST_STEP if last is None else last)[0][0])
 
-    def _buckets(self, series: int, edges: Ints, newest: int) -> Thinned:
+    def _buckets(self, series: int, starts: list[int], newest: int) -> Thinned:
         """A query a bucket: SQLite sorts what it groups, and that takes three times as long."""
         values = "SELECT avg(value), min(value), max(value), count(*) - count(value) FROM points "
         within = "WHERE series_id = ? AND step BETWEEN ? AND ?"
         found = []
-        for start, end in zip(edges[:-1].tolist(), (np.minimum(edges[1:] - 1, newest)).tolist(), strict=True):
+        for start, end in zip(starts, [*(later - 1 for later in starts[1:]), newest], strict=True):
             step = self._rows(f"SELECT max(step) FROM points {within}", series, start, end)[0][0]
             if step is None:
                 continue
             mean, low, high, nans = self._rows(values + within, series, start, end)[0]
             if low in INFINITIES or high in INFINITIES:
-                part = thin(*self._part(series, start, end), np.array([start, end + 1]))
+                part = thin(*self._part(series, start, end), np.array([start]))
                 found.append((step, part.mean[0], part.low[0], part.high[0], True))
             else:
-                found.append((step, mean, low, high, nans > 0))
+                found.append((step, mean if mean is None else min(max(mean, low), high), low, high, nans > 0))
         steps, mean, low, high, broken = zip(*found, strict=True)
         return Thinned(
             steps=np.array(steps, dtype=np.int64), mean=_floats(list(mean)), low=_floats(list(low)),

@@ -32,9 +32,9 @@ class Thinned:
 
 
 def bucket_edges(first: int, last: int, most: int) -> Ints:
-    """Steps at which buckets begin, and one past the last: at most `most` buckets of equal width from first to last."""
+    """Steps at which buckets begin: at most `most` buckets of equal width from first to last."""
     width = -(-(last - first + 1) // most)
-    return np.arange(first, last + width + 1, width, dtype=np.int64)
+    return np.array(range(first, last + 1, width), dtype=np.int64)  # not arange: the width may not fit 64 bits
 
 
 def whole(steps: Ints, values: Floats) -> Thinned:
@@ -44,9 +44,7 @@ def whole(steps: Ints, values: Floats) -> Thinned:
 
 
 def thin(steps: Ints, values: Floats, edges: Ints) -> Thinned:
-    """A series in buckets; what lies outside the edges is left out."""
-    inside = (steps >= edges[0]) & (steps < edges[-1])
-    steps, values = steps[inside], values[inside]
+    """A series in the buckets that begin at the edges; the last one has no end."""
     if not len(steps):
         return whole(steps, values)
     bucket = np.searchsorted(edges, steps, side="right")
@@ -54,14 +52,15 @@ def thin(steps: Ints, values: Floats, edges: Ints) -> Thinned:
     finite = np.isfinite(values)
     count = np.add.reduceat(finite.astype(np.float64), starts)
     some = count > 0
-    total = np.add.reduceat(np.where(finite, values, 0.0), starts)
+    with np.errstate(over="ignore"):
+        total = np.add.reduceat(np.where(finite, values, 0.0), starts)
     mean = np.full(len(starts), np.nan)
     np.divide(total, count, out=mean, where=some)
     low = np.minimum.reduceat(np.where(finite, values, np.inf), starts)
     high = np.maximum.reduceat(np.where(finite, values, -np.inf), starts)
     return Thinned(
         steps=steps[np.append(starts[1:], len(steps)) - 1],
-        mean=mean,
+        mean=np.where(some, np.clip(mean, low, high), np.nan),  # a sum may be too large for a float, a mean never is
         low=np.where(some, low, np.nan),
         high=np.where(some, high, np.nan),
         broken=np.logical_or.reduceat(~finite, starts),

@@ -1,0 +1,151 @@
+"""`gradiometer run`: a training script, unchanged, with a meter on its optimizers; output and exit code stay its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from gradiometer.errors import MissingExtra, RunExists, UnknownName, UsageError
+from gradiometer.integrations.script.arrivals import on_import
+from gradiometer.integrations.script.boundary import Boundary, say
+from gradiometer.integrations.script.printed import Printed, overhear
+from gradiometer.integrations.script.running import INTERRUPTED, NothingToRun, Outcome, Program, execute
+from gradiometer.integrations.script.scalars import SOURCES, Loggers
+from gradiometer.integrations.script.wishes import Wishes, is_first_rank
+
+if TYPE_CHECKING:
+    from gradiometer.integrations.script.watching import Watcher
+
+__all__ = ["run"]
+
+TIERS = ("light", "standard", "deep")
+NOT_WATCHED = "Processes that the script starts (multiprocessing, ray, a launcher) are not watched."
+
+
+def run(
+    script: str,
+    arguments: list[str],
+    *,
+    is_module: bool,
+    folder: str,
+    every: int,
+    budget: str,
+    tier: str,
+    doctor: bool,
+    stdout: bool,
+) -> int:
+    """Run it to its end, say where the run is and what the doctor thinks of it, and return the script's exit code."""
+    program = Program(target=script, is_module=is_module, arguments=tuple(arguments))
+    if tier not in TIERS:
+        raise UnknownName("tier", tier, TIERS, hint=f"(there are {', '.join(TIERS)})")
+    if importlib.util.find_spec("torch") is None:
+        raise MissingExtra("torch", "torch", "gradiometer run")
+    name = folder or str(Path("runs") / f"{program.name}-{time.strftime('%Y%m%d-%H%M%S')}")
+    wishes = Wishes(
+        folder=Path(os.path.abspath(name)),
+        every=every,
+        budget=_share(budget),
+        tier=tier,  # type: ignore[arg-type]
+        doctor=doctor,
+    )
+    _check_free(wishes.folder, name)
+    if os.environ.get("GRADIOMETER_DISABLED", "").lower() in ("1", "true", "yes"):
+        say("GRADIOMETER_DISABLED is set: the script runs unwatched")
+        return execute(program).code
+    return _Watched(wishes, listen=stdout).run(program)
+
+
+class _Watched:
+    """From before the script's first line to after its last."""
+
+    def __init__(self, wishes: Wishes, *, listen: bool) -> None:
+        self._wishes, self._listen = wishes, listen
+        self._boundary = Boundary()
+        self._loggers = Loggers(self._boundary)
+        self._watcher: Watcher | None = None
+
+    def run(self, program: Program) -> int:
+        """The exit code of the script."""
+        harmless = self._boundary
+        with ExitStack() as stack:
+            actions = dict.fromkeys(SOURCES, harmless(self._loggers.observe))
+            stack.callback(on_import({"torch": harmless(self._torch_is_here), **actions}))
+            if self._listen:
+                stack.callback(overhear(harmless(Printed(self._loggers.printed).hear)))
+            try:
+                outcome = execute(program)
+            except NothingToRun:
+                self._boundary.after()
+                raise
+            if not self._boundary.ours:  # a child that the script forked, and that came back here
+                return outcome.code
+        try:
+            self._close(outcome)
+        except KeyboardInterrupt:
+            return INTERRUPTED
+        return outcome.code
+
+    def _torch_is_here(self, module: ModuleType) -> None:
+        from gradiometer.integrations.script.watching import Watcher
+
+        self._watcher = self._loggers.sink = Watcher(self._wishes, self._boundary)
+        self._boundary.after = self._watcher.retire
+        self._watcher.install()
+
+    def _close(self, outcome: Outcome) -> None:
+        def close() -> None:
+            if self._watcher is not None:
+                self._watcher.book.close(outcome.error)
+                self._watcher.retire()
+            if is_first_rank():
+                self._tell(self._watcher)
+
+        self._boundary(close)()
+
+    def _tell(self, watcher: Watcher | None) -> None:
+        if watcher is None:
+            say(f"the script did not import torch: nothing was measured, no run is kept. {NOT_WATCHED}")
+        elif not watcher.book.kept and not watcher.stepped_back:
+            made = f"{watcher.num_made} made" if watcher.num_made else "none was made"
+            say(f"no optimizer stepped in this process ({made}): nothing was measured, no run is kept. {NOT_WATCHED}")
+        for folder, steps in () if watcher is None else watcher.book.kept:
+            name = self._wishes.shown(folder)
+            verdict = f" {_verdict(folder)}" if self._wishes.doctor else ""
+            say(f"{steps} optimizer step{'s' if steps > 1 else ''} in {name}.{verdict} More: gradiometer doctor {name}")
+
+
+def _verdict(folder: Path) -> str:
+    from gradiometer.doctor.diagnosis import diagnose
+    from gradiometer.store.reader import load
+
+    with load(folder) as kept:
+        return diagnose(kept).verdict
+
+
+def _share(budget: str) -> float | None:
+    if budget == "none":
+        return None
+    try:
+        share = float(budget)
+    except ValueError:
+        share = -1.0
+    if not 0 < share <= 1:
+        raise UsageError(f"--budget is a share of the wall time, above 0 and at most 1, or none; found {budget}")
+    return share
+
+
+def _check_free(folder: Path, name: str) -> None:
+    """Before the script starts, and not when it trains at last."""
+    if (folder / "run.db").exists():
+        from gradiometer.store.reader import load
+
+        with load(folder) as kept:
+            if (newest := kept.newest_step) is not None:
+                raise RunExists(f"{name} holds steps already, up to step {newest}: choose another folder with --run")
+    elif folder.exists() and not folder.is_dir():
+        raise UsageError(f"--run {name} is a file, and a run is a folder: choose another name")

@@ -1,0 +1,134 @@
+"""torchrl: `GradiometerHook(run="runs/ppo").register(trainer)` for its Trainer, `.watch(loss_module, optim)` for own loops.
+
+The trainer's `optimizer` stage computes, clips, steps and zeroes in one call; capture is torch's own, so that does not
+matter. The terms of the loss are what a loss module returns as `loss_*`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Self
+
+from torch import Tensor, nn
+
+from gradiometer.capture import hooks
+from gradiometer.capture.meter import Meter
+from gradiometer.capture.watch import Optimizers
+from gradiometer.errors import MissingExtra, UsageError
+from gradiometer.integrations.session import Session, Unfinished
+from gradiometer.integrations.torchrlparts import Splitter, optimizers_of, rewards
+
+try:
+    with warnings.catch_warnings():  # torchrl warns of a class of its own
+        warnings.simplefilter("ignore", DeprecationWarning)
+        from torchrl.trainers import TrainerHookBase
+except ModuleNotFoundError as error:
+    raise MissingExtra("torchrl", "torchrl", "the hook for torchrl") from error
+
+__all__ = ["GradiometerHook"]
+
+ROLES = {"actor": r"^(actor|policy)_network", "critic": r"^(critic|value|qvalue)_network"}
+SETTINGS = ("total_frames", "frame_skip", "optim_steps_per_batch", "num_epochs", "clip_grad_norm", "clip_norm", "seed")
+
+
+class GradiometerHook(TrainerHookBase):  # type: ignore[misc]
+    """Keeps the gradients, and what the trainer logs, in the folder `run`; takes the keyword arguments of `gm.watch`.
+
+    torchrl has no hook for an exception: put `with hook:` around the training, or the run is closed at exit.
+    """
+
+    def __init__(self, run: str | os.PathLike[str] | None = "auto", **options: Any) -> None:
+        self.session = Session(run, **options)
+        self._trainer: Any = None
+        self._restored: dict[str, Any] = {}
+        self._num_read: dict[str, int] = {}
+        self._rollout = self._epoch = -1
+
+    @property
+    def meter(self) -> Meter | None:
+        """Of the training in progress, or else of the last one."""
+        return self.session.meter
+
+    @contextmanager
+    def watch(self, loss_module: nn.Module, optimizers: Optimizers, **given: Any) -> Iterator[Meter]:
+        """For a loop of your own: `with hook.watch(loss_module, optim) as meter`; the loss is split by its terms."""
+        with self:
+            yield self._watch(loss_module, optimizers, **given)
+
+    def _watch(self, loss_module: nn.Module, optimizers: Optimizers, **given: Any) -> Meter:
+        self.session.close(Unfinished("a training began anew before this one had ended"))
+        names = [name for name, _ in loss_module.named_parameters()]
+        blocks = {role: words for role, words in ROLES.items() if any(re.match(words, name) for name in names)}
+        if self._restored:
+            self.session = Session(**self.session.options)  # what it has measured since is not what comes before
+            given["resume"] = max(self._restored["next_step"] - 1, 0)
+        meter = self.session.start(loss_module, optimizers, **{"blocks": blocks or None, **given})
+        meter.load_state_dict(self._restored)
+        self._restored = {}
+        self.session.at_end(hooks.observe_forward(loss_module, Splitter(meter).split))
+        return meter
+
+    def log_batch(self, batch: Any, env_steps: int | None = None) -> None:
+        """A collected batch: its rewards belong to the data that the next step starts from."""
+        self._rollout, self._epoch = self._rollout + 1, -1
+        self.session.at(env_steps=env_steps, rollout=self._rollout, epoch=0)
+        self.session.tell(lambda meter: meter.record({**rewards(batch), **self._unread()}))
+
+    def register(self, trainer: Any, name: str = "gradiometer") -> Self:
+        """Put the hook into every stage of the trainer that has something to tell; register it after your own hooks."""
+        if getattr(trainer, "learner_backend", "local") != "local":
+            raise UsageError(
+                "learner_backend='ray' trains in another process, which no hook reaches: use the local one"
+            )
+        self._trainer = trainer
+        trainer.register_module(name, self)
+        stages = {"setup": self._start, "shutdown": self._end, "pre_steps_log": self._batch_collected}
+        stages |= {"pre_epoch_log": self._epoch_begins}
+        stages |= dict.fromkeys(("post_optim_log", "post_steps", "post_steps_log"), self._read)
+        for stage, op in stages.items():
+            trainer.register_op(stage, op)
+        return self
+
+    def _start(self) -> None:
+        trainer = self._trainer
+        config = {key: getattr(trainer, key, None) for key in SETTINGS} | {"loss": type(trainer.loss_module).__name__}
+        self._watch(trainer.loss_module, optimizers_of(trainer), config=config, seed=trainer.seed)
+
+    def _batch_collected(self, batch: Any) -> None:
+        self.log_batch(batch, self._trainer.collected_frames)
+
+    def _epoch_begins(self, batch: Any) -> None:
+        self._epoch += 1
+        self.session.at(epoch=self._epoch)
+
+    def _read(self, batch: Any = None) -> None:
+        self.session.tell(lambda meter: meter.log(self._unread()))
+
+    def _unread(self) -> dict[str, Any]:
+        """What the trainer has logged since the last call: it keeps all of it, also what its logger did not get."""
+        kept = getattr(self._trainer, "_log_dict", {})
+        fresh = {key: values[-1] for key, values in kept.items() if len(values) > self._num_read.get(key, 0)}
+        self._num_read = {key: len(values) for key, values in kept.items()}
+        return {key: x for key, x in fresh.items() if not isinstance(x, Tensor) or x.numel() == 1}
+
+    def _end(self) -> None:
+        self._read()
+        self.session.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """For the trainer's checkpoint."""
+        return {"meter": {} if self.meter is None else self.meter.state_dict(), "rollout": self._rollout}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from there when the training starts."""
+        self._restored, self._rollout = dict(state_dict["meter"]), state_dict["rollout"]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self.session.close(error)

@@ -1,0 +1,134 @@
+"""TRL: `GRPOTrainer(..., callbacks=[GradiometerCallback(run="runs/grpo")])`, and every other trainer of TRL the same way.
+
+With `GRPOTrainer` measured steps also split the loss into its terms, `meter.at` says which generation and which pass over it
+a step belongs to, and `anatomy_every=` takes the anatomy of a generation before it is trained on.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+import weakref
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradiometer.capture.meter import Meter
+from gradiometer.errors import GradiometerWarning, MissingExtra, UsageError
+from gradiometer.integrations import transformers
+from gradiometer.integrations.grpo import Through, loss_terms, noting_forward, replaced
+from gradiometer.integrations.grpoanatomy import anatomy_of
+from gradiometer.probes.anatomy import Anatomy
+
+try:
+    import trl  # noqa: F401
+except ModuleNotFoundError as error:
+    raise MissingExtra("trl", "trl", "watching a trainer of TRL") from error
+
+__all__ = ["GradiometerCallback", "anatomy_of"]
+
+Batch = Mapping[str, Any]
+LISTENED = ("_compute_loss", "_calculate_rewards", "_generate_and_score_completions")
+
+
+class GradiometerCallback(transformers.GradiometerCallback):
+    """The callback for the Hugging Face `Trainer`, and what can be seen of GRPO beside it.
+
+    `terms=False` leaves the loss whole. `anatomy_every=n` takes the anatomy of the first generation in every n steps, with
+    `anatomy` as keyword arguments of `gm.anatomy`; `callback.anatomy()` takes that of the last generation when you ask.
+    """
+
+    def __init__(
+        self,
+        run: str | os.PathLike[str] | None = "auto",
+        *,
+        terms: bool = True,
+        anatomy_every: int | None = None,
+        anatomy: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(run, **options)
+        if anatomy_every is not None and anatomy_every < 1:
+            raise UsageError(f"anatomy_every is a number of steps, 1 or more, or None; found {anatomy_every!r}")
+        self._terms, self._anatomy_every, self._anatomy = terms, anatomy_every, dict(anatomy or {})
+        self._anatomy_due = 0
+        self._trainer: Callable[[], Any] = lambda: None
+        self._generation: tuple[Batch, Tensor] | None = None
+
+    def begun(self, trainer: Any) -> None:
+        """Listen to the methods that make loss and rewards, on this trainer alone and until its training ends."""
+        if "GRPOTrainer" not in (kind.__name__ for kind in type(trainer).__mro__):  # importing it would take seconds
+            return
+        self._trainer, names = weakref.ref(trainer), LISTENED
+        own = {name: getattr(trainer, name) for name in names}
+        stack = ExitStack()
+        stack.enter_context(replaced(trainer, **{name: partial(getattr(self, name), own[name]) for name in names}))
+        self.session.at_end(stack.close)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Which generation the step trains on, and in which pass over it."""
+        if (trainer := self._trainer()) is not None:
+            generation, rest = divmod(trainer._step, args.steps_per_generation * trainer.num_iterations)
+            self.session.at(rollout=generation, epoch=rest // args.steps_per_generation)
+
+    def anatomy(self, **options: Any) -> Anatomy:
+        """The anatomy of the last generation; `options` are those of `gm.anatomy`, over what the callback was given."""
+        trainer = self._trainer()
+        if trainer is None or self._generation is None:
+            raise UsageError("there is no generation to take apart: train a GRPOTrainer that has this callback first")
+        batch, rewards = self._generation
+        groups = (torch.arange(len(rewards)) // trainer.num_generations).tolist()
+        return anatomy_of(trainer, batch, rewards, groups, **{"meter": self.session.open, **self._anatomy, **options})
+
+    # These stand in place of the trainer's, and call them.
+
+    def _compute_loss(self, compute: Callable[..., Tensor], model: Any, inputs: Batch) -> Tensor:
+        trainer, meter = self._trainer(), self.session.open
+        if meter is None or not self._terms or not torch.is_grad_enabled() or not _terms_due(meter):
+            return compute(model, inputs)
+        with noting_forward(trainer) as seen:
+            loss = compute(model, inputs)
+        try:
+            terms = loss_terms(trainer, model, inputs, seen[-1])
+            passed: Tensor = Through.apply(loss, *terms.values())  # type: ignore[no-untyped-call]
+        except Exception as problem:  # TRL's code is asked for what another version of it may not give
+            self._terms = False
+            _say(meter, "terms-unmeasurable", f"Gradiometer cannot take GRPO's loss apart: {problem!r}")
+            return loss
+        with meter.terms(**terms):  # type: ignore[arg-type]
+            return passed
+
+    def _calculate_rewards(self, calculate: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+        rewards, weights = calculate(*args, **kwargs), self._trainer().reward_weights
+        self._rewards = (rewards * weights.to(rewards.device)).nansum(dim=1)
+        return rewards
+
+    def _generate_and_score_completions(self, generate: Callable[..., Batch], inputs: Any) -> Batch:
+        trainer, meter = self._trainer(), self.session.open
+        batch = generate(inputs)
+        if meter is None or not trainer.model.training or trainer.accelerator.num_processes > 1:
+            return batch
+        self._generation, step = (batch, self._rewards), trainer.state.global_step
+        if self._anatomy_every is not None and step >= self._anatomy_due:
+            self._anatomy_due = step + self._anatomy_every
+            try:
+                self.anatomy()
+            except Exception as problem:
+                self._anatomy_every = None
+                _say(meter, "anatomy-failed", f"Gradiometer takes no more anatomies: {problem!r}")
+        return batch
+
+
+def _terms_due(meter: Meter) -> bool:
+    """Whether this step splits its loss: the terms cost something to make."""
+    rig = getattr(meter, "_rig", None)  # a disabled meter has none
+    return rig is not None and rig._measured_round() is not None and rig._terms.due(rig.num_measured)
+
+
+def _say(meter: Meter, kind: str, message: str) -> None:
+    meter.event(kind, message)
+    warnings.warn(message, GradiometerWarning, stacklevel=4)

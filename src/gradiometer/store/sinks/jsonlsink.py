@@ -1,0 +1,130 @@
+"""A file of JSON objects, one a step, as `gm.load`, jq and pandas read them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from gradiometer.errors import UsageError
+from gradiometer.records import Event, Finding, Row
+from gradiometer.store.logs import is_table
+from gradiometer.store.sinks.appended import Appended
+from gradiometer.store.sinks.sink import Backend, Note, Sent, Sink, Start, Steps
+from gradiometer.store.strictjson import plain, to_json
+
+__all__ = ["COORDINATES", "JsonlSink", "line_of", "object_of"]
+
+COORDINATES = ("step", "wall_time", "env_steps", "rollout", "epoch")
+"""Where a row lies; a scalar of the user's with such a name is called `name#2`."""
+FILE_NAME = "metrics.jsonl"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JsonlSink(Sink):
+    """Lines of strict JSON: an object a step, and one for each table, event and finding.
+
+    `path` is `metrics.jsonl` in the run's folder unless told. `logged=False` leaves out what `meter.log` was given.
+    """
+
+    name: ClassVar[str] = "jsonl"
+    path: str | os.PathLike[str] | None = None
+    logged: bool = True
+
+    def check(self, start: Start) -> None:
+        """Raise where the file would be mixed with another's."""
+        path = self._path(start)
+        if path.is_dir():
+            raise UsageError(f"the sink jsonl writes a file, and {path} is a folder: name a file in it")
+        if start.resume is None and not start.overwrite and path.exists() and path.stat().st_size:
+            raise UsageError(
+                f"{path} is there already: give the sink another path=, or start afresh with overwrite=True"
+            )
+
+    def open(self, start: Start, users_run: Any, note: Note) -> Backend:
+        """The file; what lies beyond the step of a resume is taken out of it."""
+        path = self._path(start)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if start.resume is not None and path.exists():
+            _cut(path, start.resume)
+        return JsonlBackend(Appended(path, afresh=start.resume is None), logged=self.logged)
+
+    def _path(self, start: Start) -> Path:
+        if self.path is not None:
+            return Path(self.path)
+        if start.run is None:
+            raise UsageError("the sink jsonl needs path= where run=None keeps nothing")
+        return start.run / FILE_NAME
+
+
+class JsonlBackend(Backend):
+    """The open file."""
+
+    def __init__(self, file: Appended, *, logged: bool) -> None:
+        self._file, self.takes_logged = file, logged
+        self._steps = Steps()
+
+    @property
+    def held(self) -> int:
+        """The newest step."""
+        return self._steps.held
+
+    def write(self, records: Sequence[Sent]) -> None:
+        """Write the steps that are complete, and everything else at once."""
+        rows = self._steps.take(record for record in records if isinstance(record, Row))
+        others = (record for record in records if not isinstance(record, Row))
+        self._file.write("".join(map(line_of, (*rows, *others))).encode())
+
+    def flush(self) -> None:
+        """Write the newest step too; what still comes of it gets a line of its own."""
+        self._file.write("".join(map(line_of, self._steps.rest())).encode())
+
+    def close(self) -> None:
+        """Write what is held and close the file."""
+        try:
+            self.flush()
+        finally:
+            self._file.close()
+
+
+def object_of(row: Row) -> dict[str, Any]:
+    """A row as one object: where it lies, then its values."""
+    where = {name: value for name in COORDINATES if (value := getattr(row, name)) is not None}
+    return where | {f"{name}#2" if name in COORDINATES else name: value for name, value in row.values.items()}
+
+
+def line_of(record: Sent) -> str:
+    """A record as a line."""
+    return f"{to_json(object_of(record) if isinstance(record, Row) else _other(record))}\n"
+
+
+def _other(record: Sent) -> dict[str, Any]:
+    """A table as readers know it. What is none has a `_type`, by which they know that its numbers are not series."""
+    if isinstance(record, Event):
+        return {"step": record.step, "gradiometer/event": {"_type": "event", **plain(record)}}
+    if isinstance(record, Finding):
+        return {"step": record.since_step or 0, "gradiometer/finding": {"_type": "finding", **plain(record)}}
+    assert not isinstance(record, Row)
+    content = plain(record.content)
+    held = content if is_table(content) else {"_type": "table", "content": content}
+    return {"step": record.step, record.name: held}
+
+
+def _cut(path: Path, last: int) -> None:
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with path.open("rb") as old, partial.open("wb") as new:
+            new.writelines(line for line in old if line.endswith(b"\n") and _is_before(line, last))
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _is_before(line: bytes, last: int) -> bool:
+    try:
+        return bool(json.loads(line)["step"] <= last)
+    except (ValueError, TypeError, KeyError):  # not a line of ours, or half of one
+        return False

@@ -1,0 +1,47 @@
+"""The ranges that pyproject states: what is installed here, and was tested, lies within them."""
+
+from __future__ import annotations
+
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
+TRAINERS = (
+    "sb3",
+    "trl",
+    "transformers",
+    "lightning",
+    "torchrl",
+    "rl4co",
+    "ray",
+    "tensorboard",
+    "wandb",
+    "mlflow",
+    "trackio",
+)
+
+
+def requirements() -> list[Requirement]:
+    listed = [Requirement(text) for texts in (PROJECT["dependencies"], *EXTRAS.values()) for text in texts]
+    return [each for each in listed if each.name != "gradiometer"]
+
+
+@pytest.mark.parametrize("wanted", requirements(), ids=str)
+def test_what_is_installed_is_in_the_range_we_state(wanted: Requirement) -> None:
+    assert wanted.specifier.contains(metadata.version(wanted.name), prereleases=True)
+
+
+@pytest.mark.parametrize("extra", TRAINERS)
+def test_a_trainer_or_tracker_has_a_lower_and_an_upper_bound(extra: str) -> None:
+    (own,) = (
+        each
+        for each in map(Requirement, EXTRAS[extra])
+        if each.name not in ("torch", "transformers", "accelerate") or each.name == extra
+    )
+    operators = {part.operator for part in own.specifier}
+    assert operators == {">=", "<"}
