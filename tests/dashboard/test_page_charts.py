@@ -8,7 +8,6 @@ import io
 import json
 import math
 import random
-import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 
 import plotly
 import pytest
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Page
 
 import gradiometer.dashboard
 from gradiometer.plots.curves import CLEAN, WARM
@@ -83,14 +82,13 @@ def server() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def tab(server: str) -> Iterator[Page]:
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1000, "height": 800}, timezone_id="Asia/Tokyo")
-        page.goto(server)
-        page.evaluate(HELPERS)
-        yield page
-        browser.close()
+def tab(server: str, chromium: Any) -> Iterator[Page]:
+    context = chromium.new_context(viewport={"width": 1000, "height": 800}, timezone_id="Asia/Tokyo")
+    page = context.new_page()
+    page.goto(server)
+    page.evaluate(HELPERS)
+    yield page
+    context.close()
 
 
 @pytest.fixture
@@ -328,10 +326,50 @@ def test_levels_and_spans_are_drawn_with_their_words(page: Page) -> None:
     put(page, chart("lines", lines=[line([1, 2, 3])], levels=[{"value": 1.5, "label": "limit & more"}], spans=spans))
     span, level = page.evaluate("layout()")["shapes"]
     assert (span["x0"], span["x1"], level["y0"], level["line"]["dash"]) == (1, 2, 1.5, "dash")
-    assert page.evaluate("[...gd.querySelectorAll('.shape-label')].map((text) => text.textContent)") == [
-        "a < b",
-        "limit & more",
-    ]
+    words = page.evaluate("[...gd.querySelectorAll('.annotation')].map((text) => text.textContent)")
+    assert words == ["limit & more", "a < b"]
+    tops = page.evaluate("[...gd.querySelectorAll('.annotation')].map((text) => text.getBoundingClientRect().bottom)")
+    assert tops[1] <= area(page)["top"] + 1 < tops[0]  # the span's stand above the plot, where no line is
+
+
+def test_an_axis_on_which_nothing_lies_says_so(page: Page) -> None:
+    def said() -> list[str]:
+        return page.evaluate("[...gd.querySelectorAll('.annotation')].map((text) => text.textContent)")
+
+    put(page, chart("lines", lines=[line([1, 2, 3], x=[None, None, "NaN"])]), x="metric:speed")
+    assert said() == ["no point here has a value of speed"]
+    put(page, chart("lines", lines=[line([])]))
+    assert said() == ["no points yet"]
+    again(page, "zoom", 5, 9)
+    assert said() == ["no points in this range"]
+
+
+def test_words_of_a_level_stand_where_the_numbers_are_not(page: Page) -> None:
+    def below(value: float, **axis_ends: float) -> bool:
+        put(
+            page,
+            chart(
+                "lines", y=axis("share", **axis_ends), lines=[line([0.5, 0.6])], levels=[{"value": value, "label": "l"}]
+            ),
+        )
+        words, rule = page.evaluate(
+            "['.annotation', '.shapelayer path'].map((each) => gd.querySelector(each).getBoundingClientRect().top)"
+        )
+        return words >= rule - 1
+
+    assert below(0.9, low=0, high=1)
+    assert not below(0.55, low=0, high=1)
+    assert below(0.3, low=0, high=1)
+    assert not below(0.3)  # at the bottom edge
+
+
+def test_wide_numbers_have_room_beside_their_axis(page: Page) -> None:
+    for values in ([1.0, 2.0], [123456.25, 123456.75], [-1e-5, -1.0001e-5]):
+        put(page, chart("lines", y=axis("reward"), lines=[line(values)]))
+        boxes = "[...gd.querySelectorAll('{}')].map((text) => text.getBoundingClientRect().toJSON())"
+        (title,), ticks = page.evaluate(boxes.format(".ytitle")), page.evaluate(boxes.format(".ytick text"))
+        assert title["left"] >= -0.01, values
+        assert title["right"] <= min(tick["left"] for tick in ticks) + 0.01, values
 
 
 def test_a_fixed_end_cuts_nothing_off(page: Page) -> None:
@@ -366,6 +404,24 @@ def test_one_run_is_coloured_by_role_and_several_by_run_with_the_role_as_dash(pa
     assert [trace["line"]["color"] for trace in two] == [two[0]["line"]["color"]] * 3 + [two[3]["line"]["color"]] * 3
     assert len({trace["line"]["dash"] for trace in two[:3]}) == 3
     assert [trace["name"] for trace in two[:2]] == ["a · raw", "a · clipped"]
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_what_is_only_there_to_compare_with_is_grey(page: Page, theme: str) -> None:
+    roles = ["", "control:shuffled", "control:random", "kind:null_p95", "null", "term:policy"]
+    items = [{"role": role, "run": ""} for role in roles]
+    pens = page.evaluate(
+        "async ([items, theme]) => (await import('/static/charts/palette.js')).pens(items, new Map(), theme)",
+        [items, theme],
+    )
+
+    def spread(colour: str) -> int:
+        channels = [int(colour[at : at + 2], 16) for at in (1, 3, 5)]
+        return max(channels) - min(channels)
+
+    put(page, chart("lines", lines=[line([1])]))
+    assert [spread(pen["colour"]) < 40 for pen in pens] == [False, True, True, True, True, False]
+    assert len({(pen["colour"], pen["dash"]) for pen in pens[1:4]}) == 3
 
 
 def test_fifty_runs_look_different_from_each_other(page: Page) -> None:
@@ -731,6 +787,44 @@ def test_marks_take_numbers_and_categories(page: Page) -> None:
         "markers",
         "category",
     )
+
+
+def test_a_cloud_on_a_log_axis_has_ordinary_ticks_and_a_curve_one_for_each_value(page: Page) -> None:
+    shape = {"label": "m", "role": "", "run": "", "x": [0.1888, 0.2378, 13.85], "y": [1, 2, 3], "joined": False}
+    ticks = "[...gd.querySelectorAll('.xtick text')].map((text) => text.textContent)"
+    put(page, chart("marks", x=axis("norm", "log"), marks=[shape]))
+    assert {"1", "10"} <= set(page.evaluate(ticks)) <= {"0.1", "0.2", "0.5", "1", "2", "5", "10", "20"}
+    put(page, chart("marks", x=axis("norm", "log"), marks=[{**shape, "x": [5, 10, 20], "joined": True}]))
+    assert page.evaluate(ticks) == ["5", "10", "20"]
+
+
+def test_the_reader_chooses_the_scale_of_marks_where_every_value_has_a_place(page: Page) -> None:
+    marks = {"label": "m", "role": "", "run": "", "x": ["a", "b"], "y": [1, 100], "joined": False}
+    kind = "gd._fullLayout.yaxis.type"
+    put(page, chart("marks", marks=[marks]), y="log")
+    assert page.evaluate(kind) == "log"
+    put(page, chart("marks", y=axis("v", "log"), marks=[marks]), y="linear")
+    assert page.evaluate(kind) == "linear"
+    put(page, chart("marks", marks=[{**marks, "y": [-1, 100]}]), y="log")
+    assert page.evaluate(kind) == "linear"
+
+
+def test_an_interval_without_an_end_has_no_whisker_there(page: Page) -> None:
+    marks = {
+        "label": "m",
+        "role": "",
+        "run": "",
+        "x": ["a", "b"],
+        "y": [1, 2],
+        "low": [0.5, 1.5],
+        "high": [None, 2.5],
+        "joined": False,
+    }
+    trace, beyond = put(page, chart("marks", marks=[marks]))
+    assert trace["error_y"]["array"] == ["NaN", 0.5]
+    assert (beyond["error_y"]["array"], beyond["error_y"]["arrayminus"]) == (["NaN", "NaN"], [0.5, "NaN"])
+    caps = page.evaluate("[...gd.querySelectorAll('.errorbar path.yerror')].map((path) => path.getBBox().width)")
+    assert caps == [6, 0]
 
 
 def test_a_matrix_has_its_numbers_written_into_it(page: Page) -> None:

@@ -34,10 +34,12 @@ from gradiometer.dashboard.shape import (
     View,
 )  # fmt: skip
 from gradiometer.dashboard.views import VIEWS
+from gradiometer.errors import UnknownName
 from gradiometer.records import Row
 from gradiometer.store.writer import Writer
 
 WICKED = "<script>alert(1)<script>"
+LONG = "sweep-of-the-night-" + "lr-0.0003-entropy-0.01-clip-0.2-" * 4 + "seed-7"
 STEPS = 40
 TABS = list(VIEWS)
 NAMED = {
@@ -68,6 +70,8 @@ def write(folder: Path, steps: range = range(STEPS)) -> None:
 def bench(desk: Desk) -> View:
     """A view with one of everything, whose numbers are the runs'."""
     ask = desk.ask
+    if desk.focus.id == "c" and ask.option("pick") == "three":
+        raise UnknownName("pick", "three", ["one", "two"], hint="(there are one, two)")
     options = [Option(value=value, label=value.title()) for value in ("one", "two", "three")]
     controls = [
         Control(kind="choice", name="pick", label="Pick", value=ask.option("pick", "one"), options=options),
@@ -168,7 +172,7 @@ def real() -> None:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("page") / "runs"
-    for name in ("a", "deep/b", "c", WICKED):
+    for name in ("a", "deep/b", "c", LONG, WICKED):
         write(root / name)
     (root / "broken").mkdir()
     (root / "broken" / "run.db").write_bytes(b"this is no database" * 100)
@@ -185,32 +189,69 @@ def home(folder: Path, serving: Callable[..., Any]) -> Iterator[str]:
 Open = Callable[..., Any]
 
 
-@pytest.fixture
-def browse(chromium: Any) -> Iterator[Open]:
-    """Open a page and wait until it is drawn; at the end nothing may have been complained about."""
-    contexts, said = [], []
+class Window:
+    """A page, what it asked for and what it complained about. It is used again, since Plotly costs much in a new one."""
 
-    def start(address: str, *, wait: bool = True, complaints: bool = False, **given: Any) -> Any:
-        context = chromium.new_context(**{"viewport": {"width": 1280, "height": 900}, **given})
-        contexts.append(context)
-        page = context.new_page()
+    def __init__(self, context: Any) -> None:
+        self.page = page = context.new_page()
         page.asked = []
+        self.said: list[str] = []
+        self.quiet = False  # whether the console's own complaints are expected
         page.on("request", lambda request: page.asked.append(request.url))
-        page.on("pageerror", lambda error: said.append(f"{error}\n{error.stack}"))
-        if not complaints:
-            page.on(
-                "console", lambda message: said.append(message.text) if message.type in ("error", "warning") else None
-            )
-        page.on("dialog", lambda dialog: (said.append(f"a dialog: {dialog.message}"), dialog.dismiss()))
-        page.goto(address)
+        page.on("pageerror", lambda error: self.said.append(f"{error}\n{error.stack}"))
+        page.on("console", self.hear)
+        page.on("dialog", lambda dialog: (self.said.append(f"a dialog: {dialog.message}"), dialog.dismiss()))
+
+    def hear(self, message: Any) -> None:
+        ours = not message.location["url"].endswith("/favicon.ico")  # asked for by the page that is left for
+        if message.type in ("error", "warning") and ours and not self.quiet:
+            self.said.append(message.text)
+
+    def open(self, address: str, size: tuple[int, int], colours: str, quiet: bool) -> None:
+        self.quiet = quiet
+        self.page.asked.clear()
+        self.page.set_viewport_size({"width": size[0], "height": size[1]})
+        self.page.emulate_media(color_scheme=colours)
+        self.page.goto(address)
+
+
+@pytest.fixture(scope="module")
+def window(chromium: Any) -> Iterator[Window]:
+    """One for all: a second one would put the first into the background, where it is slow."""
+    context = chromium.new_context(permissions=["clipboard-read", "clipboard-write"])
+    yield Window(context)
+    context.close()
+
+
+@pytest.fixture
+def browse(window: Window) -> Iterator[Open]:
+    """Open a page and wait until it is drawn; at the end nothing may have been complained about."""
+    page = window.page
+
+    def start(
+        address: str,
+        *,
+        wait: bool = True,
+        complaints: bool = False,
+        size: tuple[int, int] = (1280, 900),
+        colours: str = "light",
+    ) -> Any:
+        window.open(address, size, colours, complaints)
         if wait:
             page.wait_for_selector("html[data-ready]")
         return page
 
     yield start
-    for context in contexts:
-        context.close()
+    page.unroute_all(behavior="wait")
+    leave(page)
+    said, window.said = window.said, []
     assert said == []
+
+
+def leave(page: Any) -> None:
+    """As if it were closed: nothing of it asks or listens any more. On the same site, so that Plotly stays compiled."""
+    if not page.url.endswith(".svg"):
+        page.goto("/".join([*page.url.split("/")[:3], "static", "icon.svg"]))
 
 
 def until(page: Any, condition: str, seconds: float = 30.0) -> None:
@@ -222,7 +263,7 @@ def until(page: Any, condition: str, seconds: float = 30.0) -> None:
 
 
 def query(page: Any) -> dict[str, list[str]]:
-    return parse_qs(urlsplit(page.url).query, keep_blank_values=True)
+    return parse_qs(page.evaluate("location.search.slice(1)"), keep_blank_values=True)
 
 
 def ready(page: Any, tab: str = "estimators") -> None:
@@ -331,15 +372,20 @@ def test_without_runs_the_newest_is_shown_and_the_url_says_nothing(home: str, br
     assert urlsplit(page.url).query == ""
 
 
+def drag(page: Any, first: float, last: float) -> None:
+    """Over a part of the first chart."""
+    box = page.locator("[data-chart=reward] .nsewdrag").bounding_box()
+    middle = box["y"] + box["height"] / 2
+    page.mouse.move(box["x"] + box["width"] * first, middle)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * last, middle, steps=6)
+    page.mouse.up()
+
+
 def test_a_drag_zooms_every_chart_asks_the_server_and_is_in_the_link(home: str, browse: Open) -> None:
     page = browse(f"{home}/estimators?run=a")
     mark(page)
-    box = page.locator("[data-chart=reward] .nsewdrag").bounding_box()
-    middle = box["y"] + box["height"] / 2
-    page.mouse.move(box["x"] + box["width"] * 0.25, middle)
-    page.mouse.down()
-    page.mouse.move(box["x"] + box["width"] * 0.5, middle, steps=6)
-    page.mouse.up()
+    drag(page, 0.25, 0.5)
     until(page, "location.search.includes('from=')")
     first, last = int(query(page)["from"][0]), int(query(page)["to"][0])
     assert 8 <= first < last <= 21
@@ -348,7 +394,10 @@ def test_a_drag_zooms_every_chart_asks_the_server_and_is_in_the_link(home: str, 
     assert any(f"from={first}&to={last}" in url and ".json" in url for url in page.asked)
     assert same(page)
     assert len(drawn(page, "reward")[0]) == last - first + 1
-    again = browse(page.url)
+    page.go_back()  # a zoom can be taken back
+    until(page, "document.querySelector('[data-chart=reward] .chart-plot').data[0].y.length === 40")
+    assert query(page) == {"run": ["a"]}
+    again = browse(f"{home}/estimators?run=a&from={first}&to={last}")
     span = "document.querySelector('[data-chart=loss] .chart-plot')._fullLayout.xaxis.range.map(Math.round)"
     assert again.evaluate(span) == [first, last]
     again.keyboard.press("r")
@@ -472,6 +521,36 @@ def test_any_metric_can_be_the_x_axis(home: str, browse: Open) -> None:
     settle(page, "x=metric:loss")
     assert page.input_value("[data-tool=x]") == "metric:loss"
     until(page, "Math.abs(document.querySelector('[data-chart=reward] .chart-plot').data[0].x[0] - 1) < 1e-9")
+    assert axis_of(page) == ["linear", "loss"]
+
+
+def axis_of(page: Any, chart: str = "reward") -> list[str]:
+    return page.evaluate(
+        """id => {
+             const { type, title } = document.querySelector(`[data-chart=${id}] .chart-plot`)._fullLayout.xaxis;
+             return [type, title.text];
+           }""",
+        chart,
+    )
+
+
+def test_a_chart_that_stays_takes_on_another_x_axis_with_its_kind_title_and_zoom(home: str, browse: Open) -> None:
+    page = browse(f"{home}/estimators?run=a")
+    mark(page)
+    assert axis_of(page) == ["linear", "step"]
+    page.select_option("[data-tool=x]", "wall")
+    settle(page, "x=wall")
+    assert axis_of(page) == axis_of(page, "loss") == ["date", "time"]
+    drag(page, 0.25, 0.5)
+    until(page, "location.search.includes('xfrom=')")
+    first, last = (
+        float(query(page)[name][0]) - 1e9 for name in ("xfrom", "xto")
+    )  # the run began at 1e9, ten seconds a step
+    assert 85 <= first < last <= 210
+    page.select_option("[data-tool=x]", "step")
+    settle(page, "estimators?run=a")
+    assert axis_of(page) == ["linear", "step"]
+    assert same(page)
 
 
 def test_verdict_first_with_cause_and_fix_and_a_way_to_the_findings(home: str, browse: Open) -> None:
@@ -512,7 +591,7 @@ def test_facts_have_a_column_a_run_and_what_differs_stands_out(home: str, browse
 
 
 def test_answers_and_empty_charts_say_what_they_have_to(home: str, browse: Open) -> None:
-    page = browse(f"{home}/estimators?run=a", permissions=["clipboard-read", "clipboard-write"])
+    page = browse(f"{home}/estimators?run=a")
     assert "Does it last?" in page.text_content(".answer[data-tone=good]")
     assert "a longer run" in page.text_content(".answer")
     gap = page.locator("[data-chart=gap]")
@@ -534,7 +613,7 @@ def test_an_empty_folder_tells_how_to_fill_it_and_the_page_notices_when_it_is(
         write(tmp_path / "runs" / "late")
         page.wait_for_selector(".run[data-run=late].shown")
         page.wait_for_selector("[data-chart=reward] .chart-plot")
-        page.close()
+        leave(page)
 
 
 # --- Charts -------------------------------------------------------------------------------------------------------------
@@ -588,11 +667,11 @@ def test_about_full_size_and_exports(home: str, browse: Open) -> None:
     until(page, "location.search.includes('full=reward')")
     wide = "document.querySelector('[data-chart=reward] .chart-plot')._fullLayout.width"
     until(page, f"{wide} > 1000")
-    again = browse(page.url)
-    assert again.locator("dialog[open] [data-chart=reward]").count() == 1
+    link = page.url
     page.keyboard.press("Escape")
     until(page, f"{wide} < 700 && !location.search.includes('full')")
     assert same(page)
+    assert browse(link).locator("dialog[open] [data-chart=reward]").count() == 1
 
 
 # --- Live ---------------------------------------------------------------------------------------------------------------
@@ -634,7 +713,7 @@ def test_only_new_points_travel_and_are_added_to_what_is_there(tmp_path: Path, b
         page.locator("[data-chart=far-11]").scroll_into_view_if_needed()  # was never drawn, and is whole
         page.wait_for_selector("[data-chart=far-11] .chart-plot[data-drawn]")
         assert len(drawn(page, "far-11")[0]) == 15
-        page.close()
+        leave(page)
     news = [answer for answer in answers if answer["charts"]]
     assert news
     assert all(answer["delta"] for answer in news)
@@ -653,6 +732,7 @@ def test_without_events_the_page_polls(tmp_path: Path, browse: Open, serving: An
         assert page.text_content("#status-word") == "polling"
         more(writer, range(10, 13))
         has(page, 13)
+        leave(page)
 
 
 def test_a_page_that_nobody_sees_rests_and_catches_up(tmp_path: Path, browse: Open, serving: Any) -> None:
@@ -671,7 +751,7 @@ def test_a_page_that_nobody_sees_rests_and_catches_up(tmp_path: Path, browse: Op
         assert len(page.asked) == before
         page.evaluate(hide, False)
         has(page, 20)
-        page.close()
+        leave(page)
 
 
 @contextmanager
@@ -712,7 +792,7 @@ def test_a_server_that_went_away_is_said_quietly_and_found_again(tmp_path: Path,
             )
             assert same(page)
             assert query(page)["pick"] == ["two"]
-            page.close()
+            leave(page)
 
 
 # --- Errors -------------------------------------------------------------------------------------------------------------
@@ -728,6 +808,25 @@ def test_an_unknown_run_in_a_link_offers_those_there_are(home: str, browse: Open
     settle(page, "?run=deep/b")
     assert page.locator(".problem").count() == 0
     assert len(drawn(page, "reward")) == 1
+
+
+def test_a_choice_that_another_run_does_not_know_is_left_out(home: str, browse: Open) -> None:
+    page = browse(f"{home}/estimators?run=a&pick=three&match=x", complaints=True)
+    page.hover("[data-run=c]")
+    page.click("[data-run=c] .only")
+    until(page, "location.search === '?run=c&match=x'")
+    ready(page)
+    assert page.locator(".problem").count() == 0
+    assert page.input_value("#control-pick") == "one"
+
+
+def test_a_choice_in_a_link_that_is_not_known_can_be_left_out(home: str, browse: Open) -> None:
+    page = browse(f"{home}/estimators?run=c&pick=three&match=x", complaints=True)
+    assert "unknown pick 'three'" in page.text_content("[data-problem=unknown-pick]")
+    page.click("text=Leave out pick=three")
+    ready(page)
+    assert query(page) == {"run": ["c"], "match": ["x"]}
+    assert page.locator(".problem").count() == 0
 
 
 def test_a_view_that_fails_leaves_the_rest_working(home: str, browse: Open, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -786,7 +885,7 @@ def test_the_keyboard_does_it_all_but_not_while_typing(home: str, browse: Open) 
 
 
 def test_the_theme_follows_the_system_unless_told(home: str, browse: Open) -> None:
-    page = browse(f"{home}/estimators?run=a", color_scheme="dark")
+    page = browse(f"{home}/estimators?run=a", colours="dark")
     ground = "getComputedStyle(document.documentElement).backgroundColor"
     dark = page.evaluate(ground)
     assert page.get_attribute("html", "data-theme") == "dark"
@@ -794,17 +893,78 @@ def test_the_theme_follows_the_system_unless_told(home: str, browse: Open) -> No
     page.wait_for_selector("html[data-theme=light]")
     light = page.evaluate(ground)
     assert light != dark
-    told = browse(f"{home}/estimators?run=a&theme=dark", color_scheme="light")
-    assert told.evaluate(ground) == dark
     colour = "document.querySelector('[data-run=a] .swatch').style.background"
-    assert told.evaluate(colour) != page.evaluate(colour)
+    usual = page.evaluate(colour)
+    told = browse(f"{home}/estimators?run=a&theme=dark", colours="light")
+    assert told.evaluate(ground) == dark
+    assert told.evaluate(colour) != usual
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_every_word_stands_out_from_its_ground(home: str, browse: Open, theme: str) -> None:
+    page = browse(f"{home}/estimators?run=a&run=c&theme={theme}")
+    looked, pale = page.evaluate(PALE_WORDS)
+    assert looked > 100
+    assert pale == []
+
+
+# The words that have less contrast than WCAG's AA asks for, and how many words were looked at.
+PALE_WORDS = """() => {
+  const brush = document.createElement('canvas').getContext('2d', { willReadFrequently: true });
+  const seen = (colour) => {
+    brush.clearRect(0, 0, 1, 1);
+    brush.fillStyle = colour;
+    brush.fillRect(0, 0, 1, 1);
+    const [red, green, blue, alpha] = brush.getImageData(0, 0, 1, 1).data;
+    return { rgb: [red, green, blue], alpha: alpha / 255 };
+  };
+  const over = (below, { rgb, alpha }) => below.map((value, at) => value * (1 - alpha) + rgb[at] * alpha);
+  const ground = (each) => {
+    const behind = [];
+    for (let at = each; at; at = at.parentElement) behind.unshift(seen(getComputedStyle(at).backgroundColor));
+    return behind.reduce(over, [255, 255, 255]);
+  };
+  const linear = (value) => (value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4);
+  const light = (rgb) => rgb.map((value) => linear(value / 255))
+    .reduce((sum, value, at) => sum + value * [0.2126, 0.7152, 0.0722][at], 0.05);
+  const worded = (each) => [...each.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
+  const words = [...document.querySelectorAll('body *')].filter((each) =>
+    worded(each) && !each.closest(':disabled') && each.checkVisibility({ opacityProperty: true, visibilityProperty: true }));
+  const pale = words.filter((each) => {
+    const drawn = each instanceof SVGElement;
+    const back = ground(drawn ? each.closest('div') : each);
+    const front = over(back, seen(drawn ? getComputedStyle(each).fill : getComputedStyle(each).color));
+    const [dark, bright] = [light(back), light(front)].sort((a, b) => a - b);
+    return bright / dark < 4.5;
+  });
+  return [words.length, pale.map((each) => each.textContent.trim())];
+}"""
+
+
+def test_the_tab_key_begins_at_the_way_past_the_runs(home: str, browse: Open) -> None:
+    page = browse(f"{home}/findings?run=a")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the charts"
+    page.keyboard.press("Enter")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.closest('main') !== null")
+
+
+def test_what_only_curves_listen_to_is_off_where_there_are_none(home: str, browse: Open) -> None:
+    page = browse(f"{home}/dynamics?run=a")  # a run without experts
+    assert page.is_disabled("[data-tool=x]")
+    assert page.is_disabled("[data-tool=smooth]")
+    assert page.is_enabled("[data-tool=theme]")
+    page.click("[data-tab=estimators]")
+    ready(page)
+    assert page.is_enabled("[data-tool=x]")
 
 
 @pytest.mark.usefixtures("real")
 def test_nothing_scrolls_sideways_on_a_narrow_screen(home: str, browse: Open) -> None:
-    page = browse(f"{home}/?run=a&run=deep/b", viewport={"width": 390, "height": 844})
+    page = browse(f"{home}/?run={LONG}&run=deep/b", size=(390, 844))
     for tab in TABS:
-        page.goto(f"{home}/{tab}?run=a&run=deep/b")
+        page.goto(f"{home}/{tab}?run={LONG}&run=deep/b")
         ready(page, tab)
         assert page.evaluate("document.documentElement.scrollWidth") == 390, tab
         width = page.evaluate(
@@ -814,7 +974,7 @@ def test_nothing_scrolls_sideways_on_a_narrow_screen(home: str, browse: Open) ->
 
 
 def test_on_a_narrow_screen_the_picker_is_a_drawer(home: str, browse: Open) -> None:
-    page = browse(f"{home}/estimators?run=a", viewport={"width": 390, "height": 844})
+    page = browse(f"{home}/estimators?run=a", size=(390, 844))
     assert not page.is_visible("#run-search")
     assert not page.is_visible("#tools")
     page.click("#open-picker")

@@ -133,7 +133,7 @@ class TermBook:
         if terms.has_user_hooks(self._modules, self._parameters):
             return self._off("you have backward hooks of your own, which a second backward would call twice")
         self._calls, self._waiting, self._since_step = self._calls + 1, self._waiting + 1, self._since_step + 1
-        if not self._left_out and graphhooks.hooked_since(self._marks[0]):
+        if not self._left_out and graphhooks.hooked_since(self._marks[0], self._modules):
             self._left_out = True
             message = "hooks inside the graph (register_hook on an activation) would be called twice: such steps have no terms"
             self._say_once("terms-hooked", message)

@@ -71,9 +71,9 @@ def watch(
     `config`, `seed`, the last `keep` sketches and histograms. Every `every`-th step is measured, within the share `budget` of
     wall time (None: no cap). `tier`: `light` (norms, extremes, clips), `standard` or `deep` (histograms, terms at each measured
     step). `blocks` maps names to patterns, modules or parameters, `pairs` to two of them. `direction="sketch"` compares by
-    sketches of `sketch_size` numbers, without a copy; so are terms beyond `terms_memory` bytes. `on_nonfinite`: `record`, `warn` or `raise`. `micro_batch_size` puts the noise scale in samples.
-    Experts are looked at every `experts_every` steps; `experts={"moe": ([first, second], router)}` names them, False omits
-    them. `doctor="live"` judges the run in its own process; `on_finding`, told between steps, may raise `gm.StopTraining`.
+    sketches of `sketch_size` numbers; so are terms beyond `terms_memory` bytes. `on_nonfinite`: `record`, `warn`, `raise`.
+    `micro_batch_size` puts the noise scale in samples. `experts={"moe": ([first, second], router)}` names experts, False omits
+    them; looked at every `experts_every` steps. `doctor="live"` judges beside it; `on_finding` may raise `gm.StopTraining`.
     """
     if os.environ.get("GRADIOMETER_DISABLED", "").lower() in ("1", "true", "yes"):
         return NullMeter()

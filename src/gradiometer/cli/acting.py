@@ -21,7 +21,7 @@ def run(
     arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="Its own arguments.")] = None,
     module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module, as for `python -m`.")] = False,
     folder: Annotated[
-        str, typer.Option("--run", "-o", metavar="DIR", help="Where the run goes; else runs/<script>-<time>.")
+        str, typer.Option("--run", "-o", metavar="DIR", help="Where the run goes; else runs/SCRIPT-TIME.")
     ] = "",
     every: Annotated[int, typer.Option(min=1, help="Measure every N-th optimizer step.")] = 1,
     budget: Annotated[str, typer.Option(metavar="SHARE|none", help="The share of wall time it may take.")] = "0.01",

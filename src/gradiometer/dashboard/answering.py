@@ -18,11 +18,12 @@ from typing import Any
 
 from gradiometer.dashboard.ask import Ask
 from gradiometer.dashboard.consultant import Consultant
-from gradiometer.dashboard.desk import Desk
+from gradiometer.dashboard.desk import Desk, Open
 from gradiometer.dashboard.shape import Chart, Empty, Verdict, View
 from gradiometer.dashboard.shelf import Shelf
 from gradiometer.dashboard.views import VIEWS
 from gradiometer.errors import UnknownName
+from gradiometer.store.database import FIRST_STEP, LAST_STEP
 from gradiometer.store.strictjson import to_json
 
 __all__ = ["answer", "encode"]
@@ -80,13 +81,28 @@ def _make(
 ) -> tuple[View, Cursor]:
     with Desk(shelf, consultant, ask, after) as desk:
         view = VIEWS[name](desk)
-        beginnings = [(run.id, run.log.facts.get("started"), len(run.log.events("resumed"))) for run in desk.runs]
+        asked = name, replace(ask, after="")
+        layout = _digest([asked, [_beginning(run) for run in desk.runs], [_outline(chart) for chart in view.charts]])
         return view, Cursor(
-            layout=_digest([beginnings, [_outline(chart) for chart in view.charts]]),
+            layout="" if _went_back(desk, after) else layout,
             words=_digest([_wording(getattr(view, part)) for part in WORDS]),
             pictures="".join(_digest(_picture(chart), PICTURE_BYTES) for chart in view.charts),
             lasts=tuple(desk.lasts),
         )
+
+
+def _beginning(run: Open) -> Any:
+    """Another one when what was told before no longer holds: a new run under the old name, or one that was taken back."""
+    imported = run.log.facts.get("imported")
+    returns = imported.get("returns") if isinstance(imported, Mapping) else None
+    return run.id, run.log.facts.get("started"), len(run.log.events("resumed")), returns
+
+
+def _went_back(desk: Desk, after: Sequence[int | None]) -> bool:
+    """Whether the page has steps that a run no longer has: a log that was written anew says so nowhere."""
+    newest = {run.id: run.log.newest_step for run in desk.runs}
+    ends = ((last, newest.get(line.run)) for line, last in zip(desk.lines, after, strict=False))
+    return any(last is not None and end is not None and last > end for last, end in ends)
 
 
 def _difference(view: View, had: Cursor, now: Cursor) -> View:
@@ -127,7 +143,10 @@ def _read(text: str) -> Cursor | None:
         last, _, count = piece.partition("x")
         if len(lasts) + int(count) > 100_000 or last == "-":
             return None
-        lasts += [int(last) if last else None] * int(count)
+        step = int(last) if last else None
+        if step is not None and not FIRST_STEP <= step <= LAST_STEP:
+            return None
+        lasts += [step] * int(count)
     return Cursor(layout=parts[0], words=parts[1], pictures=parts[2], lasts=tuple(lasts))
 
 

@@ -39,6 +39,8 @@ STATIC = Path(__file__).parent / "static"
 WORTH_PACKING = 2_000
 PATIENCE_SECONDS = 0.3
 """How long a page waits for the doctor; what takes longer comes with a later tick."""
+CARDS_SECONDS = 1.0
+"""How long the list of runs may take; of logs that take longer to read the step comes later."""
 PARAMETERS: list[dict[str, Any]] = [
     {
         "name": name,
@@ -110,7 +112,7 @@ def _add_reading(app: FastAPI, shelf: Shelf, consultant: Consultant) -> None:
     @app.get("/runs.json", response_class=Response, responses={200: {"model": Shelved}, **ERRORS})
     def runs(request: Request) -> Response:
         """Every run of the served folder, the newest first."""
-        return _json(request, Shelved(root=shelf.root.name, runs=shelf.cards(), views=list(VIEWS)))
+        return _json(request, Shelved(root=shelf.root.name, runs=shelf.cards(CARDS_SECONDS), views=list(VIEWS)))
 
 
 def _add_live(app: FastAPI, broadcast: Broadcast) -> None:

@@ -17,7 +17,8 @@ __all__ = ["READING", "Consultant", "Opinion"]
 REST_SECONDS = 5.0
 REST_PER_SECOND = 20.0
 """After a diagnosis that took a second, none of this run for so many."""
-MOST = 128
+MOST = 256
+"""Runs: more than can be asked for at once, or they would push each other out and be read anew at every tick."""
 MOST_POINTS = 20_000
 """Of a series: longer ones are thinned evenly, as for the live doctor; `gradiometer doctor` reads them whole."""
 READING = "The doctor is still reading this run."
@@ -64,7 +65,10 @@ class Consultant:
             return asked.result(self.patience if patience is None else max(patience, 0.0))
         except TooLate:
             with self._guard:
-                self._waited_for.add(id)
+                if self._asked.get(id) is asked:
+                    self._waited_for.add(id)
+                else:  # it came between the end of our patience and here
+                    known = self._known.get(id, known)
             return known or _not_yet()
 
     def late(self) -> set[str]:

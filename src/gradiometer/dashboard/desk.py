@@ -15,7 +15,7 @@ from gradiometer.dashboard.consultant import Consultant, Opinion
 from gradiometer.dashboard.points import axis_values, points_of
 from gradiometer.dashboard.shape import Info, Line, Points, RunCard
 from gradiometer.dashboard.shelf import Shelf, Signature
-from gradiometer.errors import UsageError
+from gradiometer.errors import RunNotFound, UsageError
 from gradiometer.metrics import resolve
 from gradiometer.store.importers import Log
 from gradiometer.store.reader import Run
@@ -76,7 +76,7 @@ class Desk:
         if after is None:
             points = self._points(run, name, most or self.ask.most)
         else:
-            points = points_of(run.log, name, self.ask, most=most, after=after, axis=partial(self._axis, run))
+            points = points_of(run.log, name, self.ask, most=most, after=after, axis=partial(self.axis, run))
         made = Line(run=run.id, name=name, label=label or run.label, role=role, key=key, points=points)
         self.lines.append(made)
         self.lasts.append(points.steps[-1] if points.steps else after)
@@ -87,10 +87,10 @@ class Desk:
         return self.shelf.points.get(asked, lambda: self._read(run, name, most))
 
     def _read(self, run: Open, name: str, most: int) -> Points:
-        return points_of(run.log, name, self.ask, most=most, axis=partial(self._axis, run))
+        return points_of(run.log, name, self.ask, most=most, axis=partial(self.axis, run))
 
-    def _axis(self, run: Open, steps: Ints) -> Floats:
-        """Most series of a run were measured at the same steps."""
+    def axis(self, run: Open, steps: Ints) -> Floats:
+        """Where steps of a run lie on the asked axis; most of its series were measured at the same ones."""
         key = run.id, steps.tobytes()
         if key not in self._axes:
             self._axes[key] = axis_values(run.log, self.ask.x, steps)
@@ -124,9 +124,10 @@ class Desk:
         return self
 
     def _newest(self) -> tuple[str, ...]:
-        """The newest run that can be read; when there is none, one that cannot, so that this is said."""
-        cards = sorted(self.shelf.cards(), key=lambda card: card.state == "unreadable")
-        return tuple(card.id for card in cards[:1])
+        newest = self.shelf.newest()
+        if newest is None:
+            raise RunNotFound("the runs of the served folder are gone")
+        return (newest,)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -1,7 +1,8 @@
 """Who may ask, and for what: the door in front of every route.
 
-Only GET, only under a name we serve (a page elsewhere whose name was rebound to this machine gets nothing), with the token
-where there is one; and every answer tells the browser to run no script but ours and to show us in nobody's frame.
+Only GET, only under a name we serve (a page elsewhere whose name was rebound to this machine gets nothing), not from within
+another site's page (it could not read the answer, but make us work), with the token where there is one; and every answer
+tells the browser to run no script but ours and to show us in nobody's frame.
 """
 
 from __future__ import annotations
@@ -72,6 +73,8 @@ class Guard:
             )
         if scope["method"] not in ("GET", "HEAD"):
             return problem(405, "bad-request", f"{scope['method']} is not allowed: nothing here can be changed")
+        if headers.get("sec-fetch-site") == "cross-site" and headers.get("sec-fetch-mode") != "navigate":
+            return problem(403, "forbidden", "not served to pages of other sites: open it in a tab of its own")
         return self._without_token(scope, headers) if self._token else None
 
     def _without_token(self, scope: Scope, headers: Headers) -> Response | None:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections.abc import AsyncIterator
 from typing import Any
 
 from gradiometer.dashboard.answering import encode
 from gradiometer.dashboard.consultant import Consultant
 from gradiometer.dashboard.shelf import Shelf, Signature
+from gradiometer.errors import UnknownName
 
 __all__ = ["Broadcast"]
 
 EVERY_SECONDS = 1.0
+READ_SECONDS = 0.5
+"""Of each look, for cards of logs that were too many to be read at once."""
 WAITING = 1_000
 """Messages kept for a page that does not read; then it is let go, and comes back by itself."""
 
@@ -51,11 +55,14 @@ class Broadcast:
 
     async def _watch(self) -> None:
         self._seen = None
+        trouble = ""
         while self._listeners:
             try:
-                messages = await asyncio.to_thread(self._changes)
-            except OSError:  # a folder that went away may come back
-                messages = []
+                messages, trouble = await asyncio.to_thread(self._changes), ""
+            except Exception as error:  # a folder that went away may come back; and whatever it is, listeners stay
+                if not isinstance(error, OSError) and trouble != repr(error):
+                    traceback.print_exception(error)
+                messages, trouble = [], repr(error)
             for queue in list(self._listeners):
                 for message in messages:
                     if not _put(queue, message):
@@ -64,15 +71,18 @@ class Broadcast:
             await asyncio.sleep(self._every)
 
     def _changes(self) -> list[Message]:
-        now = {id: self._shelf.signature(id) for id in self._shelf.ids()}
+        now = self._shelf.signatures()
         before, self._seen = now if self._seen is None else self._seen, now
         late = self._consultant.late()
         messages = []
         for id, signature in now.items():
             if id in late or before.get(id, signature) != signature:
-                card = self._shelf.card(id)
+                try:
+                    card = self._shelf.card(id)
+                except UnknownName:  # gone since; the next look says so
+                    continue
                 messages.append(_message("changed", {"run": id, "step": card.newest_step, "state": card.state}))
-        if now.keys() != before.keys():
+        if self._shelf.read_on(READ_SECONDS) or now.keys() != before.keys():
             messages.append(_message("runs", {"count": len(now)}))
         return messages
 

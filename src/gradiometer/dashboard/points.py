@@ -10,6 +10,7 @@ import numpy as np
 
 from gradiometer.dashboard.ask import METRIC, Ask
 from gradiometer.dashboard.shape import Number, Points
+from gradiometer.store.database import LAST_STEP
 from gradiometer.store.importers import Log
 from gradiometer.store.reader import Run
 from gradiometer.store.thinning import Floats, Ints
@@ -68,6 +69,8 @@ def points_of(
     axis: Callable[[Ints], Floats] | None = None,
 ) -> Points:
     """A series for a chart; with `after` only what lies beyond that step. `axis` says where steps lie, if that is known."""
+    if after is not None and after >= LAST_STEP:
+        return Points(steps=[], values=[])
     first = ask.first if after is None else max(after + 1, ask.first if ask.first is not None else after + 1)
     found = run.thinned(name, most or ask.most, first, ask.last)
     bounds = {} if found.whole else {"low": spoken(found.low), "high": spoken(found.high)}
@@ -90,9 +93,15 @@ def axis_values(run: Run | Log, axis: str, steps: Ints) -> Floats:
 
 
 def _beginning(run: Run | Log) -> float:
-    """The wall time of the first step."""
+    """The wall time of the first step that has one."""
     first = run.first_step
-    return float("nan") if first is None else float(run.where("wall_time", np.array([first], dtype=np.int64))[0])
+    if first is None:
+        return float("nan")
+    began = float(run.where("wall_time", np.array([first], dtype=np.int64))[0])
+    if np.isfinite(began):
+        return began
+    times = run.steps()["wall_time"]
+    return float(next(iter(times[np.isfinite(times)]), np.nan))
 
 
 def spoken(values: Floats) -> list[Number]:

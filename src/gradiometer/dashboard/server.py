@@ -54,7 +54,7 @@ def _run(root: Path, host: str, token: str, listening: socket.socket) -> None:
     from gradiometer.dashboard.app import create_app
     from gradiometer.dashboard.guard import LOOPBACK
 
-    app = create_app(root, hosts=LOOPBACK if is_loopback(host) else None, token=token)
+    app = create_app(root, hosts=LOOPBACK | {host} if is_loopback(host) else None, token=token)
     config = uvicorn.Config(
         app, log_level="warning", access_log=False, timeout_graceful_shutdown=1, server_header=False
     )

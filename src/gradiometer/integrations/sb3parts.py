@@ -103,7 +103,8 @@ def batches_in_epoch(model: Any) -> int | None:
     """Of PPO, which goes over its rollout several times."""
     if not hasattr(model, "n_epochs"):
         return None
-    return int(math.ceil(model.rollout_buffer.buffer_size * model.n_envs / model.batch_size))
+    batches: int = math.ceil(model.rollout_buffer.buffer_size * model.n_envs / model.batch_size)
+    return batches
 
 
 def _uncompiled(policy: Any) -> Any:

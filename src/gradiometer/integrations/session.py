@@ -105,7 +105,7 @@ class Session:
     def __del__(self) -> None:
         # Not in another thread: the collector may run in the writer's own, which cannot wait for itself.
         meter = getattr(self, "meter", None)
-        if meter is not None and _OPEN.get(meter, (0,))[0] == get_ident():
+        if meter is not None and _OPEN is not None and _OPEN.get(meter, (0,))[0] == get_ident():
             _end(meter, _last_words())
 
 

@@ -131,7 +131,7 @@ export function createBoard(host, scene) {
       cards.clear();
       for (const chart of charts) {
         const card = kept.get(chart.id);
-        if (card) card.take(chart);
+        if (card) card.take(chart, scene.context(chart));
         cards.set(chart.id, card ?? new Card(chart, act));
         if (!card) continue;
         zoomOne(card);

@@ -55,15 +55,19 @@ export class Card {
     return !this.handle && !this.chart.empty;
   }
 
-  /** The chart anew, as of a fresh view. */
-  take(chart) {
+  /**
+   * The chart anew, as of a fresh view.
+   * @param {object} chart
+   * @param {object} [context] of the page, where that may be another too
+   */
+  take(chart, context) {
     const other = chart.kind !== this.kind || Boolean(chart.empty);
     this.kind = chart.kind;
     this.element.dataset.kind = chart.kind;
     this.plot.className = `plot ${chart.kind}`;
     if (other) this.#unmount();
     this.#describe(chart);
-    this.handle?.update(chart);
+    this.handle?.update(chart, context);
   }
 
   /** What is new in it, as of a delta. */

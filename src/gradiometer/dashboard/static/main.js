@@ -6,7 +6,7 @@ import { bindKeys } from "./keys.js";
 import { createLive } from "./live.js";
 import { createPage, zoomOf } from "./page.js";
 import { createPicker } from "./picker.js";
-import { TABS, address, asked, createStore } from "./state.js";
+import { TABS, address, asked, createStore, strangers } from "./state.js";
 import { createToolbar } from "./toolbar.js";
 
 const root = document.documentElement;
@@ -21,6 +21,7 @@ let round = 0;
 let live = null;
 let missed = false;
 let refused = false;
+let travelled = false; // whether the question came with other runs or from another tab
 let names = null;
 
 const theme = () => (store.state.theme === "auto" ? (dark.matches ? "dark" : "light") : store.state.theme);
@@ -36,6 +37,7 @@ const page = createPage(store, runs, theme, {
   focus,
   only: (id) => choose([id]),
   again: () => load(),
+  without,
   zoom,
   mount: drawing,
 });
@@ -69,12 +71,13 @@ async function load() {
   try {
     const view = await askView(store.state.tab, query(), "", asking.signal);
     if (mine !== round) return;
+    travelled = false;
     settled();
     await shown(view, mine);
   } catch (error) {
     if (error.name === "AbortError" || mine !== round) return;
     settled();
-    if (error instanceof Refusal) refuse(error);
+    if (error instanceof Refusal) (travelled && without(error)) || refuse(error);
     else if (error instanceof Gone) live?.lost();
     else throw error;
   }
@@ -86,6 +89,15 @@ function settled() {
   main.setAttribute("aria-busy", "false");
   if (missed) live?.tick();
   missed = false;
+}
+
+/** A choice of another run or of an earlier visit, which this view does not know, is left out; whether there was one. */
+function without(refusal) {
+  const strange = strangers(refusal, store.state.options);
+  if (!strange.length) return false;
+  const kept = Object.entries(store.state.options).filter(([name]) => !strange.includes(name));
+  store.set({ options: Object.fromEntries(kept) }, { replace: true });
+  return true;
 }
 
 function refuse(refusal) {
@@ -100,7 +112,7 @@ async function shown(view, mine) {
   page.show(view);
   pinned = view.runs;
   picker.show(view.runs);
-  toolbar.offer(page.series);
+  toolbar.offer(page.series, page.curves);
   document.title = `${view.title}${runs.get(view.runs[0]) ? ` · ${runs.get(view.runs[0]).name}` : ""} · Gradiometer`;
   if (!performance.getEntriesByName("words").length) {
     performance.mark("words");
@@ -151,6 +163,7 @@ function changed(state, before) {
   if (state.full !== before.full) page.full(state.full);
   if (state.tab === before.tab && asked(state) === asked(before)) return;
   const onlyZoom = state.tab === before.tab && asked({ ...state, from: null, to: null }) === asked({ ...before, from: null, to: null });
+  travelled ||= state.tab !== before.tab || String(state.runs) !== String(before.runs);
   if (state.tab !== before.tab) drawer(false);
   if (state.runs.length) picker.show(state.runs);
   delete root.dataset.ready;
@@ -164,7 +177,7 @@ const reload = debounce(load, 220);
 function zoom(from, to) {
   const whole = from === null ? { from: null, to: null } : { from: String(Math.floor(from)), to: String(Math.ceil(to)) };
   const patch = store.state.x === "step" ? { ...whole, xfrom: null, xto: null } : { xfrom: from, xto: to, ...(from === null ? whole : {}) };
-  store.set(patch, { replace: true });
+  store.set(patch);
 }
 
 function stepRun(by) {
@@ -180,7 +193,9 @@ function links() {
     if (tab === store.state.tab) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   });
-  host.querySelector("[aria-current]").scrollIntoView({ block: "nearest", inline: "center" });
+  // By hand: scrollIntoView would also make the Tab key start from here.
+  const { offsetLeft, offsetWidth } = host.querySelector("[aria-current]");
+  host.scrollLeft = offsetLeft - host.offsetLeft + offsetWidth / 2 - host.clientWidth / 2;
 }
 
 function paintTheme() {

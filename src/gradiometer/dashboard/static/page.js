@@ -5,7 +5,7 @@ import { createControls } from "./controls.js";
 import { el, refresh } from "./dom.js";
 import { factTables } from "./facts.js";
 import { findingCards } from "./findings.js";
-import { address } from "./state.js";
+import { address, strangers } from "./state.js";
 import { answerCards, emptyBox, headerLines, problemBox, verdictBanners } from "./words.js";
 
 const WORDS = ["header", "verdicts", "answers", "findings", "controls", "facts", "empty"];
@@ -17,6 +17,7 @@ const part = (id) => document.getElementById(id);
  * @property {(id: string) => void} focus
  * @property {(id: string) => void} only
  * @property {() => void} again ask once more
+ * @property {(refusal: object) => void} without ask without what the refusal speaks of
  * @property {(from: ?number, to: ?number) => void} zoom
  * @property {() => Promise<Function>} mount
  */
@@ -40,6 +41,8 @@ export function createPage(store, runs, theme, act) {
     focus: act.focus,
     only: act.only,
     again: act.again,
+    without: (problem) => strangers(problem, store.state.options).map((name) => `${name}=${store.state.options[name].join(",")}`).join(" "),
+    leave: act.without,
     afresh: () => store.set({ runs: [], x: "step", from: null, to: null, xfrom: null, xto: null, full: "", options: {} }),
   });
 
@@ -95,6 +98,10 @@ export function createPage(store, runs, theme, act) {
     },
     get view() {
       return view;
+    },
+    /** Whether something here lies on the page's x axis. */
+    get curves() {
+      return (view?.charts ?? []).some((chart) => ["lines", "map"].includes(chart.kind) && !chart.empty);
     },
     /** The series that could be an axis. */
     get series() {

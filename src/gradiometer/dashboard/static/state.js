@@ -77,6 +77,16 @@ export function address(state) {
   return `/${state.tab}${query ? `?${query}` : ""}`;
 }
 
+/** The parameters of a view that a refusal speaks of: those whose value it quotes first; all where a name is unknown and none is.
+ * @param {{kind: string, message: string}} refusal @param {Object<string, string[]>} options @returns {string[]} names */
+export function strangers(refusal, options) {
+  const unknown = refusal.kind.startsWith("unknown-") && !["unknown-run", "unknown-view"].includes(refusal.kind);
+  if (!unknown && refusal.kind !== "bad-request") return [];
+  const said = /'([^']+)'/.exec(refusal.message)?.[1]; // what comes later in quotes is what would be right
+  const quoted = Object.keys(options).filter((name) => options[name].includes(said));
+  return quoted.length || !unknown ? quoted : Object.keys(options);
+}
+
 function written(pairs) {
   return new URLSearchParams(pairs).toString().replaceAll("%2F", "/").replaceAll("%3A", ":");
 }

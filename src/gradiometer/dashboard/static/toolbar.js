@@ -125,9 +125,10 @@ export function createToolbar(host, act) {
       if (state.smooth) strength = state.smooth;
       paint();
     },
-    /** The series that can be an axis. */
-    offer(series) {
+    /** The series that can be an axis; and whether the view has curves at all, without which most of this does nothing. */
+    offer(series, curves) {
       names.replaceChildren(...series.map((name) => el("option", { value: name })));
+      for (const each of [axis, logx, off, slider, raw, envelope]) each.disabled = !curves;
     },
     flipSmoothing,
     nextTheme,

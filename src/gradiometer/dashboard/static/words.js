@@ -19,7 +19,7 @@ const SHOWN = 4;
 export function runName(id, scene) {
   const card = scene.runs.get(id);
   const twins = card && [...scene.runs.values()].filter((other) => other.name === card.name).length > 1;
-  return el("span", { class: "run-name", title: id }, swatch(card, scene.theme), card && !twins ? card.name : id);
+  return el("span", { class: "run-name", title: id }, swatch(card, scene.theme), el("span", { class: "cut" }, card && !twins ? card.name : id));
 }
 
 /** The colour of a run, as a small square. */
@@ -169,12 +169,14 @@ const ADVICE = {
 /**
  * What the server said no to, and the ways out.
  * @param {{kind: string, message: string}} refusal
- * @param {Scene & {only: (id: string) => void, afresh: () => void, again: () => void}} scene
+ * @param {Scene & {only: (id: string) => void, afresh: () => void, again: () => void, leave: (refusal: object) => void,
+ *   without: (refusal: object) => string}} scene `without` names the parameters that can be left out, if any
  */
 export function problemBox(refusal, scene) {
   const readable = [...scene.runs.values()].filter((card) => card.state !== "unreadable").slice(0, 12);
   const offer = ["unknown-run", "unreadable", "bad-request"].includes(refusal.kind);
   const button = (text, act) => el("button", { type: "button", onclick: act }, text);
+  const strange = scene.without(refusal);
   return el(
     "div",
     { class: "problem", role: "alert", dataset: { problem: refusal.kind } },
@@ -192,6 +194,7 @@ export function problemBox(refusal, scene) {
               el("button", { type: "button", class: "chip", onclick: () => scene.only(card.id) }, swatch(card, scene.theme), card.id),
             )
           : null,
+        strange && button(`Leave out ${strange}`, () => scene.leave(refusal)),
         button("Start afresh", scene.afresh),
         button("Try again", scene.again),
       ),

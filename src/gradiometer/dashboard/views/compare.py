@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gradiometer.dashboard.desk import Desk, Open, info_of
 from gradiometer.dashboard.shape import Axis, Chart, Control, Empty, Fact, Line, Number, Option, TableOf, View
@@ -13,7 +14,7 @@ from gradiometer.dashboard.views.compare_lines import curve_of, mean_of, reading
 from gradiometer.dashboard.views.series import called
 from gradiometer.maths.ensembles import Ensemble, ensemble
 from gradiometer.metrics import resolve
-from gradiometer.store.comparison import Reading, Source, chosen, mean_std, pattern, quantities
+from gradiometer.store.comparison import Reading, Source, chosen, mean_std, quantities
 from gradiometer.store.differences import (
     BY_NAME,
     BY_SEED,
@@ -24,6 +25,7 @@ from gradiometer.store.differences import (
     groupings,
     usual_grouping,
 )
+from gradiometer.store.matching import matching
 
 __all__ = ["compare"]
 
@@ -74,7 +76,7 @@ def compare(desk: Desk) -> View:
     match, names = desk.ask.option("match"), _named(desk, books)
     wanted = chosen(books, match=match, names=names)
     pictures = [_picture(desk, members, groups, quantity) for quantity in wanted[:MOST_CHARTS]]
-    charts = [_chart(desk, members, picture) for picture in pictures]
+    charts = _told_apart([_chart(desk, members, picture) for picture in pictures])
     return View(
         view="compare",
         title="Compare",
@@ -122,6 +124,16 @@ def _chart(desk: Desk, members: Sequence[_Member], picture: _Picture) -> Chart:
         lines=lines,
         info=info_of(quantity),
     )
+
+
+def _told_apart(charts: Sequence[Chart]) -> list[Chart]:
+    """`a/b` and `a.b` would have one id."""
+    taken: Counter[str] = Counter()
+    made = []
+    for chart in charts:
+        taken[chart.id] += 1
+        made.append(replace(chart, id=f"{chart.id}--{taken[chart.id]}") if taken[chart.id] > 1 else chart)
+    return made
 
 
 def _lines(desk: Desk, members: Sequence[_Member], picture: _Picture, *, log: bool) -> tuple[list[Line], list[str]]:
@@ -250,9 +262,8 @@ def _controls(
 def _offered(books: Sequence[Mapping[str, Source]], match: str, names: Sequence[str]) -> list[str]:
     """What can be ticked: all there is, or all that matches; of very many not the single layers."""
     there = sorted({key for book in books for key in book})
-    found = pattern(match)
-    matching = [key for key in there if found.search(key)] if match else there
-    first = sorted(matching, key=lambda key: "layer." in key)[:MOST_OPTIONS]
+    offered = matching(match, there) if match else there
+    first = sorted(sorted(offered), key=lambda key: "layer." in key)[:MOST_OPTIONS]
     return sorted({*first, *(name for name in names if name in there)})
 
 

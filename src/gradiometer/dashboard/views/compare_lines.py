@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
-from gradiometer.dashboard.ask import Ask
 from gradiometer.dashboard.desk import Desk, Open
-from gradiometer.dashboard.points import axis_values, points_of, spoken
+from gradiometer.dashboard.points import points_of, spoken
 from gradiometer.dashboard.shape import Line, Number, Points
 from gradiometer.maths.ensembles import Ensemble
 from gradiometer.store.comparison import Reading, Source, read
@@ -64,9 +64,10 @@ def curve_of(desk: Desk, run: Open, source: Source, label: str, *, most: int, ro
         if reading is None:
             points = Points(steps=[], values=[])
         elif reading.buckets is None or after is None:
-            points = _of_read(run, reading, desk.ask, most, after)
+            points = _of_read(desk, run, reading, most, after)
         else:
-            points = _signed(points_of(run.log, source.series, desk.ask, most=most, after=after), source.sign)
+            new = points_of(run.log, source.series, desk.ask, most=most, after=after, axis=partial(desk.axis, run))
+            points = _signed(new, source.sign)
         return Line(run=run.id, name=source.series, label=label, role=role, key=key, points=points)
 
     return desk.grown(make)
@@ -81,7 +82,7 @@ def mean_of(
         new = slice(0 if after is None else int(np.searchsorted(found.steps, after, side="right")), None)
         low = np.where(found.low > 0, found.low, found.lowest) if log else found.low
         steps, (mean, low, high) = _averaged(found.steps[new], [found.mean[new], low[new], found.high[new]], most)
-        x = None if desk.ask.x == "step" else spoken(_mean_axis(runs, desk.ask.x, steps))
+        x = None if desk.ask.x == "step" else spoken(_mean_axis(desk, runs, steps))
         points = Points(
             steps=steps.tolist(), values=spoken(mean), low=spoken(low), high=spoken(high), x=x,
             nans=steps[~np.isfinite(mean)].tolist(),
@@ -91,7 +92,7 @@ def mean_of(
     return desk.grown(make)
 
 
-def _of_read(run: Open, reading: Reading, ask: Ask, most: int, after: int | None) -> Points:
+def _of_read(desk: Desk, run: Open, reading: Reading, most: int, after: int | None) -> Points:
     """What `points_of` would have read, from what was read already."""
     new = slice(0 if after is None else int(np.searchsorted(reading.steps, after, side="right")), None)
     found = _thinned(reading.steps[new], reading.values[new], reading.buckets, most)
@@ -100,7 +101,7 @@ def _of_read(run: Open, reading: Reading, ask: Ask, most: int, after: int | None
         steps=found.steps.tolist(),
         values=spoken(found.mean),
         **bounds,
-        x=None if ask.x == "step" else spoken(axis_values(run.log, ask.x, found.steps)),
+        x=None if desk.ask.x == "step" else spoken(desk.axis(run, found.steps)),
         nans=found.steps[found.broken].tolist(),
     )
 
@@ -126,9 +127,9 @@ def _averaged(steps: Ints, columns: Sequence[Floats], most: int) -> tuple[Ints, 
     return found[0].steps, [each.mean for each in found]
 
 
-def _mean_axis(runs: Sequence[Open], axis: str, steps: Ints) -> Floats:
+def _mean_axis(desk: Desk, runs: Sequence[Open], steps: Ints) -> Floats:
     """Where the mean lies on an axis: the mean of where its runs lie, NaN where none of them says."""
-    where = np.stack([axis_values(run.log, axis, steps) for run in runs])
+    where = np.stack([desk.axis(run, steps) for run in runs])
     known = np.isfinite(where)
     mean = np.full(len(steps), np.nan)
     np.divide(np.where(known, where, 0.0).sum(axis=0), known.sum(axis=0), out=mean, where=known.any(axis=0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -190,9 +191,10 @@ def _places(steps: Sequence[int], chosen: int | None) -> list[Option]:
 
 
 def _step(text: str, steps: Sequence[int]) -> int:
-    if text.lstrip("-").isdecimal() and int(text) in steps:
-        return int(text)
-    near = sorted(steps, key=lambda step: abs(step - int(text)))[:3] if text.lstrip("-").isdecimal() else steps[-3:]
+    number = int(text) if re.fullmatch(r"-?\d{1,19}", text) else None
+    if number is not None and number in steps:
+        return number
+    near = steps[-3:] if number is None else sorted(steps, key=lambda step: abs(step - number))[:3]
     raise UnknownName(
         "measured step", text, (), hint=f"(there are {len(steps)}; close: {', '.join(map(str, sorted(near)))})"
     )

@@ -30,6 +30,8 @@ __all__ = ["Drawing", "divergence_charts", "fair_share", "layer_charts", "tier_c
 
 SHADES = "Expert 0 in blues, the others in reds and oranges; light: top 5 % of the weights, medium: bottom 5 %, dark: the rest."
 ONE_CURVE = "where experts differ only in routing, their curves are one."
+LEAST, MOST = -323, 308
+"""Powers of ten that are floats."""
 DIVIDED = (-1, -1)
 """No file has this size."""
 NOT_CHOSEN = Empty(title="No expert is chosen", cause="The list of experts is empty.", fix="Choose some above.")
@@ -139,7 +141,7 @@ def _same_axis(drawing: Drawing, runs: Sequence[Experts], charts: Sequence[Chart
     low, high = (round_(2 * math.log10(end)) / 2 for round_, end in zip(
         (math.floor, math.ceil), (min(low for low, _ in ends), max(high for _, high in ends)), strict=True
     ))  # fmt: skip
-    axis = {"low": 10.0**low, "high": 10.0 ** max(high, low + 0.5)}
+    axis = {"low": 10.0 ** max(low, LEAST), "high": 10.0 ** min(max(high, low + 0.5), MOST)}
     titles = {chart.y.title for chart in charts if chart.lines}
     if len(titles) > 1:  # a bare RMS beside one that is divided does not compare
         return list(charts)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import gc
 import re
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gradiometer.capture.blocks import Model, Selector, find_blocks, named_parameters
+from gradiometer.integrations.script.naming import fresh, names_of, unwrapped
 
-__all__ = ["Found", "held_by", "models_of"]
+__all__ = ["Found", "held_by", "models_of", "without_superseded"]
 
 TARGET = re.compile(r"(^|_)(target|ema)(_|$)")
 
@@ -35,6 +34,12 @@ def held_by(optimizers: Iterable[Optimizer]) -> dict[int, Tensor]:
     return {id(p): p for one in optimizers for group in one.param_groups for p in group["params"]}
 
 
+def without_superseded(optimizers: list[Optimizer]) -> list[Optimizer]:
+    """Without those whose parameters a later one holds: an optimizer that was made anew."""
+    held = [held_by([one]).keys() for one in optimizers]
+    return [one for i, one in enumerate(optimizers) if not any(held[i] <= later for later in held[i + 1 :])]
+
+
 def models_of(optimizers: Sequence[Optimizer]) -> Found:
     """The largest modules that hold parameters of the optimizers, and tensors that are no module's.
 
@@ -52,8 +57,8 @@ def models_of(optimizers: Sequence[Optimizer]) -> Found:
             break
     loose, alone = list(held.values()), len(roots) == 1
     if alone and not loose and not _targets(roots[0], trained):
-        return Found(model=roots[0], blocks=None, words=type(_inner(roots[0])).__name__)
-    names = _names([*roots, *loose])
+        return Found(model=roots[0], blocks=None, words=type(unwrapped(roots[0])).__name__)
+    names = names_of([*roots, *loose])
     parts: dict[str, nn.Module] = {}
     for name, root in zip(names, roots, strict=False):
         if alone or _targets(root, trained):
@@ -61,7 +66,7 @@ def models_of(optimizers: Sequence[Optimizer]) -> Found:
         else:
             parts[name] = root
     for name, tensor in zip(names[len(roots) :], loose, strict=True):
-        parts[_fresh(name, parts)] = _holding({"value": tensor})
+        parts[fresh(name, parts)] = _holding({"value": tensor})
     roles = find_blocks(named_parameters(parts), None).num_named > 1
     blocks = dict(zip(names, roots, strict=False)) if len(roots) > 1 and not roles else None
     return Found(model=parts, blocks=blocks, words=", ".join(names))
@@ -75,7 +80,7 @@ def _targets(root: nn.Module, trained: frozenset[int]) -> set[str]:
 
 def _spread(root: nn.Module, trained: frozenset[int]) -> dict[str, nn.Module]:
     """The parts of a module by name, without targets; a wrapper stays whole, for the meter must know it as one."""
-    if _inner(root) is not root:
+    if unwrapped(root) is not root:
         return {"model": root}
     out = _targets(root, trained)
     own = {name: _holding({"value": p}) for name, p in root.named_parameters(recurse=False)}
@@ -97,54 +102,8 @@ def _roots() -> list[nn.Module]:
     return sorted(roots, key=lambda module: -sum(1 for _ in module.parameters()))
 
 
-def _inner(module: nn.Module) -> nn.Module:
-    """What a wrapper of torch (DDP, compile) wraps: its name says more."""
-    for name in ("module", "_orig_mod"):
-        if type(module).__module__.startswith("torch.") and isinstance(inner := getattr(module, name, None), nn.Module):
-            return _inner(inner)
-    return module
-
-
 def _holding(tensors: dict[str, Tensor]) -> nn.Module:
     """A module of these; a plain tensor with requires_grad is no nn.Parameter, and SB3's and CleanRL's log α is one."""
     module = nn.Module()
     module._parameters.update(tensors)  # type: ignore[arg-type]
     return module
-
-
-def _names(things: Sequence[Any]) -> list[str]:
-    """What the script calls them: its global variables, then attributes of its objects, then their class."""
-    found: dict[int, str] = {}
-    wanted = {id(thing) for thing in things}
-    for names in (vars(sys.modules["__main__"]), *map(_attributes, gc.get_referrers(*things))):
-        for name, value in list(names.items()):
-            if id(value) in wanted and isinstance(name, str) and re.fullmatch(r"[A-Za-z]\w*", name):
-                found.setdefault(id(value), name)
-    taken: dict[str, None] = {}
-    for thing in things:
-        taken[_fresh(found.get(id(thing)) or _class_word(thing), taken)] = None
-    return list(taken)
-
-
-def _attributes(holder: Any) -> Mapping[Any, Any]:
-    if type(holder) is dict:
-        return holder
-    try:
-        return dict(vars(holder))
-    except TypeError:  # a tuple, a list, a frame
-        return {}
-
-
-def _class_word(thing: Any) -> str:
-    kind = "Parameter" if isinstance(thing, Tensor) else type(_inner(thing)).__name__
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", kind).lower()
-
-
-def _fresh(name: str, taken: Mapping[str, object]) -> str:
-    if name == "all":  # the block of all blocks
-        name = "all_models"
-    number, fresh = 1, name
-    while fresh in taken:
-        number += 1
-        fresh = f"{name}_{number}"
-    return fresh

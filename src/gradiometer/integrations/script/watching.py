@@ -18,7 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from gradiometer.capture import hooks
 from gradiometer.capture.meter import Meter
 from gradiometer.integrations.script.boundary import Boundary, say
-from gradiometer.integrations.script.finding import held_by
+from gradiometer.integrations.script.finding import held_by, without_superseded
 from gradiometer.integrations.script.listening import Backward, Clips, after_init
 from gradiometer.integrations.script.logbook import Logbook
 from gradiometer.integrations.script.wishes import Wishes
@@ -131,13 +131,13 @@ class Watcher:
         self._opening = True
         try:
             if book.meter is None:
-                book.open(_without_superseded(group))
+                book.open(without_superseded(group))
             elif book.has_seen(optimizer):  # it was put aside too early
                 book.grow([*book.optimizers, optimizer])
             elif self._belongs(optimizer):
-                book.grow(_without_superseded([*book.optimizers, optimizer]))
+                book.grow(without_superseded([*book.optimizers, optimizer]))
             else:
-                book.open(_without_superseded(group))
+                book.open(without_superseded(group))
         finally:
             self._opening = False
         for one in [one for one in waiting if hooks.unwrap(one) in book.optimizers or book.has_seen(one)]:
@@ -150,9 +150,3 @@ class Watcher:
         if held_by([optimizer]).keys() & held_by(watched).keys():
             return True
         return max(self._last_step.get(id(one), 0) for one in watched) > self._born.get(optimizer, self._num_steps)
-
-
-def _without_superseded(optimizers: list[Optimizer]) -> list[Optimizer]:
-    """Without those whose parameters a later one holds: an optimizer that was made anew."""
-    held = [held_by([one]).keys() for one in optimizers]
-    return [one for i, one in enumerate(optimizers) if not any(held[i] <= later for later in held[i + 1 :])]

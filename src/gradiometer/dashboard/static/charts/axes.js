@@ -14,10 +14,10 @@ export function xAxis(look) {
   if (look.x === "wall") {
     // Plotly shows dates in UTC; people want their own clock.
     const shift = -new Date().getTimezoneOffset() * 60_000;
-    return { type: "date", drawn: (x) => x * 1000 + shift, read: (x) => (x - shift) / 1000, name: "wall" };
+    return { type: "date", drawn: (x) => x * 1000 + shift, read: (x) => (x - shift) / 1000, named: xTitle(look) };
   }
   const same = (x) => x;
-  return { type: look.logx ? "log" : "linear", drawn: same, read: same, name: look.x };
+  return { type: look.logx ? "log" : "linear", drawn: same, read: same, named: xTitle(look) };
 }
 
 /** @param {{x: string}} look @param {{title: string}} axis the chart's own */

@@ -5,6 +5,7 @@ import { escaped } from "./text.js";
 
 export const FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif";
 const LABELLED_SPANS = 3;
+const LEFT = 54;
 
 /** Of every chart. @param {"light" | "dark"} theme */
 export function base(theme) {
@@ -15,6 +16,12 @@ export function base(theme) {
     hoverlabel: { bgcolor: ink.paper, bordercolor: ink.line, font: { family: FONT, size: 11, color: ink.text }, namelength: 28 },
     hoverdistance: 30, spikedistance: -1,
   };
+}
+
+/** Margins that Plotly need not find out by drawing twice; `Plot` sees to it that what stands left has room.
+ * @param {{top?: number, dated?: boolean, left?: number, right?: number}} of */
+export function margins({ top = 8, dated = false, left = 0, right = 12 }) {
+  return { l: Math.max(left, LEFT), r: right, t: top, b: dated ? 48 : 36, pad: 0, autoexpand: false };
 }
 
 /** On a touch screen a finger scrolls the page. */
@@ -35,37 +42,62 @@ export function pictureLegend(entries, width) {
   return { room: Math.ceil(entries.length / columns) * 20 + 12, layout: { showlegend: true, legend } };
 }
 
-/** Levels, spans and a word about points that are not on the axis, as Plotly's shapes and annotations. */
-export function around(chart, context, { log, reach, ends, left }) {
-  const spans = context.look.x === "step" ? (chart.spans ?? []).map((span) => spanShape(span, chart, context.theme, ends)) : [];
+/** Levels, spans and a word about points that are not on the axis, as Plotly's shapes and annotations. Words stand on a ground
+ * of their own: those of spans above the plot, those of levels at its right end, so that no line runs through them.
+ * @param {any} chart @param {any} context
+ * @param {{log: boolean, logx?: boolean, reach: number[] | null, ends: number[] | null, missing: string}} how */
+export function around(chart, context, { log, logx = false, reach, ends, missing }) {
+  const { theme } = context;
+  const spans = context.look.x === "step" ? (chart.spans ?? []) : [];
   const levels = (chart.levels ?? []).filter((level) => finite(level.value) && (!log || level.value > 0));
+  const told = spans.length > LABELLED_SPANS ? [] : spans.flatMap((span) => spanWords(span, theme, ends, logx));
   return {
-    shapes: [...spans, ...levels.map((level) => levelShape(level, context.theme, reach))],
-    annotations: left ? [aside(`${left} ${left === 1 ? "point" : "points"} at x ≤ 0 not on this axis`, context.theme)] : [],
+    shapes: [...spans.map((span) => spanShape(span, theme, ends)), ...levels.map((level) => levelShape(level, theme))],
+    annotations: [...levels.map((level) => levelWords(level, theme, reach, log, chart.y?.low)), ...told, ...(missing ? [aside(missing, theme)] : [])],
+    ...(told.length ? { margin: { ...base(theme).margin, t: 22 } } : {}),
   };
 }
 
-function spanShape(span, chart, theme, ends) {
+function lastOf(span, ends) {
+  return span.last ?? Math.max(ends?.[1] ?? span.first, span.first);
+}
+
+function spanShape(span, theme, ends) {
   const colour = severityColour(span.severity ?? "info", theme);
-  const last = span.last ?? Math.max(ends?.[1] ?? span.first, span.first);
-  const label = chart.spans.length > LABELLED_SPANS ? {} : {
-    label: { text: escaped(span.label), textposition: "top left", padding: 2, font: { size: 10, color: colour } },
-  };
+  const last = lastOf(span, ends);
   return {
     type: "rect", xref: "x", yref: "paper", x0: span.first, x1: last, y0: 0, y1: 1, layer: "below", fillcolor: faint(colour, 0.1),
-    line: { width: span.first === last ? 1.5 : 0, color: faint(colour, 0.6) }, ...label,
+    line: { width: span.first === last ? 1.5 : 0, color: faint(colour, 0.6) },
   };
 }
 
-/** A label stands above its line, unless that is the top of the chart. */
-function levelShape(level, theme, reach) {
-  const { muted } = inks(theme);
-  return {
-    type: "line", xref: "paper", yref: "y", x0: 0, x1: 1, y0: level.value, y1: level.value, line: { color: muted, width: 1, dash: "dash" },
-    label: { text: escaped(level.label), textposition: "end", yanchor: reach && level.value >= reach[1] ? "top" : "bottom", padding: 2, font: { size: 10, color: muted } },
-  };
+/** Above the part of the span that is in sight, and no farther to the right than there is room. */
+function spanWords(span, theme, ends, logx) {
+  const [low, high] = ends ?? [span.first, lastOf(span, ends)];
+  if (span.first > high || lastOf(span, ends) < low) return [];
+  const at = Math.max(span.first, low);
+  const late = at - low > 0.6 * (high - low);
+  const x = late ? Math.min(lastOf(span, ends), high) : at;
+  const onAxis = logx ? Math.log10(Math.max(x, 1e-12)) : x; // annotations take logarithms where shapes take numbers
+  return [words(span.label, severityColour(span.severity ?? "info", theme), { xref: "x", x: onAxis, xanchor: late ? "right" : "left", yref: "paper", y: 1, yanchor: "bottom" })];
+}
+
+function levelShape(level, theme) {
+  return { type: "line", xref: "paper", yref: "y", x0: 0, x1: 1, y0: level.value, y1: level.value, line: { color: inks(theme).muted, width: 1, dash: "dash" } };
+}
+
+/** Above its line, unless that is the top of the chart, or all numbers are above and there is room below. */
+function levelWords(level, theme, reach, log, floor) {
+  const y = log ? Math.log10(level.value) : level.value;
+  const below = reach && (level.value >= reach[1] || (level.value < reach[0] && finite(floor) && floor < level.value));
+  const at = { xref: "paper", x: 1, xanchor: "right", yref: "y", y, yanchor: below ? "top" : "bottom" };
+  return { ...words(level.label, inks(theme).muted, at), bgcolor: faint(inks(theme).paper, 0.82) };
+}
+
+function words(text, color, at) {
+  return { text: escaped(text), showarrow: false, borderpad: 1, font: { size: 10, color }, ...at };
 }
 
 function aside(text, theme) {
-  return { text, showarrow: false, xref: "paper", yref: "paper", x: 0, y: 0, xanchor: "left", yanchor: "bottom", font: { size: 10, color: inks(theme).muted } };
+  return words(text, inks(theme).muted, { xref: "paper", yref: "paper", x: 0, y: 0, xanchor: "left", yanchor: "bottom" });
 }

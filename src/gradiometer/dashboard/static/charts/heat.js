@@ -86,11 +86,11 @@ export function rowNames(rows, width) {
   return { names, room: Math.max(0, ...names.map((name) => [...name].length)) * 6.4 + 14 };
 }
 
-/** The layout of a heat map: rows from the top, as many names as there is room for. */
-export function heatLayout(rows, theme, state, xaxis) {
+/** The layout of a heat map: rows from the top, as many names as there is room for; `more` says more of its margins. */
+export function heatLayout(rows, theme, state, xaxis, more = {}) {
   const { names, room } = rowNames(rows, state.width);
   const layout = base(theme);
-  const margin = { ...layout.margin, l: room, r: 12 };
+  const margin = { ...layout.margin, l: room, r: 12, ...more };
   const step = Math.max(1, Math.ceil((rows.length * 12) / Math.max(60, state.height - margin.t - margin.b)));
   const shown = rows.map((_, at) => at).filter((at) => at % step === 0);
   const ink = inks(theme);

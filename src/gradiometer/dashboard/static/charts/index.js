@@ -24,7 +24,7 @@ export { inks, runColour, runDash, severityColour } from "./palette.js";
  *
  * @typedef {Object} Handle
  * @property {string} id @property {string} kind
- * @property {(chart: any) => void} update a whole new chart @property {(chart: any) => void} append a delta
+ * @property {(chart: any, context?: Context) => void} update a whole new chart @property {(chart: any) => void} append a delta
  * @property {(context: Context) => void} look @property {() => void} resize @property {() => void} destroy
  * @property {() => string} csv @property {() => Promise<Blob>} png
  * @property {(x: number | null) => void} hover @property {(from: number | null, to: number | null) => void} zoom

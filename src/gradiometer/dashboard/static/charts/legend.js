@@ -16,7 +16,7 @@ export class Legend {
     this.box = document.createElement("div");
     this.box.className = "chart-legend";
     this.box.setAttribute("role", "group");
-    this.box.style.cssText = "flex:none;display:none;flex-wrap:wrap;gap:0 4px;max-height:92px;overflow-y:auto;padding:0 4px 2px";
+    this.box.style.cssText = "flex:none;display:none;flex-wrap:wrap;gap:0 4px;max-height:136px;overflow-y:auto;padding:0 4px 2px";
     container.append(this.box);
     this.key = "";
   }

@@ -1,7 +1,7 @@
 /** Charts of kind `lines`: the traces of each line, and what lies around them. */
 import { axisLook, clockTicks, decades, fixedEnds, places, titled, xAxis, xRange, xTitle } from "./axes.js";
 import { edgeTraces } from "./edges.js";
-import { around, base } from "./frame.js";
+import { around, base, margins } from "./frame.js";
 import { ascending, extent, finite, nearest, numbers } from "./numbers.js";
 import { faint, pens } from "./palette.js";
 import { coarser, envelope, outline, smoothed, sparser } from "./smooth.js";
@@ -174,18 +174,19 @@ function layout(chart, context, state, { axis, log, reach, all }) {
   const ends = state.range?.map(axis.drawn) ?? extent(all.map((each) => each.x), axis.type === "log");
   const dots = all.some((each) => each.values.length <= FEW_POINTS) && all.length <= FEW_LINES;
   const x = { ...axisLook(theme), type: axis.type, title: titled(xTitle(look, chart.x), theme, 4), ...spikes(theme) };
-  if (axis.type === "log") Object.assign(x, decades(extent(all.map((each) => each.x), true)));
+  if (axis.type === "log") Object.assign(x, decades(extent(state.range ? [ends] : all.map((each) => each.x), true)));
   if (look.x === "relative" && !look.logx) Object.assign(x, clockTicks(ends));
   if (look.x === "step") Object.assign(x, { hoverformat: ",d", exponentformat: "SI" });
   Object.assign(x, xRange(ends, axis.type, state.range ? 0 : dots ? 0.02 : 0.005));
   const y = { ...axisLook(theme), type: log ? "log" : "linear", fixedrange: true, title: titled(chart.y?.title ?? "", theme, 6) };
+  x.automargin = y.automargin = false;
   const levels = (chart.levels ?? []).map((level) => level.value);
   Object.assign(y, log ? decades(extent([reach ?? [], levels], true)) : { exponentformat: "power" }, fixedEnds(chart.y, reach, log));
   if (log && !reach) Object.assign(y, { range: [-1, 1], autorange: false });
+  const words = around(chart, context, { log, logx: axis.type === "log", reach, ends, missing: notOnAxis(axis, all, Boolean(state.range)) });
   return {
-    ...base(theme), xaxis: x, yaxis: y, hovermode: all.length <= FEW_LINES ? "x" : "closest",
+    ...base(theme), ...words, margin: margins({ top: words.margin?.t, dated: axis.type === "date", left: state.left }), xaxis: x, yaxis: y, hovermode: all.length <= FEW_LINES ? "x" : "closest",
     yaxis2: { overlaying: "y", range: [0, 1], fixedrange: true, visible: false },
-    ...around(chart, context, { log, reach, ends, left: notOnAxis(axis, all) }),
   };
 }
 
@@ -194,8 +195,12 @@ function spikes(theme) {
   return { showspikes: true, spikemode: "across", spikethickness: 1, spikedash: "dot", spikecolor: color, spikesnap: "data" };
 }
 
-/** How many points a log x axis cannot show. */
-function notOnAxis(axis, all) {
-  if (axis.type !== "log") return 0;
-  return all.reduce((sum, each) => sum + each.x.filter((x) => finite(x) && x <= 0).length, 0);
+/** A word about points that have no place on the x axis. */
+function notOnAxis(axis, all, zoomed) {
+  const points = all.reduce((sum, each) => sum + each.x.length, 0);
+  if (!points) return zoomed ? "no points in this range" : "no points yet";
+  if (!all.some((each) => each.x.some(finite))) return `no point here has a value of ${axis.named}`;
+  if (axis.type !== "log") return "";
+  const left = all.reduce((sum, each) => sum + each.x.filter((x) => finite(x) && x <= 0).length, 0);
+  return left ? `${left} ${left === 1 ? "point" : "points"} at x ≤ 0 not on this axis` : "";
 }

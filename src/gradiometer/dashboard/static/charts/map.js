@@ -27,12 +27,12 @@ function figure(chart, context, state) {
     low: chart.y?.low, high: chart.y?.high, title: chart.y?.title ?? "", gap: chart.lines.length <= 40 && x.length <= 60 ? 1 : 0,
   };
   const data = heatTraces(heat, theme);
-  const xaxis = { ...axisLook(theme), type: axis.type, showgrid: false, title: titled(xTitle(look, chart.x), theme, 4) };
+  const xaxis = { ...axisLook(theme), type: axis.type, showgrid: false, automargin: false, title: titled(xTitle(look, chart.x), theme, 4) };
   const reach = state.range?.map(axis.drawn) ?? edges(x, axis.type);
-  if (axis.type === "log") Object.assign(xaxis, decades(extent([x], true)));
+  if (axis.type === "log") Object.assign(xaxis, decades(extent([state.range ? reach : x], true)));
   if (look.x === "relative" && axis.type === "linear") Object.assign(xaxis, clockTicks(reach));
   Object.assign(xaxis, xRange(reach, axis.type));
-  return { data, layout: heatLayout(names, theme, state, xaxis), legend: heatLegend(data), axis, key: (point) => chart.lines[Math.round(point.y)]?.key };
+  return { data, layout: heatLayout(names, theme, state, xaxis, { r: chart.y?.title ? 76 : 58, b: axis.type === "date" ? 48 : 36, autoexpand: false }), legend: heatLegend(data), axis, key: (point) => chart.lines[Math.round(point.y)]?.key };
 }
 
 /** From half a column before the first to half a column behind the last. */

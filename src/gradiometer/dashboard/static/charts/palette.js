@@ -42,6 +42,10 @@ const ROLES = {
 const WIDTHS = { raw: 2.8, clipped: 1.4 }; // where nothing is clipped one lies upon the other, and both are seen
 const OTHERS = [0, 1, 2, 4, 3, 5, 6, 7]; // for roles without a fixed colour, as far as the chart has not taken them
 
+// What is only there to compare with (a null, a control) is grey, whatever else has a colour.
+const GREY = /^(null$|control:|kind:null)/;
+const GREYS = { light: ["#667180", "#A9B2BD", "#3F4854"], dark: ["#98A3B3", "#5C6776", "#D3D9E2"] };
+
 const SCALES = {
   sequential: {
     light: ["#440154", "#46327E", "#365C8D", "#277F8E", "#1FA187", "#4AC16D", "#A0DA39", "#FDE725"],
@@ -107,7 +111,8 @@ export function pens(items, runs, theme) {
   const own = roles.includes("") ? (runs.get(items[0].run)?.colour ?? 0) % RUNS.light.length : -1;
   const free = OTHERS.filter((place) => place !== own && !roles.some((role) => ROLES[role] === place));
   const given = new Map();
-  for (const role of roles) if (!(role in ROLES) && role && !role.startsWith("expert:")) given.set(role, given.size);
+  for (const role of roles) if (!(role in ROLES) && role && !role.startsWith("expert:") && !GREY.test(role)) given.set(role, given.size);
+  roles.filter((role) => GREY.test(role)).forEach((role, place) => given.set(role, place));
   const used = new Map();
   return items.map((item) => {
     const pen = byRole(item, given, free, runs, theme);
@@ -137,7 +142,7 @@ function byRun(item, roles, runs, theme) {
 function byRole(item, given, free, runs, theme) {
   const [kind, expert, tier] = (item.role ?? "").split(":");
   if (kind === "expert") return ofExpert(expert, tier, theme);
-  if (item.role === "null") return { colour: INKS[theme].muted, dash: "dot", width: 1.3 };
+  if (GREY.test(item.role ?? "")) return { colour: GREYS[theme][given.get(item.role) % GREYS[theme].length], dash: "dot", width: 1.3 };
   if (!item.role) return { colour: runColour(runs.get(item.run), theme), dash: "solid", width: 1.7 };
   if (item.role in ROLES) return { colour: RUNS[theme][ROLES[item.role]], dash: "solid", width: WIDTHS[item.role] ?? 1.7 };
   const places = free.length ? free : OTHERS;

@@ -15,7 +15,7 @@ import { escaped } from "./text.js";
  * @property {(chart: any, width: number, context: any) => number} height what it would like
  * @property {boolean} [synced] whether its x is that of the page, for hover and zoom
  *
- * @typedef {{range: [number, number] | null, hidden: Set<string>, width: number, height: number}} State
+ * @typedef {{range: [number, number] | null, hidden: Set<string>, width: number, height: number, left?: number}} State
  * @typedef {Object} Figure
  * @property {any[]} data @property {any} layout
  * @property {{drawn: (x: number) => number, read: (x: number) => number}} [axis]
@@ -60,7 +60,7 @@ export class Plot {
     this.seen = new IntersectionObserver((entries) => {
       this.visible = entries.at(-1).isIntersecting;
       if (this.dirty !== false) this.request();
-    }, { rootMargin: "200px" });
+    });
     this.sized = new ResizeObserver(() => {
       if (this.dirty === false) this.resize();
       else if (this.dirty && this.visible) this.request();
@@ -88,20 +88,43 @@ export class Plot {
     });
   }
 
-  async paint() {
+  /** Before the first drawing of this and its neighbours: legends make rows higher, and then all would draw again. */
+  prepare() {
+    if (!this.figure && this.frame.clientWidth) this.compose();
+  }
+
+  compose() {
     const { chart, context, state } = this;
     state.width = this.frame.clientWidth;
     this.frame.style.minHeight = `${this.how.height(chart, state.width, context)}px`;
     state.height = this.frame.clientHeight;
     this.figure = this.how.figure(chart, context, state);
     this.legend.show(this.figure.legend, state.hidden, chart.title, context.theme);
+  }
+
+  async paint() {
+    const { chart, state } = this;
+    this.compose();
     state.height = this.frame.clientHeight; // the legend has taken its part
     const layout = { ...this.figure.layout, width: state.width, height: state.height };
     const first = !this.gd._fullLayout;
     await globalThis.Plotly.react(this.gd, this.figure.data, layout, CONFIG);
+    await this.makeRoom();
     if (first) this.listen();
     this.gd.dataset.drawn = String(Number(this.gd.dataset.drawn ?? 0) + 1);
     if (chart.pick && this.figure.key) for (const area of this.gd.querySelectorAll(".nsewdrag")) area.style.cursor = "pointer";
+  }
+
+  /** Where what stands left of the axis is wider than its margin, once more with as much as it needs. */
+  async makeRoom() {
+    const { margin } = this.figure.layout;
+    if (margin.autoexpand !== false) return;
+    const edge = this.gd.getBoundingClientRect().left;
+    const title = this.gd.querySelector(".ytitle")?.getBoundingClientRect().width ?? 0;
+    const free = Math.min(...[...this.gd.querySelectorAll(".ytick text")].map((text) => text.getBoundingClientRect().left)) - edge - title;
+    if (!(free < 0)) return;
+    this.state.left = margin.l = Math.ceil(margin.l - free + 4);
+    await globalThis.Plotly.relayout(this.gd, { "margin.l": margin.l });
   }
 
   listen() {
@@ -168,9 +191,9 @@ export class Plot {
 
   // What the page asks of it.
 
-  update(chart) {
+  update(chart, context = this.context) {
     this.chart = chart;
-    this.request();
+    this.look(context);
   }
 
   append(delta) {

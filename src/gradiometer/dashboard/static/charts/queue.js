@@ -1,9 +1,9 @@
 /** Who draws next. Charts on the screen draw with the next frames, the others when the page has nothing else to do; however
  * often a chart asks, it draws once. */
 
-/** @typedef {{visible: boolean, draw: () => void}} Drawer */
+/** @typedef {{visible: boolean, prepare: () => void, draw: () => void}} Drawer */
 
-const FRAME_MS = 20;
+const FRAME_MS = 48; // a few charts at once: each frame between them costs a painting of the page
 const PATIENCE_MS = 1500;
 /** @type {Set<Drawer>} */
 const waiting = new Set();
@@ -35,7 +35,9 @@ function plan() {
 function frame() {
   framed = false;
   const until = performance.now() + FRAME_MS;
-  for (const drawer of [...waiting].filter((each) => each.visible)) {
+  const seen = [...waiting].filter((each) => each.visible);
+  for (const drawer of seen) drawer.prepare();
+  for (const drawer of seen) {
     run(drawer);
     if (performance.now() > until) break;
   }

@@ -26,8 +26,8 @@ export class Table {
     this.update(chart);
   }
 
-  update(chart) {
-    this.chart = chart;
+  update(chart, context = this.context) {
+    Object.assign(this, { chart, context });
     this.box.setAttribute("aria-label", chart.title || "table");
     const ink = inks(this.context.theme);
     const table = document.createElement("table");
