@@ -77,7 +77,7 @@ def test_the_guard_sees_an_upward_import(tmp_path: Path) -> None:
         "import gradiometer.cli.main",
         "import gradiometer.cli.show, gradiometer.cli.metrics, gradiometer.cli.env, gradiometer.cli.labs",
         "import gradiometer.cli.prune, gradiometer.cli.train, gradiometer.cli.demo",
-        "import gradiometer.cli.compare, gradiometer.store.comparison, gradiometer.cli.serve",
+        "import gradiometer.cli.compare, gradiometer.store.comparison, gradiometer.cli.serve, gradiometer.cli.run",
         "import gradiometer.cli.plot, gradiometer.cli.figure, gradiometer.store.importers",
         "import gradiometer.cli.export, gradiometer.cli.import_, gradiometer.store.intake",
         "import gradiometer.cli.experts, gradiometer.doctor.experts.judge, gradiometer.cli.audit",

@@ -13,9 +13,7 @@ from gradiometer.cli.requests import Request, command_of
 __all__: list[str] = []
 
 
-@app.command(
-    rich_help_panel=MEASURE, context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True}
-)
+@app.command(rich_help_panel=MEASURE, context_settings={"allow_interspersed_args": False})
 def run(
     script: Annotated[str, typer.Argument(metavar="SCRIPT", help="A training script; options of ours come before it.")],
     arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="Its own arguments.")] = None,

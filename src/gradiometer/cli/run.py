@@ -40,6 +40,10 @@ def run(
     stdout: bool,
 ) -> int:
     """Run it to its end, say where the run is and what the doctor thinks of it, and return the script's exit code."""
+    if script.startswith("-"):  # a parser that lets unknown options pass takes one for the script
+        raise UsageError(
+            f"No such option: {script}. `gradiometer run --help` lists them; a file of that name is ./{script}"
+        )
     program = Program(target=script, is_module=is_module, arguments=tuple(arguments))
     if tier not in TIERS:
         raise UnknownName("tier", tier, TIERS, hint=f"(there are {', '.join(TIERS)})")

@@ -33,7 +33,7 @@ def main():
         logging_steps=1,
         learning_rate=1e-2,
         max_grad_norm=0.5,
-        report_to="none",
+        report_to="tensorboard",
         save_strategy="no",
         use_cpu=True,
         bf16=False,

@@ -73,8 +73,6 @@ class Watcher:
         """The script's own scalars."""
         self.book.log(values, env_steps=env_steps, epoch=epoch)
 
-    # What the hooks call.
-
     def _made(self, optimizer: Optimizer) -> None:
         """At the end of `Optimizer.__init__`."""
         self.num_made += 1
@@ -120,8 +118,6 @@ class Watcher:
             say(f"the script has a meter of its own, which {where}: `gradiometer run` steps back")
         self.stepped_back = True
         self.retire()
-
-    # Whose step is it?
 
     def _come(self, optimizer: Optimizer) -> None:
         """An optimizer that is not watched has a gradient, or steps."""
