@@ -6,10 +6,11 @@ STAMP  := $(VENV)/.installed
 # Two OpenMP threads collapse when anything else uses a core; tests run one process per core instead.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup demo test check bench bench-long learn docs clean
+.PHONY: help setup demo test proofs check bench bench-long learn docs clean
 help:
 	@echo "make demo    set up, train a broken and a healthy CartPole, print what the gradients say"
-	@echo "make test    set up, run every test"
+	@echo "make test    set up, run the tests"
+	@echo "make proofs  the long forms of some tests, a few minutes"
 	@echo "make check   ruff, ruff format, mypy --strict, fast tests"
 	@echo "make bench   measure speed side by side with the alternatives"
 	@echo "make bench-long  whole trainings and memory, a quarter of an hour"
@@ -45,13 +46,16 @@ demo: $(STAMP)
 	$(BIN)/gradiometer demo
 
 test: $(STAMP) $(VENV)/.chromium
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not proof"
+
+proofs: $(STAMP)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m proof
 
 check: $(STAMP) $(VENV)/.chromium
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" --durations=5
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not proof" --durations=5
 
 bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks

@@ -20,8 +20,12 @@ OF_ONE_PROCESS = {"alignment", "micro_batches", "additivity_error", "scale"}
 
 @pytest.mark.parametrize(
     ("world", "options"),
-    [(2, ("terms",)), (2, ("accumulate", "terms", "sparse")), (2, ("hook",)), (4, ("sketch", "deep"))],
-    ids=["plain", "no_sync", "comm-hook", "four"],
+    [
+        pytest.param(2, ("terms",), id="plain", marks=pytest.mark.proof),
+        pytest.param(2, ("accumulate", "terms", "sparse"), id="no_sync"),
+        pytest.param(2, ("hook",), id="comm-hook"),
+        pytest.param(4, ("sketch", "deep"), id="four", marks=pytest.mark.proof),
+    ],
 )
 def test_the_numbers_are_those_of_one_process(
     tmp_path: Path, ranks: Ranks, ranked: ModuleType, world: int, options: tuple[str, ...]
@@ -38,7 +42,12 @@ def test_the_numbers_are_those_of_one_process(
 
 
 @pytest.mark.parametrize(
-    "options", [("adam", "accumulate", "terms"), ("adam", "deep", "hook"), ("static", "terms")], ids=lambda o: o[-1]
+    "options",
+    [
+        pytest.param(("adam", "accumulate", "terms"), id="accumulate"),
+        pytest.param(("adam", "deep", "hook"), id="hook", marks=pytest.mark.proof),
+        pytest.param(("static", "terms"), id="static", marks=pytest.mark.proof),
+    ],
 )
 def test_the_training_is_the_same_bits_with_and_without_the_meter(
     tmp_path: Path, ranks: Ranks, ranked: ModuleType, options: tuple[str, ...]
@@ -50,6 +59,7 @@ def test_the_training_is_the_same_bits_with_and_without_the_meter(
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.proof
 def test_a_static_graph_has_terms_from_its_second_step_on(tmp_path: Path, ranks: Ranks, ranked: ModuleType) -> None:
     ranks(ranked.TRAINING, 1, "single", tmp_path / "one", "terms")
     ranks(ranked.TRAINING, 2, "ddp", tmp_path / "many", "static", "terms")
@@ -59,6 +69,7 @@ def test_a_static_graph_has_terms_from_its_second_step_on(tmp_path: Path, ranks:
     np.testing.assert_allclose(many.series(name)[1], one.series(name)[1][1:], rtol=1e-5)
 
 
+@pytest.mark.proof
 def test_term_vectors_beyond_the_limit_are_added_up_as_sketches(
     tmp_path: Path, ranks: Ranks, ranked: ModuleType
 ) -> None:

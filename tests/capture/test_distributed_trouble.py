@@ -57,6 +57,7 @@ if step == 3:
 
 
 @pytest.mark.slow
+@pytest.mark.proof
 def test_a_late_rank_switches_the_meter_off_and_the_training_ends(
     tmp_path: Path, ranks: Ranks, ranked: ModuleType
 ) -> None:

@@ -22,8 +22,11 @@ Ranks = Callable[..., list[tuple[str, str]]]
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("world", "options"),
-    [(2, ("accumulate", "sketch", "deep")), (2, ("adam", "sparse", "noclip")), (4, ())],
-    ids=["micro-batches", "sparse", "four"],
+    [
+        pytest.param(2, ("accumulate", "sketch", "deep"), id="micro-batches"),
+        pytest.param(2, ("adam", "sparse", "noclip"), id="sparse", marks=pytest.mark.proof),
+        pytest.param(4, (), id="four"),
+    ],
 )
 def test_the_numbers_are_those_of_one_process(
     tmp_path: Path, ranks: Ranks, ranked: ModuleType, world: int, options: tuple[str, ...]
@@ -130,6 +133,7 @@ with gm.watch(model, optimizer, run=folder, budget=None, direction=sys.argv[4]):
 
 
 @pytest.mark.slow
+@pytest.mark.proof
 def test_copies_of_pieces_cut_across_rows_count_once(tmp_path: Path, ranks: Ranks, ranked: ModuleType) -> None:
     ranks(HYBRID, 1, tmp_path / "one", "exact")
     ranks(HYBRID, 4, tmp_path / "many", "exact")

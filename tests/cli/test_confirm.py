@@ -173,6 +173,7 @@ def test_gradients_are_taken_on_fresh_samples_at_the_same_weights() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.proof
 def test_sokoban_is_confirmed_too() -> None:
     found = confirm("dead-term", probe_for("sokoban", "env.size=5", "fault=entropy_no_grad"))
     assert found.outcome == "supported"

@@ -638,6 +638,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
+@pytest.mark.proof
 def test_of_two_processes_one_writes_what_a_single_one_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = tmp_path / "train.py"
     script.write_text(DDP, encoding="utf-8")
