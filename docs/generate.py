@@ -101,6 +101,8 @@ def api_page() -> str:
         if callable(thing):
             parts.append(f"\n## `gm.{name}`\n\n{_signature(name, thing)}{inspect.getdoc(thing) or ''}\n")
             parts += _methods(thing) if inspect.isclass(thing) else []
+        elif inspect.ismodule(thing):
+            parts.append(f"\n## `gm.{name}`\n\n{inspect.getdoc(thing) or ''}\n")
     return "".join(parts)
 
 

@@ -8,6 +8,7 @@ import math
 import os
 import sqlite3
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as TooLate
 from pathlib import Path
 from typing import Any
@@ -389,7 +390,8 @@ def test_listeners_hear_on_when_a_run_goes_in_the_middle_of_a_look(
         await stream.aclose()  # type: ignore[attr-defined]
         return heard
 
-    heard = asyncio.run(listen())
+    with ThreadPoolExecutor(1) as aside:  # Playwright keeps a loop of its own on this thread
+        heard = aside.submit(lambda: asyncio.run(listen())).result()
     consultant.close()
     assert [message["event"] for message in heard] == ["hello", "changed"]
     assert next(trouble, None) is None

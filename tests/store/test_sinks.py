@@ -7,6 +7,7 @@ import math
 import sqlite3
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -173,6 +174,7 @@ def test_tensorboard_forgets_what_a_resume_took_back_and_says_what_32_bits_canno
 
     with fan(folder, "tensorboard") as both:
         feed(both)
+    time.sleep(1.1)  # TensorBoard orders files by second, and within one by a count without leading zeros
     with pytest.warns(GradiometerWarning) as said, fan(folder, "tensorboard", resume=4) as both:
         both.put(Row(step=5, wall_time=0.0, values={"grad/all/norm/raw": 1e300}))
         both.put(Table(step=5, name="long", content=["x" * 200_000]))
@@ -210,6 +212,7 @@ def quiet_wandb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any
 
     wandb.setup()  # whose settings are those of the whole process
     monkeypatch.setattr(wandb.setup().settings, "root_dir", str(tmp_path))
+    monkeypatch.setattr(wandb.setup().settings, "mode", "offline")  # another test may have set it up before us
 
     yield wandb
     if wandb.run is not None:
