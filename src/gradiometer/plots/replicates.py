@@ -35,7 +35,7 @@ from gradiometer.plots.rows import (
     unity,
     whisker,
 )
-from gradiometer.plots.studies import ESS, NORM, PROJECTION, SNR, TOP_SHARE, TRACE, Studies, Study, unit_of
+from gradiometer.plots.studies import ESS, NORM, PROJECTION, SNR, TOP_SHARE, TRACE, Studies, Study, bias_notes, unit_of
 from gradiometer.plots.style import GREY, INK, render, styled
 from gradiometer.plots.verdicts import draw_curve, draw_ratio
 from gradiometer.store.strictjson import to_json
@@ -83,7 +83,7 @@ def draw_variance(found: Studies) -> Figure:
     for ax, draw in zip(axes, (_trace_panel, _snr_panel, _ess_panel, _share_panel), strict=True):
         row_grid(ax, len(found.studies))
         draw(ax, found)
-    under(figure, _summary_marks(found), _bias_notes(found))
+    under(figure, _summary_marks(found), bias_notes(found))
     header(figure, found, "Variance of the gradient")
     return figure
 
@@ -198,16 +198,3 @@ def _summary_marks(found: Studies) -> list[Any]:
     if any(study.rollouts is not None and study.reading(ESS).value is not None for study in found.studies):
         marks.append(legend_key("rollouts an instance", marker="|", color=GREY, markersize=8, markeredgewidth=1.2))
     return marks
-
-
-def _bias_notes(found: Studies) -> list[str]:
-    """Each source of bias once, with whom it concerns."""
-    whose: dict[str, list[str]] = {}
-    for study in found.studies:
-        for source in study.bias:
-            whose.setdefault(source, []).append(study.name)
-    everyone = len(found.studies)
-    return [
-        f"Biased{'' if len(names) == everyone else ' (' + ', '.join(names) + ')'}: {source}."
-        for source, names in whose.items()
-    ]

@@ -29,6 +29,7 @@ __all__ = [
     "Series",
     "Studies",
     "Study",
+    "bias_notes",
     "read_studies",
     "unit_of",
 ]
@@ -224,3 +225,16 @@ def _curve(content: Mapping[str, Any], count: int) -> Curve:
     if not len(values) == len(snr) == count:
         raise ValueError(f"{len(values)} values and {len(snr)} SNRs for {count} records")
     return Curve(axis=str(content["axis"]), values=values, snr=snr, answer=str(content["answer"]))
+
+
+def bias_notes(found: Studies) -> list[str]:
+    """Each source of bias once, with whom it concerns."""
+    whose: dict[str, list[str]] = {}
+    for study in found.studies:
+        for source in study.bias:
+            whose.setdefault(source, []).append(study.name)
+    everyone = len(found.studies)
+    return [
+        f"Biased{'' if len(names) == everyone else ' (' + ', '.join(names) + ')'}: {source}."
+        for source, names in whose.items()
+    ]

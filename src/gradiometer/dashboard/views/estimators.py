@@ -11,7 +11,7 @@ from gradiometer.dashboard.views.estimators_charts import AXES, curve_charts, st
 from gradiometer.dashboard.views.estimators_reading import studies_of
 from gradiometer.dashboard.views.estimators_replicates import replicate_charts
 from gradiometer.errors import UnknownName
-from gradiometer.plots.studies import TRACE, Studies
+from gradiometer.plots.studies import TRACE, Studies, bias_notes
 
 __all__ = ["estimators"]
 
@@ -73,7 +73,7 @@ def _header(found: Studies) -> list[str]:
     """The verdicts, then what they rest on, then what keeps the estimators from their objective."""
     verdicts = list(found.comparison.sentences) if found.comparison is not None else []
     verdicts += [found.curve.answer] if found.curve is not None else []
-    return [*verdicts, *filter(None, [_measured_on(found)]), *_bias(found)]
+    return [*verdicts, *filter(None, [_measured_on(found)]), *bias_notes(found)]
 
 
 def _measured_on(found: Studies) -> str:
@@ -93,16 +93,3 @@ def _measured_on(found: Studies) -> str:
 
 def _counted(number: Any, word: str) -> str:
     return "" if number is None else f"{number} {word}{'' if number == 1 else 's'}"
-
-
-def _bias(found: Studies) -> list[str]:
-    """Each source of bias once, with whom it concerns."""
-    whose: dict[str, list[str]] = {}
-    for study in found.studies:
-        for source in study.bias:
-            whose.setdefault(source, []).append(study.name)
-    everyone = len(found.studies)
-    return [
-        f"Biased{'' if len(names) == everyone else ' (' + ', '.join(names) + ')'}: {source}."
-        for source, names in whose.items()
-    ]
