@@ -68,7 +68,13 @@ def ranks() -> Ranks:
             )
             for rank in range(world)
         ]
-        outputs = [process.communicate(timeout=120) for process in processes]
+        try:
+            outputs = [process.communicate(timeout=120) for process in processes]
+        finally:  # a rank that hangs is one failed test, and leaves no pipe open for the next
+            for process in processes:
+                if process.poll() is None:
+                    process.kill()
+                    process.communicate()
         assert [process.returncode for process in processes] == [0] * world, outputs
         return outputs
 

@@ -19,6 +19,11 @@ from gradiometer.errors import UsageError
 Ranks = Callable[..., list[tuple[str, str]]]
 ALL = list(range(12))
 BREAK = "setattr(meter._rig.gauge, 'read_full', None) if rank == {rank} and step == {step} else None"
+LATE_BREAK = """
+if rank == 1 and step == 0:
+    import time
+    meter._rig.gauge.read_full = lambda *arguments, **options: time.sleep(3) or 1 / 0
+"""
 PAUSE = "meter.pause() if rank == {rank} and step == 3 else meter.resume() if step == 6 else None"
 
 
@@ -31,10 +36,11 @@ PAUSE = "meter.pause() if rank == {rank} and step == 3 else meter.resume() if st
         ("ddp", BREAK.format(rank=1, step=4), ALL, "rank-failed"),
         ("ddp", BREAK.format(rank=0, step=4), ALL[:4], "fault"),
         ("ddp", BREAK.format(rank=1, step=0), ALL, "ranks-alone"),
+        ("ddp", LATE_BREAK, ALL, "ranks-alone"),  # rank 0 is at the first meeting long before
         ("fsdp", PAUSE.format(rank=1), [0, 1, 2, *ALL[6:]], "rank-paused"),
         ("fsdp", BREAK.format(rank=1, step=4), ALL[:4], "rank-failed"),
     ],
-    ids=["ddp-pause", "ddp-pause-0", "ddp-fail", "ddp-fail-0", "ddp-fail-first", "fsdp-pause", "fsdp-fail"],
+    ids=["ddp-pause", "ddp-pause-0", "ddp-fail", "ddp-fail-0", "ddp-fail-first", "ddp-fail-first-late", "fsdp-pause", "fsdp-fail"],
 )
 def test_a_rank_that_cannot_measure_says_so_and_stops_nobody(
     tmp_path: Path, ranks: Ranks, ranked: ModuleType, mode: str, fault: str, measured: list[int], told: str

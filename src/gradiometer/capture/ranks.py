@@ -108,6 +108,7 @@ class Ranks:
         if self._group is not None:
             return None
         store, key = _store(), f"{self._name}/word"
+        store.set(f"{self._name}/came/{self.rank}", "ready")
         if self.rank == 0:
             word = self._look(store)
             store.set(key, word)
@@ -133,11 +134,19 @@ class Ranks:
         if not store.check(keys):
             missing = [str(rank) for rank, one in enumerate(keys) if not store.check([one])]
             return f"watch() was not called on rank {_listed(missing)} before its first step"
-        said = [word.decode() for word in store.multi_get(keys)]
-        if "failed" in said:
-            return f"the instrument of rank {said.index('failed')} has failed"
+        said = store.multi_get(keys)
         other = next((rank for rank, word in enumerate(said) if word != said[0]), None)
-        return "" if other is None else f"watch() on rank {other} got another model or other settings than on rank 0"
+        if other is not None:
+            return f"watch() on rank {other} got another model or other settings than on rank 0"
+        # To make a group waits for all: nobody is called into one before each has come, or has said that it cannot.
+        keys = [f"{self._name}/came/{rank}" for rank in range(self.world)]
+        try:
+            store.wait(keys, PATIENCE)
+        except RuntimeError:
+            missing = [str(rank) for rank, one in enumerate(keys) if not store.check([one])]
+            return f"rank {_listed(missing)} did not come to the first meeting"
+        came = store.multi_get(keys)
+        return f"the instrument of rank {came.index(b'failed')} has failed" if b"failed" in came else ""
 
     # Meetings.
 
@@ -161,7 +170,7 @@ class Ranks:
         if not self.several:
             return
         if self._group is None:
-            _store().set(f"{self._name}/here/{self.rank}", "failed")
+            _store().set(f"{self._name}/came/{self.rank}", "failed")
             if self.rank == 0:
                 _store().set(f"{self._name}/word", "the instrument of rank 0 has failed")
             return
