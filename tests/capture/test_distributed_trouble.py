@@ -40,7 +40,16 @@ PAUSE = "meter.pause() if rank == {rank} and step == 3 else meter.resume() if st
         ("fsdp", PAUSE.format(rank=1), [0, 1, 2, *ALL[6:]], "rank-paused"),
         ("fsdp", BREAK.format(rank=1, step=4), ALL[:4], "rank-failed"),
     ],
-    ids=["ddp-pause", "ddp-pause-0", "ddp-fail", "ddp-fail-0", "ddp-fail-first", "ddp-fail-first-late", "fsdp-pause", "fsdp-fail"],
+    ids=[
+        "ddp-pause",
+        "ddp-pause-0",
+        "ddp-fail",
+        "ddp-fail-0",
+        "ddp-fail-first",
+        "ddp-fail-first-late",
+        "fsdp-pause",
+        "fsdp-fail",
+    ],
 )
 def test_a_rank_that_cannot_measure_says_so_and_stops_nobody(
     tmp_path: Path, ranks: Ranks, ranked: ModuleType, mode: str, fault: str, measured: list[int], told: str

@@ -10,7 +10,7 @@ import pytest
 from gradiometer.doctor.consequences import IDS
 from gradiometer.doctor.faultmap import FAULT_IDS
 from gradiometer.doctor.rule import rules
-from gradiometer.labs.faults import FAULTS
+from gradiometer.labs.faults import Fault, all_faults
 
 FAMILIES = {
     "numbers": "nonfinite-gradient exploding-gradient vanishing-gradient gradient-spikes zero-gradient-steps depth-imbalance "
@@ -65,9 +65,8 @@ def test_every_fault_of_the_catalogue_has_an_id_that_names_it() -> None:
         assert set(ids) <= set(FAMILY), fault
 
 
-@pytest.mark.parametrize("name", sorted(FAULTS))
-def test_a_fault_of_the_labs_expects_what_the_catalogue_names(name: str) -> None:
-    fault = FAULTS[name]
+@pytest.mark.parametrize("fault", all_faults(), ids=lambda fault: f"{fault.lab}/{fault.name}")
+def test_a_fault_of_the_labs_expects_what_the_catalogue_names(fault: Fault) -> None:
     assert set(fault.expected) <= set(FAMILY)
     if fault.catalogue in FAULT_IDS:
         assert set(fault.expected) & set(FAULT_IDS[fault.catalogue])

@@ -8,7 +8,7 @@ from importlib import import_module
 import pytest
 
 from gradiometer import labs
-from gradiometer.errors import UnknownName
+from gradiometer.errors import UnknownName, UsageError
 from gradiometer.labs import faults
 
 
@@ -37,6 +37,45 @@ def test_a_fault_changes_its_piece_and_no_other(off_by_one: str) -> None:
     assert broken.square is healthy.square
 
 
+@pytest.fixture
+def off_by_much(monkeypatch: pytest.MonkeyPatch) -> str:
+    """One with doses."""
+    monkeypatch.setattr(faults, "FAULTS", dict(faults.FAULTS))
+
+    @faults.fault(
+        "off_by_much",
+        labs=("arithmetic",),
+        piece="square",
+        summary="+",
+        expected=(),
+        catalogue="F0",
+        doses=(10, 100, 1000),
+    )
+    def broken(square: Callable[[int], int], *, dose: float) -> Callable[[int], int]:
+        return lambda x: square(x) + int(dose)
+
+    return "off_by_much"
+
+
+def test_a_dose_is_chosen_by_name_and_usual_otherwise(off_by_much: str) -> None:
+    found = [
+        faults.apply(f"{off_by_much}{dose}", "arithmetic", Pieces()).square(2) for dose in (":mild", "", ":severe")
+    ]
+    assert found == [14, 104, 1004]
+
+
+def test_two_faults_are_applied_in_their_order(off_by_one: str, off_by_much: str) -> None:
+    broken = faults.apply(f"{off_by_one}+{off_by_much}:mild", "arithmetic", Pieces())
+    assert (broken.double(3), broken.square(2)) == (7, 14)
+
+
+def test_a_dose_that_is_none_is_refused_in_words(off_by_one: str, off_by_much: str) -> None:
+    with pytest.raises(UnknownName, match="unknown dose 'sever'; did you mean 'severe'"):
+        faults.apply(f"{off_by_much}:sever", "arithmetic", Pieces())
+    with pytest.raises(UsageError, match=r"off_by_one has no doses.*fault=off_by_one"):
+        faults.apply(f"{off_by_one}:mild", "arithmetic", Pieces())
+
+
 def test_none_changes_nothing() -> None:
     healthy = Pieces()
     assert faults.apply("none", "arithmetic", healthy) is healthy
@@ -58,11 +97,10 @@ def test_a_name_is_registered_once(off_by_one: str) -> None:
         again(lambda double: double)
 
 
-@pytest.mark.parametrize("fault", faults.FAULTS.values(), ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", faults.all_faults(), ids=lambda fault: f"{fault.lab}/{fault.name}")
 def test_every_fault_names_a_piece_its_labs_have_and_its_catalogue_entry(fault: faults.Fault) -> None:
     assert fault.summary
     assert re.fullmatch(r"F\d+[a-d]?", fault.catalogue)
-    for lab in fault.labs:
-        pieces = import_module(f"{labs.find(lab).module}.train").Pieces
-        assert fault.piece in {field.name for field in dataclasses.fields(pieces)}
-        assert fault in faults.faults_of(lab)
+    pieces = import_module(f"{labs.find(fault.lab).module}.train").Pieces
+    assert fault.piece in {field.name for field in dataclasses.fields(pieces)}
+    assert fault in faults.faults_of(fault.lab)

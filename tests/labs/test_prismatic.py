@@ -472,7 +472,7 @@ def test_a_dominant_balance_loss_leads_the_router() -> None:
     assert ratios[1] > 10
     with pytest.raises(UsageError, match="router_type=prismatic has no balance loss; add router_type=topk"):
         train(dataclasses.replace(TINY, fault="aux_dominates"))
-    assert faults.FAULTS["aux_dominates"].needs == ("router_type=topk",)
+    assert {each.name: each for each in faults.faults_of("prismatic")}["aux_dominates"].needs == ("router_type=topk",)
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,8 @@ class LabConfig:
     """The fault to train with, or none."""
     device: str = "cpu"
     """Where the tensors live: cpu, cuda, mps."""
+    start: str | None = None
+    """A file of weights to start from, see labs/weights.py; null starts from scratch."""
 
     CONFIG_NAMES: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """What --config-name can be: overrides under a name, applied first."""

@@ -88,7 +88,7 @@ def probe_of(facts: Mapping[str, Any], *, seconds: float = SECONDS) -> LabProbe 
     for name, bench in BENCHES.items():
         known = keys_of(labs.find(name).config()())
         if saved.keys() <= known.keys() and len(saved) >= SAME * len(known):
-            return LabProbe(labs.find(name), _as_it_ran(saved), bench, seconds=seconds)
+            return LabProbe(labs.find(name), _as_it_ran(saved, name), bench, seconds=seconds)
     return None
 
 
@@ -303,10 +303,14 @@ def _without_gradient(run: Run, block: str | None, numbers: Mapping[str, float])
     return {name: 0.0} if states == {"missing"} else {}
 
 
-def _as_it_ran(saved: dict[str, Any]) -> dict[str, Any]:
+def _as_it_ran(saved: dict[str, Any], lab: str) -> dict[str, Any]:
     """A fault that is a wrong setting is in the saved settings already: broken twice would be another training."""
-    fault = faults.FAULTS.get(str(saved.get("fault", "none")))
-    return saved | {"fault": "none"} if fault is not None and fault.piece == "config" else saved
+    kept = [
+        f"{each.name}:{dose}" if each.doses else each.name
+        for each, dose in faults.chosen(str(saved.get("fault", "none")), lab)
+        if each.piece != "config"
+    ]
+    return saved | {"fault": "+".join(kept) or "none"}
 
 
 def _written(saved: Mapping[str, Any]) -> list[str]:
