@@ -120,6 +120,8 @@ LOGGED = {
     "step/realised": -0.1,
     "reward_lag": 0.0,
     "loss_scale": 65536.0,
+    "score_z": 0.3,
+    "reward_gain": 0.1,
     "total_grad_norm": 1.0,
 }
 

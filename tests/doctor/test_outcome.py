@@ -548,3 +548,23 @@ def test_a_flat_reward_is_no_warning_where_a_held_out_score_rose_over_the_run(pa
     assert [each.severity for each in found] in ([], ["info"])
     flat = 0.2 + patients.ar1(40, 0.0, 0.01, 4)
     assert only("reward-plateau", log({"reward": noisy, "val/reward": (evaluated, flat)})).severity == "warn"
+
+
+def test_updates_that_lower_what_earned_most_are_said_where_nothing_was_held_out() -> None:
+    noise = np.random.default_rng(0).normal(0, 0.05, 40)
+    series = {"reward": 10 + np.zeros(40), "reward_gain": noise - 0.1}
+    found = only("update-opposes-reward", log(series))
+    assert found.severity == "critical"
+    assert found.since_step == 0
+
+
+def test_updates_that_raise_it_or_do_nothing_are_left_alone() -> None:
+    noise = np.random.default_rng(0).normal(0, 0.1, 40)
+    assert silent("update-opposes-reward", log({"reward": np.zeros(40), "reward_gain": noise + 0.1}))
+    assert silent("update-opposes-reward", log({"reward": np.zeros(40), "reward_gain": noise}))
+
+
+def test_a_reward_that_rises_all_the_same_makes_a_negative_gain_information() -> None:
+    noise = np.random.default_rng(0).normal(0, 0.05, 40)
+    found = only("update-opposes-reward", log({"reward": np.arange(40.0), "reward_gain": noise - 0.1}))
+    assert found.severity == "info"

@@ -555,3 +555,25 @@ def test_healthy_norms_with_autocorrelated_noise_do_not_follow_the_loss_scale(pa
         series = scaled(False, 200) | {"grad_norm": np.exp(0.5 * patients.ar1(200, 0.9, 1.0, seed=seed))}
         alarms += verdict(log(series), "clip-before-unscale") != []
     assert alarms <= 1
+
+
+def test_scores_far_from_zero_are_told_after_three_batches() -> None:
+    finding = found(log({"score_z": [9.0, 12.0, 8.0]}), "score-not-zero-mean")
+    assert finding.severity == "critical"
+    assert finding.since_step == 0
+
+
+def test_scores_that_only_chance_moves_are_silent() -> None:
+    noise = np.random.default_rng(0).normal(0, 1, 60)
+    assert silent(log({"score_z": noise}), "score-not-zero-mean")
+    noise[:3] = 30.0  # a warm-up that went by
+    assert silent(log({"score_z": noise}), "score-not-zero-mean")
+    noise[:3], noise[40:] = 0.0, noise[40:] + 10  # wrong from here on
+    assert silent(log({"score_z": noise[:40]}), "score-not-zero-mean")
+    assert found(log({"score_z": noise}), "score-not-zero-mean").since_step == 30
+
+
+def test_without_scores_the_audit_is_recommended() -> None:
+    answer = verdict(log({"score_z": [9.0, 12.0]}), "score-not-zero-mean")
+    assert isinstance(answer, Skipped)
+    assert "gm.audit" in answer.why

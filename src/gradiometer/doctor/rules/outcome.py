@@ -51,6 +51,16 @@ MIN_WINDOWED = 9
 """Three windows of three measurements."""
 
 
+WRONG_SIGN = (
+    "The sign of the loss, of the advantages or of the reward is wrong: every norm looks healthy and every step makes the "
+    "policy worse."
+)
+SIGN_FIXES = (
+    "Optimizers minimise: the policy loss is -(advantages * log_prob).mean(); check for a missing or a second minus.",
+    "Check advantages = returns - values, not values - returns, and that a cost is not used as a reward.",
+)
+
+
 @rule("reward-plateau")
 def reward_plateau(chart: Chart) -> Verdict:
     """The reward did not rise over the last half of the run, by a test that would have seen a rise worth having."""
@@ -164,11 +174,14 @@ def _fell(reward: Series, found: Fall) -> bool:
 
 @rule("update-opposes-reward")
 def update_opposes_reward(chart: Chart) -> Verdict:
-    """Steps that raise a held-out loss: the only test that sees a wrong sign. Without it, a reward that falls from the very
-    start under healthy norms is a suspicion."""
+    """Steps that raise a held-out loss: a test that sees a wrong sign, as does reward_gain. Without them, a reward that falls from
+    the very start under healthy norms is a suspicion."""
     predicted, realised = chart.get("step/predicted"), chart.get("step/realised")
     probed = predicted if predicted is not None else realised
     if probed is None:
+        gain = chart.get("reward_gain")
+        if gain is not None and enough(gain, MIN_STEPS):
+            return _lowers_what_earned(chart, gain)
         return _falls_from_start(chart) or unlogged("update-opposes-reward", "step/predicted")
     mean = mean_interval(probed.values) if enough(probed, MIN_STEPS) else None
     if mean is None:
@@ -183,6 +196,27 @@ def update_opposes_reward(chart: Chart) -> Verdict:
     learns = learning(chart)
     certain = (other is not None and other.p_above(0.0) < LEVEL) or learns is False
     return _opposed(probed, mean, realised if other else None, other, severity=_how_bad(learns, certain=certain))
+
+
+def _lowers_what_earned(chart: Chart, gain: Series) -> Finding | None:
+    """The samples that earned most become less likely."""
+    mean = mean_interval(gain.values)
+    if mean is None or mean.p_below(0.0) >= SURE or -mean.mean < OPPOSED * float(np.abs(gain.finite.values).mean()):
+        return None
+    return Finding(
+        id="update-opposes-reward",
+        title=f"Updates lower the probability of what earned most: a correlation of {fmt(mean.mean)}",
+        severity=_how_bad(learning(chart), certain=True),
+        basis="statistical",
+        since_step=since(gain, lambda x: x < 0.0),
+        evidence=(
+            reads(gain, f"mean {fmt(mean.mean)} ({fmt(mean.low)} to {fmt(mean.high)}) over {mean.count} batches"),
+        ),
+        cause=WRONG_SIGN,
+        fix=SIGN_FIXES,
+        confirm="Negate the policy loss for a few hundred steps: the reward must now rise.",
+        references=("failure catalogue F26",),
+    )
 
 
 def _how_bad(learns: bool | None, *, certain: bool) -> Severity:
@@ -206,12 +240,8 @@ def _opposed(
         basis="statistical",
         since_step=since(probed, lambda x: x > 0.0),
         evidence=tuple(evidence),
-        cause="The sign of the loss, of the advantages or of the reward is wrong: every norm looks healthy and every step "
-        "makes the policy worse. (If the held-out loss is not what is trained, it is the probe that is wrong.)",
-        fix=(
-            "Optimizers minimise: the policy loss is -(advantages * log_prob).mean(); check for a missing or a second minus.",
-            "Check advantages = returns - values, not values - returns, and that a cost is not used as a reward.",
-        ),
+        cause=f"{WRONG_SIGN} (If the held-out loss is not what is trained, it is the probe that is wrong.)",
+        fix=SIGN_FIXES,
         confirm="Negate the loss for a few hundred steps: the reward must now rise.",
         references=("failure catalogue F26",),
     )

@@ -34,6 +34,11 @@ MIN_POINTS = 9
 FAR_FROM_REFERENCE = 1.0
 """Nats from where on the gradients of the two directions of the KL differ by more than they share."""
 
+FAR_SCORE = 4.0
+"""Standard deviations of `score_z`: one healthy batch in some 10,000 is above, and here it is a median of batches."""
+FIRST_SCORES, MIN_SCORES = 5, 3
+"""Batches to tell at once by, and the fewest to tell by at all."""
+
 CHOICES = ("num_actions", "n_actions", "num_choices", "action_space.n", "action_space", "vocab_size")
 """Settings that say how many actions there are to choose from."""
 DEGREES = ("degree", "row_degree", "max_degree", "num_candidates", "num_neighbors")
@@ -149,9 +154,46 @@ def _named(chart: Chart, value: float) -> str:
 
 @wired("score-not-zero-mean")
 def score_not_zero_mean(chart: Chart) -> Verdict:
-    """E[∇ log π(a)] = 0 over fresh actions, or log_prob is not that of the sampler. Only the audit can resample actions."""
-    why = "no log shows it: gm.audit(..., policy=...) resamples actions, policy.sample() -> (actions, log_prob)"
-    return Skipped(rule="score-not-zero-mean", why=why)
+    """E[∇ log π(a)] = 0 over fresh actions, or log_prob is not that of the sampler. The audit resamples actions; a log shows it
+    where the training logs score_z."""
+    series = chart.get("score_z")
+    if series is None or len(series.finite) < MIN_SCORES:
+        why = "gm.audit(..., policy=...) resamples actions; a log needs score_z (gradiometer.maths.scores.score_z)"
+        return Skipped(rule="score-not-zero-mean", why=why, metric="score_z")
+    steps, values = series.finite.steps, series.finite.values
+    half = len(values) // 2
+    at_once = float(np.median(values[:FIRST_SCORES]))
+    now = float(np.median(values[half:]))
+    if max(at_once, now) <= FAR_SCORE or (now <= FAR_SCORE and len(values) >= 2 * FIRST_SCORES):
+        return None
+    first = int(steps[0]) if at_once > FAR_SCORE else int(steps[half])
+    return Finding(
+        id="score-not-zero-mean",
+        title=f"The mean of ∇ log π over the sampled actions is {max(at_once, now):.0f} standard deviations from zero",
+        severity="critical",
+        basis="statistical",
+        since_step=first,
+        evidence=(
+            Evidence(
+                series=series.name,
+                reading=f"median {fmt(at_once)} over the first {min(FIRST_SCORES, len(values))} batches, {fmt(now)} over the "
+                "last half; chance stays below 4",
+                first_step=first,
+                last_step=int(steps[-1]),
+            ),
+        ),
+        cause="Under the policy that sampled, ∇ log π averages to zero over its actions, whatever they earn. Here it does not: "
+        "the log-probs are those of other actions, of other logits, or of another distribution than the sampler's. Even with "
+        "no reward at all this loss would move the policy.",
+        fix=(
+            "Take log_prob of the very actions that were sent to the environment: watch for a shift by one, a reshape that "
+            "mixes batch and time, a gather along the wrong axis",
+            "Sample from the distribution that is trained: same logits, mask and temperature, no argmax, and with the "
+            "Jacobian of every squashing of the action",
+        ),
+        confirm="gm.audit(..., policy=...) draws fresh actions and tests their mean score.",
+        references=("FORMULAS section 5",),
+    )
 
 
 @wired("actions-ignore-policy")
