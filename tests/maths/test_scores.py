@@ -14,7 +14,7 @@ def batch(seed: int, *, number: int = 256) -> tuple[Tensor, Tensor, Tensor]:
     """Features, probabilities of three actions, and actions drawn from them."""
     generator = torch.Generator().manual_seed(seed)
     features = torch.randn(number, 8, generator=generator)
-    probs = (features @ torch.randn(8, 3, generator=generator)).softmax(-1)
+    probs = (0.5 * features @ torch.randn(8, 3, generator=generator)).softmax(-1)
     return features, probs, torch.multinomial(probs, 1, generator=generator).squeeze(-1)
 
 
@@ -45,9 +45,9 @@ def test_sampled_actions_have_a_mean_score_of_zero() -> None:
 
 @pytest.mark.parametrize("wrong", ["uniform", "of the next state", "argmax", "of another temperature"])
 def test_other_actions_than_the_sampled_ones_stand_out(wrong: str) -> None:
-    features, probs, actions = batch(1)
+    features, probs, actions = batch(1, number=512)
     chosen = {
-        "uniform": torch.randint(0, 3, (256,), generator=torch.Generator().manual_seed(2)),
+        "uniform": torch.randint(0, 3, (512,), generator=torch.Generator().manual_seed(2)),
         "of the next state": actions.roll(1),
         "argmax": probs.argmax(-1),
         "of another temperature": actions,

@@ -16,8 +16,8 @@ def score_z(residuals: Tensor, features: Tensor) -> float:
 
     The score of a last layer is the outer product g_i = r_i ⊗ h_i of the residual ∂ log π/∂(its outputs), [N, A], with its
     inputs, [N, H]. Under the policy that sampled, E[g_i | past] = 0 (FORMULAS section 5), so the g_i are uncorrelated even
-    along one trajectory and E‖Σ g_i‖² = Σ‖g_i‖². The statistic is their difference, Σ_{i≠j} g_i·g_j, over its standard deviation
-    (2 Σ_{i≠j} (g_i·g_j)²)^½; both are sums over the N × N matrix (r_i·r_j)(h_i·h_j), so no score is ever written out.
+    along one trajectory and E‖Σ g_i‖² = Σ‖g_i‖². The statistic is their difference, Σ_{i≠j} g_i·g_j, over its standard
+    deviation (2 Σ_{i≠j} (g_i·g_j)²)^½; both are sums over the N × N matrix (r_i·r_j)(h_i·h_j), so no score is ever written out.
     """
     every = -(-len(residuals) // MOST)
     r, h = (each[::every].detach().double().flatten(1) for each in (residuals, features))

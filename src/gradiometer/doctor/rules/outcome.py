@@ -174,8 +174,8 @@ def _fell(reward: Series, found: Fall) -> bool:
 
 @rule("update-opposes-reward")
 def update_opposes_reward(chart: Chart) -> Verdict:
-    """Steps that raise a held-out loss: a test that sees a wrong sign, as does reward_gain. Without them, a reward that falls from
-    the very start under healthy norms is a suspicion."""
+    """Steps that raise a held-out loss: a test that sees a wrong sign, as does reward_gain. Without them, a reward that falls
+    from the very start under healthy norms is a suspicion."""
     predicted, realised = chart.get("step/predicted"), chart.get("step/realised")
     probed = predicted if predicted is not None else realised
     if probed is None:
