@@ -53,7 +53,7 @@ def test_other_actions_than_the_sampled_ones_stand_out(wrong: str) -> None:
         "of another temperature": actions,
     }[wrong]
     if wrong == "of another temperature":
-        probs = (2 * probs.log()).softmax(-1)
+        probs = (4 * probs.log()).softmax(-1)
     assert score_z(one_hot(chosen, 3) - probs, features) > 4
 
 
