@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 # Two OpenMP threads collapse when anything else uses a core; tests run one process per core instead.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup demo test proofs check bench bench-long learn docs clean
+.PHONY: help setup demo test proofs check bench bench-long learn clinic docs clean
 help:
 	@echo "make demo    set up, train a broken and a healthy CartPole, print what the gradients say"
 	@echo "make test    set up, run the tests"
@@ -15,6 +15,7 @@ help:
 	@echo "make bench   measure speed side by side with the alternatives"
 	@echo "make bench-long  whole trainings and memory, a quarter of an hour"
 	@echo "make learn   the whole trainings of the labs, with verdicts; half an hour"
+	@echo "make clinic  break real trainings and score the doctor; hours on two cores"
 	@echo "make docs    write the generated reference pages"
 	@echo "make clean   remove .venv and caches"
 
@@ -68,6 +69,11 @@ learn: $(VENV)/.bench
 	$(BIN)/python -m benchmarks.sokoban_learns
 	$(BIN)/python -m benchmarks.tsp_learns
 	$(BIN)/python -m benchmarks.prismatic_learns
+
+# What is in runs/clinic already is not trained again; remove it to begin anew.
+clinic: $(STAMP)
+	$(BIN)/gradiometer clinic --out runs/clinic --report docs/clinic.md
+	$(BIN)/python docs/precision.py runs/clinic/clinic.json
 
 docs: $(STAMP)
 	$(BIN)/python docs/generate.py

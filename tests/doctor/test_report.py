@@ -87,7 +87,7 @@ def test_json_has_the_promised_keys_and_survives_a_round_trip() -> None:
     content = json.loads(to_json(plain(diagnosis(DEAD, *MILD))))
     assert {"run", "verdict", "findings", "skipped", "unknown_keys"} <= set(content)
     keys = {"id", "title", "severity", "basis", "since_step", "block", "evidence", "cause", "fix", "confirm"}
-    assert keys | {"suppressed", "references"} == set(content["findings"][0])
+    assert keys | {"suppressed", "references", "clinic"} == set(content["findings"][0])
     assert content["findings"][0]["evidence"][0]["series"] == "entropy"
     assert content["folded"][0]["id"] == "entropy-collapse"
 

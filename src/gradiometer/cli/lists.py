@@ -9,7 +9,7 @@ from typer.core import TyperCommand
 
 from gradiometer.errors import UsageError
 
-__all__ = ["StepLists", "WordLists", "whole_numbers", "words"]
+__all__ = ["PatientLists", "StepLists", "WordLists", "whole_numbers", "words"]
 
 NUMBERS = re.compile(r"\d+(,\d+)*,?")
 
@@ -34,6 +34,12 @@ class WordLists(TyperCommand):
         for option in self.LISTS:
             args = spelled_out(args, option, re.compile(r"[^-].*"))
         return super().parse_args(ctx, args)
+
+
+class PatientLists(WordLists):
+    """The same for the lists of the clinic."""
+
+    LISTS = ("--labs", "--faults")
 
 
 def underscored(word: str, known: set[str]) -> str:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from gradiometer.cli.frame import LABS, Json, app
+from gradiometer.cli.lists import PatientLists
 
 __all__: list[str] = []
 
@@ -49,3 +50,39 @@ def demo(
     from gradiometer.cli import demo as verb
 
     verb.demo(out, total_steps=total_steps, serve=serve)
+
+
+@app.command(rich_help_panel=LABS, cls=PatientLists)
+def clinic(
+    labs: Annotated[list[str] | None, typer.Option(metavar="LAB...", help="Only these labs.")] = None,
+    faults: Annotated[
+        list[str] | None, typer.Option(metavar="FAULT...", help="Only these faults; none: controls.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Trainings of each fault.")] = 3,
+    engine: Annotated[str, typer.Option(metavar="processes|ray|serial", help="Who does the work.")] = "processes",
+    workers: Annotated[int, typer.Option(min=0, help="How many at once; 0: one a core.")] = 0,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A few patients, in three minutes; fails if they are missed.")
+    ] = False,
+    out: Annotated[
+        str, typer.Option(help="Where runs and results go; what is there already is not trained again.")
+    ] = "runs/clinic",
+    report: Annotated[str, typer.Option(metavar="FILE.md", help="Write the page with all figures.")] = "",
+    json: Json = False,
+) -> None:
+    """Break real trainings on purpose, and count how often the doctor names the cause, and how often it cries wolf."""
+    from gradiometer.cli import clinic as verb
+
+    code = verb.clinic(
+        labs=labs or [],
+        faults=faults or [],
+        seeds=seeds,
+        engine=engine,
+        workers=workers,
+        quick=quick,
+        out=out,
+        report=report,
+        as_json=json,
+    )
+    if code:
+        raise typer.Exit(code)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from gradiometer.doctor.diagnosis import Diagnosis
+from gradiometer.doctor.precision import track_record
 from gradiometer.doctor.report.plain import shared_causes
 from gradiometer.doctor.report.text import headline
 from gradiometer.records import Finding
@@ -72,6 +73,9 @@ def _finding(finding: Finding) -> Iterator[str]:
     if finding.suppressed:
         yield ""
         yield f"**Explains.** {', '.join(finding.suppressed)}"
+    if known := track_record(finding):
+        yield ""
+        yield f"**Clinic.** {known}"
     if finding.references:
         yield ""
         yield f"**See.** {'; '.join(finding.references)}"

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from gradiometer import metrics
 from gradiometer.doctor.diagnosis import Curve, Diagnosis
+from gradiometer.doctor.precision import track_record
 from gradiometer.doctor.report.plain import shared_causes
 from gradiometer.records import Evidence, Finding
 from gradiometer.version import __version__
@@ -87,6 +88,7 @@ def _finding(finding: Finding, diagnosis: Diagnosis) -> str:
         _entry("Fix", "".join(f"<div>{_text(fix)}</div>" for fix in finding.fix), raw=True),
         _entry("Confirm", finding.confirm),
         _entry("Explains", ", ".join(finding.suppressed)),
+        _entry("Clinic", track_record(finding)),
         _entry("See", "; ".join(finding.references)),
         "</dl>",
     ]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gradiometer.doctor.diagnosis import Diagnosis
+from gradiometer.doctor.precision import track_record
 from gradiometer.records import Finding
 
 __all__ = ["plain", "plain_of_several", "shared_causes"]
@@ -40,4 +41,4 @@ def shared_causes(diagnoses: Sequence[Diagnosis]) -> dict[str, int]:
 
 
 def _finding(finding: Finding) -> dict[str, Any]:
-    return dataclasses.asdict(finding)
+    return {**dataclasses.asdict(finding), "clinic": track_record(finding)}

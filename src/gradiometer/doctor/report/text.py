@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from gradiometer.doctor.diagnosis import Diagnosis
+from gradiometer.doctor.precision import track_record
 from gradiometer.doctor.report.plain import shared_causes
 from gradiometer.doctor.rule import Skipped
 from gradiometer.records import Evidence, Finding
@@ -62,6 +63,8 @@ def _finding(finding: Finding, width: int) -> Iterator[str]:
         yield from _labelled("confirm", finding.confirm, width)
     if finding.suppressed:
         yield from _labelled("explains", ", ".join(finding.suppressed), width)
+    if known := track_record(finding):
+        yield from _labelled("clinic", known, width)
     if finding.references:
         yield from _labelled("see", "; ".join(finding.references), width)
 
