@@ -15,8 +15,10 @@ from gradiometer.labs.clinic.wards import DOUBLES, KINDS, QUICK, WARDS, Ward, wa
 
 __all__ = ["HEALTHY_SEEDS", "Patient", "grid", "quick_grid"]
 
-HEALTHY_SEEDS = 4
+HEALTHY_SEEDS = 3
 """Of each ward and kind, whatever --seeds says: few false alarms in few runs show nothing."""
+DOSE_SEEDS = 1
+"""Of a mild or severe dose: the headline counts usual ones, and the faults with doses are many."""
 FIRST_SEED = 101
 """Far from the seeds anybody tries by hand, which the rules were looked at with."""
 
@@ -119,8 +121,9 @@ def quick_grid() -> list[Patient]:
 
 def _broken(lab: str, seeds: int) -> Iterable[Patient]:
     for each in faults.faults_of(lab):
-        for text in [f"{each.name}:{dose}" for dose in each.doses] or [each.name]:
-            yield from _seeded(ward_of(each).name, text.removesuffix(":usual"), "fast", seeds)
+        yield from _seeded(ward_of(each).name, each.name, "fast", seeds)
+        for dose in sorted(each.doses.keys() - {"usual"}):
+            yield from _seeded(ward_of(each).name, f"{each.name}:{dose}", "fast", DOSE_SEEDS)
 
 
 def _twice_broken(lab: str, seeds: int) -> Iterable[Patient]:
