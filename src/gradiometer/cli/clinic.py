@@ -50,7 +50,9 @@ def clinic(
     folder.mkdir(parents=True, exist_ok=True)
     for round_ in needed_weights(patients, folder):
         _do("weights", round_, engine, workers)
-    _do("training", [Admit(patient=each, out=str(folder)) for each in patients], engine, workers)
+    # Seed by seed, so that a clinic that is stopped has seen every fault once before any twice.
+    in_turn = sorted(patients, key=lambda patient: patient.seed)
+    _do("training", [Admit(patient=each, out=str(folder)) for each in in_turn], engine, workers)
     everybody: list[Judged] = []
     _do("diagnosis", [Judge(patient=each, out=str(folder)) for each in patients], engine, workers, everybody.append)
     found = summary(everybody)
