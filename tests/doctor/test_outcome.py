@@ -568,3 +568,10 @@ def test_a_reward_that_rises_all_the_same_makes_a_negative_gain_information() ->
     noise = np.random.default_rng(0).normal(0, 0.05, 40)
     found = only("update-opposes-reward", log({"reward": np.arange(40.0), "reward_gain": noise - 0.1}))
     assert found.severity == "info"
+
+
+def test_a_flat_reward_of_a_training_that_goes_on_is_information() -> None:
+    rewards = {"reward": 5 + 0.1 * np.random.default_rng(0).normal(size=200)}
+    assert only("reward-plateau", log(rewards)).severity == "warn"
+    assert only("reward-plateau", log(rewards, start=None)).severity == "warn"
+    assert only("reward-plateau", log(rewards, resume_from_checkpoint="last.ckpt")).severity == "info"

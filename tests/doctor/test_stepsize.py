@@ -391,3 +391,18 @@ def test_a_policy_whose_schedule_ended_near_a_maximum_of_zero_is_done(patient: P
     assert judge("policy-frozen", patient({"learning_rate": rate, "reward": learnt}, facts={"max_reward": 0})) == []
     short = np.minimum(-1400.0 + 80.0 * np.arange(N), -700.0) + NOISE
     assert finding("policy-frozen", patient({"learning_rate": rate, "reward": short}, facts={"max_reward": 0}))
+
+
+JUMPED = {"grad/all/update_ratio": [1.5, 0.02] + [1e-4] * 28, "reward": [-3.5, -70.0] + [-60.0] * 14 + [-3.0] * 14}
+
+
+def test_one_step_that_replaces_the_network_is_proved_and_critical(patient: Patient) -> None:
+    found = finding("step-too-large", patient(JUMPED))
+    assert (found.severity, found.basis, found.since_step) == ("critical", "proved", 0)
+    assert "150%" in found.title
+
+
+def test_a_jump_after_which_the_reward_rose_is_nobodys_fault(patient: Patient) -> None:
+    assert not judge("step-too-large", patient(JUMPED | {"reward": [float(x) for x in range(30)]}))
+    below = JUMPED | {"grad/all/update_ratio": [0.4] + [1e-4] * 29}
+    assert not judge("step-too-large", patient(below))

@@ -204,6 +204,10 @@ CONSEQUENCES: dict[str, tuple[str, ...]] = {
         "gradient-oscillation",
         "critic-diverges",
         "dormant-units",
+        "vanishing-gradient",  # saturated by one jump
+        "zero-gradient-steps",
+        "router-untrained",
+        "expert-dominates",
         "entropy-collapse",
         "reward-plateau",
         "reward-declining",

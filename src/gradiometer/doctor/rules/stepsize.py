@@ -35,6 +35,8 @@ STOPS_AT = 1.5
 """Times target_kl: where SB3 and Spinning Up stop the epochs of a rollout."""
 LARGE_UPDATE = 1e-2
 """‖Δw‖/‖w‖ of all weights; the catalogue's upper edge."""
+JUMP = 0.5
+"""The same of one step: half of what the network was is gone. Measured, and no matter of statistics."""
 WINDOWS, MOST, SOME = 6, 3, 2
 """Disjoint windows of a run, and in how many the median must be too high. They need not be the last: a step that was too
 large early leaves a policy without entropy, whose KL is then small."""
@@ -94,6 +96,8 @@ def step_too_large(chart: Chart) -> Verdict:
     kl, update = chart.get("approx_kl"), chart.get("grad/<block>/update_ratio", block="all")
     if kl is None and update is None:
         return Skipped(rule="step-too-large", why=how_to_log("approx_kl"), metric="approx_kl")
+    if (jump := _jumped(chart, update)) is not None:
+        return jump
     if all(series is None or len(series.finite) < MIN_POINTS for series in (kl, update)):
         return too_short("step-too-large", next(x for x in (kl, update) if x is not None), MIN_POINTS)
     target = number(chart.fact("target_kl", "desired_kl"))
@@ -115,6 +119,32 @@ def step_too_large(chart: Chart) -> Verdict:
     if progress is None and much is not None:
         return _too_large(kl, (much,), severity="info")
     return None
+
+
+def _jumped(chart: Chart, update: Series | None) -> Finding | None:
+    """One step that put another network in the place of this one, after which the reward fell or never rose."""
+    if update is None or not (update.finite.values >= JUMP).any():
+        return None
+    step = int(update.finite.steps[np.argmax(update.finite.values >= JUMP)])
+    progress = progress_of(chart)
+    if progress is None:
+        return None
+    before, later = progress.reward.until(step), progress.reward.since(step).values
+    start = level(before.last(0.2)) if len(before) else progress.start
+    if progress.best is not None and near_best(progress.end, progress.best, start):
+        return None
+    lowest = min((float(np.median(part)) for part in np.array_split(later, WINDOWS) if len(part)), default=np.inf)
+    thrown = lowest < start - abs(start)
+    if not (progress.stuck or thrown):
+        return None
+    most = float(update.finite.values.max())
+    reached = f"went from {fmt(start)} to {fmt(lowest)} and ends at {fmt(progress.end)}"
+    reading = f"one step moved the weights by {most:.0%} of their size"
+    return replace(
+        _too_large(update, (shown(update.finite, reading, first_step=step), progress.evidence), severity="critical"),
+        title=f"One step moved the weights by {most:.0%} of their size, and the reward {reached}",
+        basis="proved",
+    )
 
 
 def _large(series: Series | None, limit: float, needed: int) -> Evidence | None:
