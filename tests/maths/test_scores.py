@@ -84,3 +84,9 @@ def test_a_policy_gradient_step_raises_what_earned_more_and_its_negative_lowers_
         torch.optim.SGD(layer.parameters(), lr=0.1).step()
         after = layer(features).log_softmax(-1).gather(-1, actions[:, None]).squeeze(-1)
         assert sign * reward_gain(earned, after - before) > 0.1
+
+
+def test_a_policy_that_is_sure_reads_nothing_rather_than_a_wonder() -> None:
+    """Without the rare action that balances them, 1,000 residuals of 1e-5 all point one way."""
+    residuals = torch.tensor([[1e-5, -1e-5]]).repeat(1000, 1)
+    assert score_z(residuals, torch.randn(1000, 3)) == 0.0

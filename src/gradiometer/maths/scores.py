@@ -9,6 +9,9 @@ __all__ = ["reward_gain", "score_z"]
 
 MOST = 1024
 """Samples that `score_z` looks at: the matrix of their products has the square of that."""
+FEWEST = 10.0
+"""Choices against the odds that a batch must hold by its own probabilities, Σ(1 − π(a)): without them the scores that would
+balance the many small ones are not there, and what is left has a spread of nothing."""
 
 
 def score_z(residuals: Tensor, features: Tensor) -> float:
@@ -18,10 +21,13 @@ def score_z(residuals: Tensor, features: Tensor) -> float:
     inputs, [N, H]. Under the policy that sampled, E[g_i | past] = 0 (FORMULAS section 5), so the g_i are uncorrelated even
     along one trajectory and E‖Σ g_i‖² = Σ‖g_i‖². The statistic is their difference, Σ_{i≠j} g_i·g_j, over its standard
     deviation (2 Σ_{i≠j} (g_i·g_j)²)^½; both are sums over the N × N matrix (r_i·r_j)(h_i·h_j), so no score is ever written out.
+    A policy that is sure of nearly every action leaves nothing to test, and reads 0.
     """
     every = -(-len(residuals) // MOST)
     r, h = (each[::every].detach().double().flatten(1) for each in (residuals, features))
     h = torch.cat([h, h.new_ones(len(h), 1)], dim=1)  # the bias
+    if r.abs().amax(1).sum() < FEWEST:
+        return 0.0
     products = (r @ r.T) * (h @ h.T)
     products.fill_diagonal_(0.0)
     spread = products.square().sum().mul(2).sqrt()
