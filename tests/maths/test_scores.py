@@ -19,14 +19,14 @@ def batch(seed: int, *, number: int = 256) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def test_it_is_the_sum_over_pairs_of_scores_written_out_by_autograd() -> None:
-    features, _, actions = batch(0, number=12)
+    features, _, actions = batch(0, number=40)
     layer = torch.nn.Linear(8, 3, dtype=torch.float64)
     logits = layer(features.double())
     scores = []
     for log_prob in logits.log_softmax(-1).gather(-1, actions[:, None]).unbind():
         found = torch.autograd.grad(log_prob.squeeze(), list(layer.parameters()), retain_graph=True)
         scores.append(torch.cat([each.flatten() for each in found]))
-    products = [(scores[i] @ scores[j]) for i in range(12) for j in range(12) if i != j]
+    products = [(scores[i] @ scores[j]) for i in range(40) for j in range(40) if i != j]
     expected = sum(products) / (2 * sum(x * x for x in products)) ** 0.5
     residuals = one_hot(actions, 3) - logits.softmax(-1)
     assert score_z(residuals, features) == pytest.approx(float(expected), rel=1e-9)
