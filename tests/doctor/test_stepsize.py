@@ -406,3 +406,20 @@ def test_a_jump_after_which_the_reward_rose_is_nobodys_fault(patient: Patient) -
     assert not judge("step-too-large", patient(JUMPED | {"reward": [float(x) for x in range(30)]}))
     below = JUMPED | {"grad/all/update_ratio": [0.4] + [1e-4] * 29}
     assert not judge("step-too-large", patient(below))
+
+
+def test_a_policy_that_learns_in_tiny_steps_is_told_so_as_information(patient: Patient) -> None:
+    crawling = {"grad/all/update_ratio": level(5e-5), "approx_kl": level(5e-4), "reward": RISING}
+    assert finding("policy-frozen", patient(crawling)).severity == "info"
+    for faster in ({"approx_kl": level(2e-3)}, {"grad/all/update_ratio": level(2e-4)}):
+        assert judge("policy-frozen", patient(crawling | faster)) == []
+
+
+def test_a_reward_lost_at_one_stroke_after_a_far_step_is_critical(patient: Patient) -> None:
+    kl = np.where(np.arange(N) == 4, 0.6, 0.004)
+    reward = np.where(np.arange(N) <= 4, 0.4, 0.0) + 0.01 * np.sin(np.arange(N))
+    found = finding("step-too-large", patient({"approx_kl": kl, "reward": reward}))
+    assert (found.severity, found.since_step) == ("critical", 4)
+    assert judge("step-too-large", patient({"approx_kl": np.minimum(kl, 0.1), "reward": reward})) == []
+    back = np.where(np.arange(N) < 20, reward, 0.4)
+    assert judge("step-too-large", patient({"approx_kl": kl, "reward": back})) == []

@@ -577,3 +577,15 @@ def test_without_scores_the_audit_is_recommended() -> None:
     answer = verdict(log({"score_z": [9.0, 12.0]}), "score-not-zero-mean")
     assert isinstance(answer, Skipped)
     assert "gm.audit" in answer.why
+
+
+def test_layers_below_a_cut_are_dead_and_an_unused_head_is_information(patient: Patient) -> None:
+    def said(states: dict[str, str]) -> Finding:
+        table = Table(step=0, name="states", content=states)
+        return found(patient({"grad/all/norm/raw": [1.0] * 8}, tables=[table]), "dead-block")
+
+    below = {f"{name}.weight": "missing" for name in ("embed", "layers.0", "layers.1")}
+    cut = said({**below, "layers.2.weight": "ok", "head.weight": "ok"})
+    assert cut.severity == "critical"
+    assert "nothing below 'layers.2'" in cut.title
+    assert said({"embed.weight": "ok", "layers.0.weight": "ok", "pooler.weight": "missing"}).severity == "info"

@@ -109,9 +109,16 @@ CONSEQUENCES: dict[str, tuple[str, ...]] = {
         "reward-plateau",
     ),
     # Each action is praised for what another one did, and each value target belongs to another state.
-    "misaligned-data": ("returns-wrong", "critic-explains-nothing", "noise-dominated", "reward-plateau"),
+    "misaligned-data": (
+        "returns-wrong",
+        "critic-explains-nothing",
+        "noise-dominated",
+        "entropy-collapse",  # sure of what was praised by mistake
+        "action-collapse",
+        "reward-plateau",
+    ),
     # Cut-off answers all score zero, and their values are targets of ends that were none.
-    "truncation": ("groups-too-hard", "returns-wrong", "reward-plateau"),
+    "truncation": ("groups-too-hard", "returns-wrong", "kl-runaway", "reward-plateau"),
     # -- Rewards and advantages. Their scale is the scale of everything behind them.
     "reward-scale": (
         "advantage-scale",
@@ -177,6 +184,8 @@ CONSEQUENCES: dict[str, tuple[str, ...]] = {
         "critic-diverges",
         "advantage-scale",
         "noise-dominated",
+        "entropy-collapse",  # sure of what was praised by mistake
+        "action-collapse",
         "reward-plateau",
     ),
     # Targets that move with what they train run away; targets that never move teach the first guess.
@@ -205,6 +214,7 @@ CONSEQUENCES: dict[str, tuple[str, ...]] = {
         "critic-diverges",
         "dormant-units",
         "vanishing-gradient",  # saturated by one jump
+        "groups-too-hard",  # a policy that was thrown off solves nothing any more
         "zero-gradient-steps",
         "router-untrained",
         "expert-dominates",

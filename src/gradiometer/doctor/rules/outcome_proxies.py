@@ -258,7 +258,8 @@ def _by_variance(chart: Chart) -> _Parts | None:
         for series in chart.every("rewards/<function>/<statistic>")
         if series.parts.get("statistic") == "std" and enough(series, MIN_WINDOWED)
     ]
-    spread = {s.parts["function"]: level(s.last(0.5)) * _weight(chart, s.parts["function"]) for s in found}
+    halves = [_spreads(chart, [part(series) for series in found]) for part in (_early, _late)]
+    spread = max(halves, key=_largest_share)  # a loud function is often learned by half time, and falls silent
     total = sum(x * x for x in spread.values())
     if len(spread) < 2 or total <= 0.0:
         return None
@@ -268,6 +269,23 @@ def _by_variance(chart: Chart) -> _Parts | None:
         for s in found
     )
     return _Parts(shares=shares, what="variance of the reward", evidence=evidence)
+
+
+def _early(series: Series) -> Series:
+    return series.first(0.5)
+
+
+def _late(series: Series) -> Series:
+    return series.last(0.5)
+
+
+def _spreads(chart: Chart, found: list[Series]) -> dict[str, float]:
+    return {s.parts["function"]: level(s) * _weight(chart, s.parts["function"]) for s in found}
+
+
+def _largest_share(spread: dict[str, float]) -> float:
+    total = sum(x * x for x in spread.values())
+    return max(x * x for x in spread.values()) / total if spread and total > 0 else 0.0
 
 
 def _weight(chart: Chart, function: str) -> float:

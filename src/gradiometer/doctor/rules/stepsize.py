@@ -37,6 +37,8 @@ LARGE_UPDATE = 1e-2
 """‖Δw‖/‖w‖ of all weights; the catalogue's upper edge."""
 JUMP = 0.5
 """The same of one step: half of what the network was is gone. Measured, and no matter of statistics."""
+FAR_KL, LOST = 0.2, 0.5
+"""Nats of one rollout, ten times the usual limit, and the share of the reward that was lost with it."""
 WINDOWS, MOST, SOME = 6, 3, 2
 """Disjoint windows of a run, and in how many the median must be too high. They need not be the last: a step that was too
 large early leaves a policy without entropy, whose KL is then small."""
@@ -47,6 +49,8 @@ FROZEN_UPDATE = 1e-5
 """‖Δw‖/‖w‖: a thousand steps move the weights by 1 %."""
 MOVES = 1e-4
 """The same at which weights do move, whatever a KL reads that was taken before the step."""
+CRAWLS = 1e-3
+"""Nats: a policy whose largest step is below could take a longer one."""
 ENDED = 1e-3
 """Of its own maximum: a learning rate that has ended."""
 BELOW_BEST = 0.1
@@ -124,7 +128,7 @@ def step_too_large(chart: Chart) -> Verdict:
 def _jumped(chart: Chart, update: Series | None) -> Finding | None:
     """One step that put another network in the place of this one, after which the reward fell or never rose."""
     if update is None or not (update.finite.values >= JUMP).any():
-        return None
+        return _thrown_off(chart)
     step = int(update.finite.steps[np.argmax(update.finite.values >= JUMP)])
     progress = progress_of(chart)
     if progress is None:
@@ -144,6 +148,29 @@ def _jumped(chart: Chart, update: Series | None) -> Finding | None:
         _too_large(update, (shown(update.finite, reading, first_step=step), progress.evidence), severity="critical"),
         title=f"One step moved the weights by {most:.0%} of their size, and the reward {reached}",
         basis="proved",
+    )
+
+
+def _thrown_off(chart: Chart) -> Finding | None:
+    """A reward that was lost at one stroke and never came back, just after the policy had gone far from what collected."""
+    kl, progress = chart.get("approx_kl"), progress_of(chart)
+    if kl is None or progress is None or len(progress.reward) < 2 * MIN_POINTS:
+        return None
+    values, steps = progress.reward.values, progress.reward.steps
+    far = [int(step) for step in kl.finite.steps[kl.finite.values > FAR_KL]]
+    at = int(np.searchsorted(steps, far[0], side="right")) if far else 0
+    if not far or at >= len(values) // 2:
+        return None
+    before, after = float(values[: max(at, 1)].mean()), values[at + 1 :]
+    lost = before - float(np.percentile(after, 90))
+    if lost < LOST * max(abs(before), 1e-12) or lost <= 2.0 * float(np.std(after)):
+        return None
+    peak = float(kl.finite.values.max())
+    evidence = (shown(kl.finite, f"{fmt(peak)} at its peak", first_step=far[0]), progress.evidence)
+    return replace(
+        _too_large(kl, evidence, severity="critical"),
+        title=f"After a KL of {fmt(peak)} the reward fell from {fmt(before)} to {fmt(float(np.median(after)))} and stayed",
+        basis="statistical",
     )
 
 
@@ -195,11 +222,10 @@ def policy_frozen(chart: Chart) -> Verdict:
     progress = progress_of(chart)
     if progress is None:
         return None if chart.has("reward") else Skipped(rule="policy-frozen", why=how_to_log("reward"), metric="reward")
-    found = _still(chart)
-    if not found or progress.state == "best":
-        return None
     below = progress.best is not None and not near_best(progress.end, progress.best, progress.start, within=BELOW_BEST)
-    if progress.state == "gained" and not below:
+    learns = progress.state == "gained" and not below
+    found = _crawls(chart) if learns else _still(chart)
+    if not found or progress.state == "best":
         return None
     series = found[0][0]
     starts = [start for _, start, _ in found if start is not None]
@@ -207,7 +233,7 @@ def policy_frozen(chart: Chart) -> Verdict:
     return Finding(
         id="policy-frozen",
         title=f"The policy hardly moves ({found[0][2].series}: {found[0][2].reading}) and the reward {progress.then}",
-        severity="warn",
+        severity="info" if learns else "warn",
         basis="heuristic",
         since_step=min(starts, default=None),
         evidence=(*(evidence for _, _, evidence in found), progress.evidence),
@@ -218,6 +244,19 @@ def policy_frozen(chart: Chart) -> Verdict:
         confirm="Train 50 updates with 10 times the learning rate: approx_kl and the reward should move.",
         references=("TheDeepChecker: log10 update ratio below -4", "A. Jones, Debugging RL, without the agonizing pain"),
     )  # fmt: skip
+
+
+def _crawls(chart: Chart) -> list[tuple[Series, int | None, Evidence]]:
+    """Learning, in steps so small all along that larger ones would do: weights and policy both hardly move."""
+    kl, update = chart.get("approx_kl"), chart.get("grad/<block>/update_ratio", block="all")
+    if kl is None or update is None or min(len(kl.finite), len(update.finite)) < MIN_POINTS:
+        return []
+    peak = float(kl.finite.values.max())
+    if not (level(update) < MOVES and 0.0 < peak < CRAWLS):
+        return []
+    first = int(update.finite.steps[0])
+    reading = f"median {fmt(level(update))}, and a KL of at most {fmt(peak)}: small steps all along"
+    return [(update, first, shown(update.finite, reading))]
 
 
 def _still(chart: Chart) -> list[tuple[Series, int | None, Evidence]]:

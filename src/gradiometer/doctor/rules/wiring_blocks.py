@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import takewhile
 
 import numpy as np
 
@@ -23,6 +24,10 @@ ZERO_STEPS = 20
 """Exact zeros on steps on which others have a gradient: as many as make a stationary term dead (FORMULAS section 5)."""
 ROUTERS = re.compile(r"router|gate", re.I)
 """Blocks that router-untrained judges, where routers were found."""
+
+
+CUT_OFF = 3
+"""Layers from the first on without a gradient: no unused head or pooler, but a cut somewhere above them."""
 
 
 @wired("dead-block")
@@ -140,10 +145,13 @@ def _unused_layers(chart: Chart, whole: Series) -> Finding | None:
         return None
     step = tables[-1].step
     shown = ", ".join(unused[:3]) + (", ..." if len(unused) > 3 else "")
+    below = list(takewhile(lambda kinds: kinds == {"missing"}, layers.values()))  # in the order of the forward
+    cut = CUT_OFF <= len(below) < len(layers)
+    where = f": nothing below {list(layers)[len(below)]!r} does" if cut else ""
     return Finding(
         id="dead-block",
-        title=f"{len(unused)} of {len(layers)} layers get no gradient: {shown}",
-        severity="info",
+        title=f"{len(unused)} of {len(layers)} layers get no gradient{where}: {shown}",
+        severity="critical" if cut else "info",
         basis="proved",
         since_step=step,
         evidence=(Evidence(series="states", reading=f"missing: {shown}", first_step=step),),
