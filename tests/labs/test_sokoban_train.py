@@ -101,7 +101,7 @@ def test_the_tokenizer_is_the_same_after_it_was_saved(tmp_path: Path) -> None:
 def test_the_samplers_log_probs_are_those_of_the_forward_that_trains() -> None:
     config = tiny("actor_rollout_ref.rollout.temperature=0.7", "env.max_turns=5", "env.max_actions_per_turn=3")
     learner = warm(config)
-    rows = batches.rollouts(learner, config, Purpose.TRAIN, 1, env_groups=6, group_size=4)
+    rows = batches.rollouts(learner, Pieces(config=config), Purpose.TRAIN, 1, env_groups=6, group_size=4)
     chosen = rows["mask"] > 0
     assert len(set(chosen.sum(-1).tolist())) > 1  # answers of different lengths leave gaps in the sampler's cache
     again = log_probs_of(learner.actor, rows["tokens"], 0.7)
@@ -112,7 +112,7 @@ def test_the_samplers_log_probs_are_those_of_the_forward_that_trains() -> None:
 def test_rows_say_who_spoke_and_what_it_paid() -> None:
     config = tiny()
     learner = warm(config)
-    rows = batches.rollouts(learner, config, Purpose.TRAIN, 1, env_groups=3, group_size=4)
+    rows = batches.rollouts(learner, Pieces(config=config), Purpose.TRAIN, 1, env_groups=3, group_size=4)
     assert rows["groups"].tolist() == [0] * 4 + [1] * 4 + [2] * 4
     torch.testing.assert_close(rows["token_rewards"].sum(-1), rows["rewards"])
     chosen, ends = rows["mask"] > 0, rows["tokens"] == learner.dialogue.end
@@ -131,7 +131,8 @@ def test_contexts_of_different_lengths_do_not_disturb_each_other() -> None:
     config = tiny()
     learner = warm(config)
     texts = [(9, 10, 11, 12, 13), (9, 10), (14, 11, 10)]
-    sampler = Sampler(learner.actor, learner.dialogue, temperature=1.0, generator=torch.Generator().manual_seed(3))
+    generator = torch.Generator().manual_seed(3)
+    sampler = Sampler(learner.actor, learner.dialogue, pieces=Pieces(config=config), generator=generator)
     together = sampler.answers(texts)
     sampler.keep([0, 2])
     more = sampler.answers([(10, 10), (12,)])
@@ -426,7 +427,7 @@ def test_what_is_rewarded_is_said_more_often(estimator: str) -> None:
     said: list[float] = []
     with gm.watch(learner.actor, learner.actor_optimizer, run=None, budget=None) as meter:
         for step in range(1, 16):
-            rows = batches.rollouts(learner, config, Purpose.TRAIN, step, env_groups=4, group_size=8)
+            rows = batches.rollouts(learner, pieces, Purpose.TRAIN, step, env_groups=4, group_size=8)
             rows["token_rewards"] = ((rows["tokens"] == up) & (rows["mask"] > 0)).float()
             rows["rewards"] = rows["token_rewards"].sum(-1)
             said.append(float(rows["rewards"].sum() / rows["mask"].sum()))
@@ -493,7 +494,7 @@ def test_a_chat_model_sees_the_rules_once_and_then_one_observation_a_turn(tmp_pa
     tokenizer.save_pretrained(tmp_path / "chat")
     config = tiny(f"model_path={tmp_path / 'chat'}", "env.max_turns=2")
     learner = make_learner(config, torch.device("cpu"))
-    rows = batches.rollouts(learner, config, Purpose.TRAIN, 1, env_groups=2, group_size=2)
+    rows = batches.rollouts(learner, Pieces(config=config), Purpose.TRAIN, 1, env_groups=2, group_size=2)
     chosen = rows["mask"] > 0
     again = log_probs_of(learner.actor, rows["tokens"], 1.0)
     torch.testing.assert_close(again[chosen], rows["old_log_probs"][chosen], atol=1e-4, rtol=0)
@@ -530,9 +531,10 @@ def test_games_draw_from_their_own_generator() -> None:
 
     def tokens(step: int) -> Tensor:
         generator = generator_for(config, Purpose.TRAIN, step, torch.device("cpu"))
-        return play_games(learner.actor, learner.dialogue, levels, group_size=8, config=config, generator=generator)[
-            "tokens"
-        ]
+        rows = play_games(
+            learner.actor, learner.dialogue, levels, group_size=8, pieces=Pieces(config=config), generator=generator
+        )
+        return rows["tokens"]
 
     assert torch.equal(tokens(1), tokens(1))
     assert not torch.equal(tokens(1), tokens(2))

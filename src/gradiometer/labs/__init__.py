@@ -72,11 +72,26 @@ LABS: dict[str, Lab] = {
     lab.name: lab
     for lab in (
         Lab(
+            name="bugs",
+            summary="GRPO in plain torch on small verifiable questions, with bugs that other people's trainers once had",
+            length_key="steps",
+            return_over="the last 10 rollouts",
+            module="gradiometer.labs.bugs",
+            wording=Wording(result="mean reward", live="reward", decimals=3, counted="answers"),
+        ),
+        Lab(
             name="cartpole",
             summary="PPO balances a pole: an actor and a critic of two hidden layers each, on Gymnasium's CartPole-v1",
             length_key="total_steps",
             return_over="the last 100 episodes",
             module="gradiometer.labs.cartpole",
+        ),
+        Lab(
+            name="pendulum",
+            summary="SAC swings a pendulum up: a squashed Gaussian actor, twin critics, on Gymnasium's Pendulum-v1",
+            length_key="total_steps",
+            return_over="the last 20 episodes",
+            module="gradiometer.labs.pendulum",
         ),
         Lab(
             name="prismatic",
@@ -94,6 +109,14 @@ LABS: dict[str, Lab] = {
             length_key="trainer.total_training_steps",
             return_over="the last 10 training steps",
             module="gradiometer.labs.sokoban",
+        ),
+        Lab(
+            name="sparsify",
+            summary="REINFORCE or PPO on a graph: which k connections of a matrix's rows multigrid should coarsen along",
+            length_key="steps",
+            return_over="the last 10 updates",
+            module="gradiometer.labs.sparsify",
+            wording=Wording(result="mean reward", live="reward", decimals=4, counted="rollouts"),
         ),
         Lab(
             name="tsp",

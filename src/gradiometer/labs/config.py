@@ -69,6 +69,8 @@ class Progress:
     """What is counted."""
     mean_return: float
     """Of the latest episodes; NaN until one has ended."""
+    notes: tuple[str, ...] = ()
+    """Lines the training has to say since it was last heard, as they are to be read."""
 
 
 ConfigT = TypeVar("ConfigT", bound=LabConfig)

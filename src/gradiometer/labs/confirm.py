@@ -55,6 +55,7 @@ class Bench:
 
 BENCHES = {
     "cartpole": Bench(terms={"entropy": "ent_coef", "value": "vf_coef"}, batches=12, searched=8),
+    "pendulum": Bench(batches=12, searched=6),
     "prismatic": Bench(terms={"aux": "aux_coef"}, batches=40, searched=15, brief=("val_size=0",)),
     "sokoban": Bench(
         terms={"entropy": "actor_rollout_ref.actor.entropy_coeff", "kl": "actor_rollout_ref.actor.kl_loss_coef"},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from gradiometer.errors import UsageError
@@ -11,8 +11,11 @@ from gradiometer.labs.faults import fault
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+    from torch.optim import Optimizer
 
     from gradiometer.labs.prismatic.config import Config as PrismaticConfig
+    from gradiometer.labs.prismatic.experts import Routing
+    from gradiometer.labs.prismatic.model import LanguageModel
 
 __all__: list[str] = []
 
@@ -101,3 +104,135 @@ def aux_dominates(config: PrismaticConfig) -> PrismaticConfig:
             f"fault=aux_dominates: router_type={config.router_type} has no balance loss; add router_type=topk"
         )
     return dataclasses.replace(config, aux_coef=10_000 * config.aux_coef)
+
+
+@fault(
+    "hot_expert",
+    labs=("prismatic",),
+    piece="router_logits_of",
+    summary="the first expert's logit is raised by 4: it is asked nearly always, and has nearly all of the gradient",
+    expected=("expert-dominates", "routing-imbalance"),
+    catalogue="F48",
+    doses=(2, 4, 8),
+)
+def hot_expert(
+    router_logits_of: Callable[[Tensor, nn.Linear], Tensor], *, dose: float
+) -> Callable[[Tensor, nn.Linear], Tensor]:
+    """As a bias that balances loads and has the wrong sign: who is asked more is asked still more."""
+
+    def broken(hidden: Tensor, gate: nn.Linear) -> Tensor:
+        logits = router_logits_of(hidden, gate)
+        raised = logits.new_zeros(logits.shape[-1])
+        raised[0] = dose
+        return logits + raised
+
+    return broken
+
+
+@fault(
+    "router_grad_scaled",
+    labs=("prismatic",),
+    piece="routing_weights_of",
+    summary="the routing weights pass on a sixty-fourth of their gradient: the loss is right, the router's gradient is not",
+    expected=("gradient-not-invariant", "router-untrained"),
+    catalogue="F47",
+    doses=(8, 64, 4_096),
+)
+def router_grad_scaled(
+    routing_weights_of: Callable[[Tensor, PrismaticConfig], Tensor], *, dose: float
+) -> Callable[[Tensor, PrismaticConfig], Tensor]:
+    """As under expert parallelism in transformers issue 48687: divided by the ranks once more than it was summed over them."""
+
+    def broken(chosen: Tensor, config: PrismaticConfig) -> Tensor:
+        weights = routing_weights_of(chosen, config)
+        return weights.detach() + (weights - weights.detach()) / dose
+
+    return broken
+
+
+@fault(
+    "loss_shifted",
+    labs=("prismatic",),
+    piece="task_loss_of",
+    summary="targets are shifted twice: what is said of the next character is scored on the one after it",
+    expected=("misaligned-data",),
+    catalogue="F44",
+)
+def loss_shifted(
+    task_loss_of: Callable[[Tensor, Tensor, int], Tensor],
+) -> Callable[[Tensor, Tensor, int], Tensor]:
+    """As labels that a collator has shifted and the model shifts again."""
+    return lambda logits, characters, prompt: task_loss_of(logits[:, :-1], characters[:, 1:], prompt)
+
+
+@fault(
+    "frozen_layer",
+    labs=("prismatic",),
+    piece="optimizer_of",
+    summary="the optimizer is not given the weights of the attentions: they have gradients and stay as they were drawn",
+    expected=("not-in-optimizer",),
+    catalogue="F34",
+)
+def frozen_layer(
+    optimizer_of: Callable[[Iterable[tuple[str, nn.Parameter]], PrismaticConfig], Optimizer],
+) -> Callable[[Iterable[tuple[str, nn.Parameter]], PrismaticConfig], Optimizer]:
+    """As groups of weights chosen by their names, one of which is misspelt."""
+    return lambda weights, config: optimizer_of([each for each in weights if ".attention." not in each[0]], config)
+
+
+@fault(
+    "residual_detached",
+    labs=("prismatic",),
+    piece="model_of",
+    summary="the last layer is given its input detached: no loss reaches what lies below it",
+    expected=("dead-block",),
+    catalogue="F34",
+)
+def residual_detached(
+    model_of: Callable[[PrismaticConfig, Routing], LanguageModel],
+) -> Callable[[PrismaticConfig, Routing], LanguageModel]:
+    """As a checkpointed layer whose input was stored without its history."""
+
+    def broken(config: PrismaticConfig, routing: Routing) -> LanguageModel:
+        model = model_of(config, routing)
+        model.layers[-1].register_forward_pre_hook(lambda _module, args: (args[0].detach(),))
+        return model
+
+    return broken
+
+
+@fault(
+    "nan_layer",
+    labs=("prismatic",),
+    piece="model_of",
+    summary="one attention puts where(x > 0, √x, 0) before its last product: forward all is finite, backward 0 · NaN is NaN",
+    expected=("nonfinite-gradient",),
+    catalogue="F32",
+)
+def nan_layer(
+    model_of: Callable[[PrismaticConfig, Routing], LanguageModel],
+) -> Callable[[PrismaticConfig, Routing], LanguageModel]:
+    """In the last layer: the first loss is finite, its gradient in that attention and below it is not."""
+    import torch
+
+    def broken(config: PrismaticConfig, routing: Routing) -> LanguageModel:
+        model = model_of(config, routing)
+        out = model.layers[-1].get_submodule("attention.out")
+        out.register_forward_pre_hook(lambda _module, args: (torch.where(args[0] > 0, args[0].sqrt(), 0.0),))
+        return model
+
+    return broken
+
+
+@fault(
+    "lr_high",
+    labs=("prismatic",),
+    piece="config",
+    summary="the learning rate is a hundred times what it should be",
+    expected=("step-too-large",),
+    catalogue="F15",
+    doses=(10, 100, 1_000),
+)
+def lr_high(config: PrismaticConfig, *, dose: float) -> PrismaticConfig:
+    """As a rate that was meant for another optimizer."""
+    return dataclasses.replace(config, learning_rate=dose * config.learning_rate)

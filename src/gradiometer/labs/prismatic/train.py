@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -29,11 +29,16 @@ from gradiometer.labs.prismatic.config import Config, Progress
 from gradiometer.labs.prismatic.experts import Expert, Routing
 from gradiometer.labs.prismatic.model import LanguageModel, make_model
 from gradiometer.labs.prismatic.text import made_up
+from gradiometer.labs.weights import load_weights
 
 __all__ = ["Config", "Pieces", "Progress", "Result", "Validation", "task_loss_of", "train", "validate"]
 
 RECENT = 10
 """Updates whose mean loss is reported."""
+SHIFTS = (0, -1, 1, 2)
+"""Places, from the next character on, at which the character that a prediction is of is looked for."""
+CLEARLY = 0.1
+"""Nats by which another place must fit better than the next one: less is which letters are common, not where they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +83,11 @@ def text_for(config: Config, purpose: Purpose, step: int, num: int) -> Tensor:
     return torch.from_numpy(made_up().sample(num, config.context + 1, rng))
 
 
+def optimizer_of(weights: Iterable[tuple[str, nn.Parameter]], config: Config) -> torch.optim.Optimizer:
+    """AdamW, on all weights; given with their names."""
+    return torch.optim.AdamW([weight for _, weight in weights], lr=config.learning_rate, weight_decay=0.01)
+
+
 def task_loss_of(logits: Tensor, characters: Tensor, prompt: int) -> Tensor:
     """Mean cross-entropy of the characters after the prompt: logits [B, T, V] of characters [B, T + 1]."""
     return cross_entropy(logits[:, prompt - 1 :].flatten(0, 1), characters[:, prompt:].flatten())
@@ -86,6 +96,19 @@ def task_loss_of(logits: Tensor, characters: Tensor, prompt: int) -> Tensor:
 def learning_rate_at(config: Config, done_fraction: float) -> float:
     """Linear from `learning_rate` to zero."""
     return config.learning_rate * (1 - done_fraction)
+
+
+@torch.no_grad()
+def lag_of(logits: Tensor, characters: Tensor, prompt: int) -> int:
+    """Which shift of the characters the predictions fit best; 0 for a model that learns the next one: as `task_loss_of`."""
+    window = slice(prompt, logits.shape[1] - max(SHIFTS))
+    log_probs = logits[:, window].log_softmax(-1)
+    fits = []
+    for shift in SHIFTS:
+        of = characters[:, window.start + 1 + shift : window.stop + 1 + shift]
+        fits.append(log_probs.gather(-1, of.unsqueeze(-1)).mean())
+    fits[0] += CLEARLY
+    return SHIFTS[int(torch.stack(fits).argmax())]
 
 
 def after_step(pool: Sequence[Expert]) -> None:
@@ -97,6 +120,8 @@ class Pieces:
     """The lines of this training that a fault may change; see `labs/faults.py`."""
 
     config: Config
+    model_of: Callable[[Config, Routing], LanguageModel] = make_model
+    optimizer_of: Callable[[Iterable[tuple[str, nn.Parameter]], Config], torch.optim.Optimizer] = optimizer_of
     task_loss_of: Callable[[Tensor, Tensor, int], Tensor] = task_loss_of
     router_logits_of: Callable[[Tensor, nn.Linear], Tensor] = experts.router_logits_of
     routing_weights_of: Callable[[Tensor, Config], Tensor] = experts.routing_weights_of
@@ -113,8 +138,8 @@ class Pieces:
 
 def update(
     model: LanguageModel, optimizer: torch.optim.Optimizer, meter: gm.Meter, characters: Tensor, pieces: Pieces
-) -> dict[str, Tensor]:
-    """One optimizer step on sequences [B, T + 1]; returns what to log."""
+) -> tuple[Tensor, Tensor]:
+    """One optimizer step on sequences [B, T + 1]; returns the task's loss and the logits it was made of."""
     config = pieces.config
     logits, balance = model(characters[:, :-1])
     task_loss = pieces.task_loss_of(logits, characters, config.prompt)
@@ -129,16 +154,17 @@ def update(
     optimizer.step()
     for pool in model.pools():
         pieces.after_step(pool)
-    return {"loss": task_loss.detach()}
+    return task_loss.detach(), logits.detach()
 
 
 def train(config: Config, progress: Callable[[Progress], None] | None = None) -> Result:
-    """Train from scratch; all that is random comes from `config.seed`."""
+    """Train from scratch or from weights; all that is random comes from `config.seed`."""
     pieces = faults.apply(config.fault, "prismatic", Pieces(config=config))
     config = pieces.config
-    model = make_model(config, pieces.routing)
+    model = pieces.model_of(config, pieces.routing)
+    load_weights(model, config.start)
     device = next(model.parameters()).device
-    optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, weight_decay=0.01)
+    optimizer = pieces.optimizer_of(model.named_parameters(), config)
     recent: deque[float] = deque(maxlen=RECENT)
     validation: Validation | None = None
     with watched(model, optimizer, config) as meter:
@@ -146,9 +172,11 @@ def train(config: Config, progress: Callable[[Progress], None] | None = None) ->
             learning_rate = pieces.learning_rate_at(config, step / config.steps)
             optimizer.param_groups[0]["lr"] = learning_rate
             characters = text_for(config, Purpose.TRAINING, step, config.batch_size).to(device)
-            logged = update(model, optimizer, meter, characters, pieces)
-            meter.log(**logged, learning_rate=learning_rate)
-            recent.append(float(logged["loss"]))
+            loss, logits = update(model, optimizer, meter, characters, pieces)
+            meter.log(loss=loss, reward=-loss, learning_rate=learning_rate)
+            if step % config.every == 0:
+                meter.log(reward_lag=lag_of(logits, characters, config.prompt))
+            recent.append(float(loss))
             done = step + 1
             if config.val_size and (done % config.val_every == 0 or done == config.steps):
                 validation = validate(model, config)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gradiometer.labs.sokoban.config import Config
 from gradiometer.labs.sokoban.learner import Learner
-from gradiometer.labs.sokoban.levels import level_seeds
+from gradiometer.labs.sokoban.levels import Level, level_seeds
 from gradiometer.labs.sokoban.pieces import Pieces
+from gradiometer.labs.sokoban.rewards import last_chosen, paid
 from gradiometer.labs.sokoban.rollout import Purpose, Rows, generator_for, play_games, select
 from gradiometer.labs.sokoban.update import log_probs_in_parts, values_in_parts
 from gradiometer.maths.groups import reward_std
@@ -26,40 +27,53 @@ class Batch:
     played: Rows
     kept: Rows
     """With advantages, and what else the losses need."""
+    index: Tensor
+    """Which of the played games they are."""
     num_groups: int
     num_kept: int
     zero_variance: float
     """The share of groups whose rewards are all equal."""
+    reward_std: float
+    """Of the rewards within a group, the mean over groups."""
 
 
 def rollouts(
-    learner: Learner, config: Config, purpose: Purpose, step: int, *, env_groups: int, group_size: int
+    learner: Learner, pieces: Pieces, purpose: Purpose, step: int, *, env_groups: int, group_size: int
 ) -> Rows:
-    """Games of the actor as it is; validation plays the same levels at every step."""
-    level_step = 0 if purpose is Purpose.VALIDATION else step
-    levels = [config.env.level(seed) for seed in level_seeds(config.seed, purpose, level_step, count=env_groups)]
-    generator = generator_for(config, purpose, step, learner.actor.device)
-    return play_games(
-        learner.actor, learner.dialogue, levels, group_size=group_size, config=config, generator=generator
+    """Games of the actor as it is, and what they were paid."""
+    levels = _levels(pieces, purpose, step, env_groups)
+    generator = generator_for(pieces.config, purpose, step, learner.actor.device)
+    played = play_games(
+        learner.actor, learner.dialogue, levels, group_size=group_size, pieces=pieces, generator=generator
     )
+    return paid(played, pieces)
+
+
+def _levels(pieces: Pieces, purpose: Purpose, step: int, count: int) -> Sequence[Level]:
+    """Validation plays the same levels at every step, and those of the game whatever is trained on."""
+    env, seed = pieces.config.env, pieces.config.seed
+    if purpose is Purpose.VALIDATION:
+        return [env.level(each) for each in level_seeds(seed, purpose, 0, count=count)]
+    return pieces.levels_of(env, level_seeds(seed, purpose, step, count=count))
 
 
 def batch_of(
     learner: Learner, pieces: Pieces, purpose: Purpose, step: int, *, env_groups: int, group_size: int
 ) -> Batch:
     """Rolled out, filtered, scored."""
-    config = pieces.config
-    played = rollouts(learner, config, purpose, step, env_groups=env_groups, group_size=group_size)
+    played = rollouts(learner, pieces, purpose, step, env_groups=env_groups, group_size=group_size)
     groups = reward_std(played["rewards"].cpu().numpy(), played["groups"].cpu().numpy())
-    rollout_filter = config.actor_rollout_ref.rollout.rollout_filter
+    rollout_filter = pieces.config.actor_rollout_ref.rollout.rollout_filter
     chosen = rollout_filter.select(rollout_filter.scores_of(groups))
     index = torch.from_numpy(np.flatnonzero(np.isin(groups.index, chosen))).to(played["tokens"].device)
     return Batch(
         played=played,
         kept=scored(select(played, index), learner, pieces),
+        index=index,
         num_groups=len(groups.ids),
         num_kept=len(chosen),
         zero_variance=float(np.mean(groups.scores <= 1e-10)),
+        reward_std=float(np.mean(groups.scores)),
     )
 
 
@@ -83,10 +97,9 @@ def permuted_advantages(rows: Rows, order: Tensor, pieces: Pieces) -> Rows:
     The difference is settled at its last token; when in the game the rest was paid stays as it was, or the null would
     differ from the task where no reward does.
     """
-    width = rows["mask"].shape[1]
-    last = width - 1 - (rows["mask"] > 0).flip(-1).float().argmax(-1, keepdim=True)
     settled = (rows["rewards"][order] - rows["rewards"]).unsqueeze(-1)
-    return {"advantages": _advantages(rows, rows["token_rewards"].scatter_add(-1, last, settled), pieces)}
+    token_rewards = rows["token_rewards"].scatter_add(-1, last_chosen(rows["mask"]), settled)
+    return {"advantages": _advantages(rows, token_rewards, pieces)}
 
 
 def _advantages(rows: Rows, token_rewards: Tensor, pieces: Pieces) -> Tensor:

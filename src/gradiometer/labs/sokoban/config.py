@@ -24,9 +24,10 @@ from gradiometer.labs.sokoban.sources import (
     positive,
 )
 
-__all__ = ["Config", "EnvConfig", "ModelConfig", "Progress", "WarmStart"]
+__all__ = ["Config", "EnvConfig", "ModelConfig", "Progress", "RewardConfig", "WarmStart"]
 
 SMALLEST_ROOM, LARGEST_ROOM = 4, 20
+REWARD_KINDS = ("game", "verifier")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +94,25 @@ class EnvConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RewardConfig:
+    """`reward.*`: what a game is paid."""
+
+    kind: str = "game"
+    """game: every action, as the environment pays it; verifier: once, at the end, by two functions that are added up."""
+    solved: float = 1.0
+    """Weight of the verifier's verdict, 1 for a solved level."""
+    format: float = 0.0
+    """Weight of the share of answers that say as many moves as a turn has room for."""
+
+    def __post_init__(self) -> None:
+        one_of("reward.kind", self.kind, REWARD_KINDS)
+        at_least("reward.solved", self.solved, 0)
+        at_least("reward.format", self.format, 0)
+        if self.solved == self.format == 0:
+            raise UsageError("reward.solved=0 and reward.format=0 leave nothing to earn: set one of them above 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WarmStart:
     """`warm_start.*`: imitation of the solver before the first training step."""
 
@@ -132,6 +152,7 @@ class Config(LabConfig):
     system: System = field(default_factory=System)
     model: ModelConfig = field(default_factory=ModelConfig)
     env: EnvConfig = field(default_factory=EnvConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
     warm_start: WarmStart = field(default_factory=WarmStart)
     every: int = 1
     """The meter measures one optimizer step in this many."""

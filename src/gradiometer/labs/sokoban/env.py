@@ -104,6 +104,8 @@ class TurnResult:
     """Those carried out; none if the answer could not be read."""
     valid: bool
     """Whether the answer could be read."""
+    complete: bool
+    """Whether it said as many moves as a turn has room for, and no more."""
 
 
 class TextGame:
@@ -125,7 +127,8 @@ class TextGame:
         if level is None or level.solved or self.turns >= self.max_turns:
             raise UsageError("no game is on: call reset(level) first")
         self.turns += 1
-        wanted = parse_actions(text, limit=self.max_actions_per_turn)
+        said = parse_actions(text, limit=self.max_actions_per_turn + 1)
+        wanted = said[: self.max_actions_per_turn]
         reward = 0.0 if wanted else FORMAT_REWARD
         done_actions: list[int] = []
         for action in wanted:
@@ -142,6 +145,7 @@ class TextGame:
             solved=level.solved,
             actions=tuple(done_actions),
             valid=bool(wanted),
+            complete=len(said) == self.max_actions_per_turn,
         )
 
 

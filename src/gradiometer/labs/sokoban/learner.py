@@ -12,6 +12,7 @@ from gradiometer.labs.sokoban.config import Config
 from gradiometer.labs.sokoban.model import Critic, frozen, make_actor, make_critic
 from gradiometer.labs.sokoban.tokens import Dialogue
 from gradiometer.labs.sokoban.warmstart import warm_start
+from gradiometer.labs.weights import load_weights
 
 __all__ = ["Learner", "make_learner", "warm_up"]
 
@@ -33,8 +34,9 @@ class Learner:
 
 
 def make_learner(config: Config, device: torch.device) -> Learner:
-    """An untrained one, whose weights come from the seed or from model_path."""
+    """One whose weights come from the seed, from model_path or from a file; reference and critic start where it does."""
     actor, tokenizer = make_actor(config, device)
+    load_weights(actor, config.start)
     critic = make_critic(actor) if config.algorithm.adv_estimator == "gae" else None
     return Learner(
         actor=actor,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,12 +26,18 @@ from gradiometer.errors import UsageError
 from gradiometer.labs.sokoban.config import Config, ModelConfig
 from gradiometer.labs.sokoban.tokens import make_tokenizer
 
-__all__ = ["Critic", "frozen", "load_actor", "make_actor", "make_critic", "quiet"]
+__all__ = ["Critic", "frozen", "load_actor", "make_actor", "make_critic", "quiet", "value_of"]
 
 VALUE_SCALE = 10.0
 """A solved level pays about this much: the critic's head is of order one."""
 ROPE_BASE = 100.0
 """The wavelengths of the rotary positions reach over a few hundred tokens, not over ten thousands."""
+
+
+def value_of(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """The head: hidden states [N, T, H] to values [N, T]."""
+    values: Tensor = VALUE_SCALE * (hidden @ weight + bias).float()
+    return values
 
 
 class Critic(nn.Module):
@@ -43,11 +49,10 @@ class Critic(nn.Module):
         self.weight = nn.Parameter(torch.zeros(width))
         self.bias = nn.Parameter(torch.zeros(()))
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, head: Callable[[Tensor, Tensor, Tensor], Tensor] = value_of) -> Tensor:
         """What the tokens before it say about each token."""
         hidden = self.backbone(input_ids=tokens[:, :-1], use_cache=False).last_hidden_state
-        values: Tensor = VALUE_SCALE * (hidden @ self.weight + self.bias).float()
-        return nn.functional.pad(values, (1, 0))
+        return nn.functional.pad(head(hidden, self.weight, self.bias), (1, 0))
 
 
 def make_actor(config: Config, device: torch.device) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

@@ -5,18 +5,51 @@ Shapes: N rollouts of T tokens, V words. The loss of a token stands where the to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gradiometer.labs.sokoban.advantages import advantages_of, group_advantages, normalised
-from gradiometer.labs.sokoban.config import Config
+from gradiometer.labs.sokoban.config import Config, EnvConfig
+from gradiometer.labs.sokoban.levels import Level
+from gradiometer.labs.sokoban.model import value_of
+from gradiometer.labs.sokoban.rewards import format_of, verdicts_of, weighed
+from gradiometer.labs.sokoban.tokens import Dialogue
 from gradiometer.maths import losses
 
+if TYPE_CHECKING:
+    from gradiometer.labs.sokoban.batches import Batch
+
 __all__ = ["Pieces", "TokenLosses", "log_policy_of", "log_probs_of", "task_losses", "token_losses"]
+
+
+def levels_of(env: EnvConfig, seeds: Sequence[int]) -> list[Level]:
+    """The levels to train on, one for each seed."""
+    return [env.level(seed) for seed in seeds]
+
+
+def answer_limit_of(dialogue: Dialogue) -> int:
+    """How many tokens an answer may have, its end included."""
+    return dialogue.answer_limit
+
+
+def sampler_logits_of(logits: Tensor, temperature: float) -> Tensor:
+    """What the next token is drawn from, [N, V]: the same as the losses take it to be drawn from."""
+    return logits / temperature
+
+
+def batch_at(step: int, collect: Callable[[int], Batch]) -> Batch:
+    """The rollouts a step trains on: fresh ones."""
+    return collect(step)
+
+
+def labels_of(tokens: Tensor) -> Tensor:
+    """The token that was said after each but the last, [N, T] to [N, T - 1]: what the logits are to foretell."""
+    return tokens[:, 1:]
 
 
 def value_loss_of(values: Tensor, old_values: Tensor, returns: Tensor, clip: float) -> Tensor:
@@ -30,19 +63,34 @@ def learning_rate_at(config: Config, done_fraction: float) -> float:
     return config.actor_rollout_ref.actor.optim.lr
 
 
+def critic_learning_rate_of(config: Config) -> float:
+    """The critic has its own."""
+    return config.critic.optim.lr
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pieces:
     """Plain functions, each of which may be broken by a fault; see `labs/faults.py`."""
 
     config: Config
+    levels_of: Callable[[EnvConfig, Sequence[int]], list[Level]] = levels_of
+    answer_limit_of: Callable[[Dialogue], int] = answer_limit_of
+    sampler_logits_of: Callable[[Tensor, float], Tensor] = sampler_logits_of
+    verdicts_of: Callable[[Tensor], Tensor] = verdicts_of
+    format_of: Callable[[Tensor, Tensor, Tensor], Tensor] = format_of
+    weighed: Callable[[Mapping[str, Tensor], Mapping[str, float]], dict[str, Tensor]] = weighed
+    batch_at: Callable[[int, Callable[[int], Batch]], Batch] = batch_at
+    labels_of: Callable[[Tensor], Tensor] = labels_of
     advantages_of: Callable[..., Tensor] = advantages_of
     group_advantages: Callable[..., Tensor] = group_advantages
     normalised: Callable[[Tensor, Tensor], Tensor] = normalised
     entropy_of: Callable[[Tensor], Tensor] = losses.entropy
     policy_loss_of: Callable[..., Tensor] = losses.policy_loss
     kl_loss_of: Callable[..., Tensor] = losses.kl_loss
+    value_of: Callable[[Tensor, Tensor, Tensor], Tensor] = value_of
     value_loss_of: Callable[[Tensor, Tensor, Tensor, float], Tensor] = value_loss_of
     learning_rate_at: Callable[[Config, float], float] = learning_rate_at
+    critic_learning_rate_of: Callable[[Config], float] = critic_learning_rate_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +108,9 @@ def token_losses(actor: PreTrainedModel, rows: Mapping[str, Tensor], pieces: Pie
     """The terms of the actor's loss for each token: what is trained on, and what is analysed."""
     settings = pieces.config.actor_rollout_ref.actor
     logits = _logits(actor, rows["tokens"], pieces.config.actor_rollout_ref.rollout.temperature)
+    labels = pieces.labels_of(rows["tokens"])
     # Of tokens that were not chosen, padding above all, an overflow would come back as NaN: 0 · ∞
-    log_probs = _placed(losses.token_log_probs(logits, rows["tokens"][:, 1:])).masked_fill(rows["mask"] == 0, 0.0)
+    log_probs = _placed(losses.token_log_probs(logits, labels)).masked_fill(rows["mask"] == 0, 0.0)
     entropy = _placed(pieces.entropy_of(logits))
     terms = {
         "task": task_losses(log_probs, rows["old_log_probs"], rows["advantages"], pieces),
@@ -87,9 +136,11 @@ def task_losses(log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, pi
     )
 
 
-def log_probs_of(actor: PreTrainedModel, tokens: Tensor, temperature: float) -> Tensor:
+def log_probs_of(
+    actor: PreTrainedModel, tokens: Tensor, temperature: float, labels_of: Callable[[Tensor], Tensor] = labels_of
+) -> Tensor:
     """log π of every token given those before it, [N, T]; column 0 is 0."""
-    return _placed(losses.token_log_probs(_logits(actor, tokens, temperature), tokens[:, 1:]))
+    return _placed(losses.token_log_probs(_logits(actor, tokens, temperature), labels_of(tokens)))
 
 
 def log_policy_of(actor: PreTrainedModel, tokens: Tensor) -> Tensor:

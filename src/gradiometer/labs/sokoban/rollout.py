@@ -9,6 +9,8 @@ Shapes: N rollouts, T tokens of the longest. Every tensor of the rows has N in f
     rewards         [N]     their sum over the game
     groups          [N]     the number of the level: a group's rollouts share it
     solved, turns   [N]
+    complete        [N]     answers that said as many moves as a turn has room for
+    truncated       [N]     whether an answer was cut off before its end
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from transformers import DynamicCache, PreTrainedModel
 from gradiometer.labs.sokoban.config import Config
 from gradiometer.labs.sokoban.env import TextGame
 from gradiometer.labs.sokoban.levels import Level
+from gradiometer.labs.sokoban.pieces import Pieces
 from gradiometer.labs.sokoban.tokens import Dialogue
 
 __all__ = ["Purpose", "Rows", "Sampler", "Transcript", "cut", "generator_for", "play_games", "rows_of", "select"]
@@ -59,7 +62,9 @@ class Transcript:
     log_probs: list[float] = field(default_factory=list)
     token_rewards: list[float] = field(default_factory=list)
     turns: int = 0
+    complete: int = 0
     solved: bool = False
+    truncated: bool = False
 
     def saw(self, tokens: Sequence[int]) -> None:
         """An observation."""
@@ -83,15 +88,15 @@ def play_games(
     levels: Sequence[Level],
     *,
     group_size: int,
-    config: Config,
+    pieces: Pieces,
     generator: torch.Generator,
 ) -> Rows:
     """`group_size` games of each level, played to the end by the actor's own draws."""
-    env = config.env
+    env = pieces.config.env
     starts = [(number, level) for number, level in enumerate(levels) for _ in range(group_size)]
     games = [TextGame(max_turns=env.max_turns, max_actions_per_turn=env.max_actions_per_turn) for _ in starts]
     transcripts = [Transcript(group=number) for number, _ in starts]
-    sampler = Sampler(actor, dialogue, temperature=config.actor_rollout_ref.rollout.temperature, generator=generator)
+    sampler = Sampler(actor, dialogue, pieces=pieces, generator=generator)
     seen = [dialogue.opening(game.reset(level)) for game, (_, level) in zip(games, starts, strict=True)]
     playing = list(range(len(games)))
     while playing:
@@ -101,7 +106,9 @@ def play_games(
             result = games[row].step(dialogue.text(answer))
             transcripts[row].saw(tokens)
             transcripts[row].said(answer, log_probs, result.reward)
+            transcripts[row].complete += result.complete
             transcripts[row].solved = result.solved
+            transcripts[row].truncated |= answer[-1] != dialogue.end
             if not result.done:
                 going.append(place)
         playing = [playing[place] for place in going]
@@ -117,10 +124,10 @@ class Sampler:
     """
 
     def __init__(
-        self, actor: PreTrainedModel, dialogue: Dialogue, *, temperature: float, generator: torch.Generator
+        self, actor: PreTrainedModel, dialogue: Dialogue, *, pieces: Pieces, generator: torch.Generator
     ) -> None:
         self._actor, self._dialogue = actor, dialogue
-        self._temperature, self._generator = temperature, generator
+        self._pieces, self._generator = pieces, generator
         self._cache = DynamicCache(config=actor.config)
         self._attention: Tensor | None = None
         self._unread: list[tuple[int, ...]] = []
@@ -132,8 +139,9 @@ class Sampler:
         before = self._unread or [()] * len(seen)
         logits = self._read([(*old, *new) for old, new in zip(before, seen, strict=True)])
         open_rows = list(range(len(seen)))
-        for left in range(self._dialogue.answer_limit - 1, -1, -1):
-            log_policy = (logits / self._temperature).log_softmax(-1)
+        temperature = self._pieces.config.actor_rollout_ref.rollout.temperature
+        for left in range(self._pieces.answer_limit_of(self._dialogue) - 1, -1, -1):
+            log_policy = self._pieces.sampler_logits_of(logits, temperature).log_softmax(-1)
             drawn = torch.multinomial(log_policy.exp(), 1, generator=self._generator)
             chosen, log_probs = drawn.squeeze(-1).tolist(), log_policy.gather(-1, drawn).squeeze(-1).tolist()
             for row in open_rows:
@@ -193,6 +201,8 @@ def rows_of(transcripts: Sequence[Transcript], *, pad: int, device: torch.device
         "groups": torch.tensor([each.group for each in transcripts], device=device),
         "solved": torch.tensor([each.solved for each in transcripts], device=device),
         "turns": torch.tensor([each.turns for each in transcripts], device=device),
+        "complete": torch.tensor([each.complete for each in transcripts], device=device),
+        "truncated": torch.tensor([each.truncated for each in transcripts], device=device),
     }
 
 

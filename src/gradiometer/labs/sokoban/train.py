@@ -12,9 +12,11 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
+import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import gradiometer as gm
@@ -26,9 +28,10 @@ from gradiometer.labs.sokoban import checkpoint
 from gradiometer.labs.sokoban.batches import Batch, batch_of, rollouts
 from gradiometer.labs.sokoban.config import Config, Progress
 from gradiometer.labs.sokoban.learner import Learner, make_learner, warm_up
+from gradiometer.labs.sokoban.looking import Look, agreement, gain_of, look
 from gradiometer.labs.sokoban.pieces import Pieces
 from gradiometer.labs.sokoban.rollout import Purpose, Rows, generator_for
-from gradiometer.labs.sokoban.update import update_actor, update_critic
+from gradiometer.labs.sokoban.update import log_probs_in_parts, update_actor, update_critic
 
 if TYPE_CHECKING:
     from gradiometer.probes.anatomy import Anatomy
@@ -44,7 +47,7 @@ class Result:
     """How the training ended."""
 
     mean_return: float
-    """Over the games of the last 10 training steps."""
+    """What the games of the last 10 training steps were worth, whatever a faulty reward made of it."""
     success_rate: float
     """The share of them that were solved."""
     episodes: int
@@ -64,7 +67,8 @@ class Result:
 
 
 def train(config: Config, progress: Callable[[Progress], None] | None = None) -> Result:
-    """Train from solver games, from model_path or from a checkpoint; all that is random comes from `config.seed`."""
+    """Train from solver games, from given weights or from a checkpoint; all that is random comes from `config.seed`."""
+    check_needs(config)
     pieces = faults.apply(config.fault, "sokoban", Pieces(config=config))
     learner = make_learner(pieces.config, torch_device(config.device))
     resumed = checkpoint.resume(learner, pieces.config)
@@ -99,7 +103,7 @@ class Training:
     def prepare(self, progress: Callable[[Progress], None] | None = None) -> None:
         """Imitate the solver, unless the weights come from elsewhere; validate, if asked."""
         learner, config = self.learner, self.config
-        if learner.step == 0 and config.model_path is None:
+        if learner.step == 0 and config.model_path is None and config.start is None:
             say = None if progress is None else partial(_warming_up, progress, config.warm_start.steps)
             loss = warm_up(learner, config, say)
             if loss is not None:
@@ -113,16 +117,9 @@ class Training:
         """One training step."""
         config, learner, meter = self.config, self.learner, self.meter
         meter.step(step)
-        train_size = config.es_manager.train
-        batch = batch_of(
-            learner,
-            self.pieces,
-            Purpose.TRAIN,
-            step,
-            env_groups=train_size.env_groups,
-            group_size=train_size.group_size,
-        )
-        logged = self.summary(batch)
+        batch = self.pieces.batch_at(step, self.collect)
+        before = look(learner.actor, batch.played, self.pieces)
+        logged = self.summary(batch) | agreement(before, batch.played) | {"score_z": before.score_z}
         if batch.num_kept:
             logged |= self.update_critic(batch.kept, step)
         else:
@@ -134,28 +131,41 @@ class Training:
                 meter.log({**logged, "trainer/exited_after_gradient_analysis": 1.0})
                 return
         if batch.num_kept:
-            logged |= self.update_actor(batch.kept, step)
+            logged |= self.update_actor(batch, step, before)
         learner.step = step
         meter.step(step)  # an update of several optimizer steps has counted on
         meter.log(logged)
         self.save_and_test(step)
 
-    def summary(self, batch: Batch) -> dict[str, float]:
+    def collect(self, step: int) -> Batch:
+        """The actor's games at this step, filtered and scored."""
+        size = self.config.es_manager.train
+        return batch_of(
+            self.learner, self.pieces, Purpose.TRAIN, step, env_groups=size.env_groups, group_size=size.group_size
+        )
+
+    def summary(self, batch: Batch) -> dict[str, Any]:
         """How the games went, before the filter."""
         played = batch.played
-        reward, solved = float(played["rewards"].mean()), float(played["solved"].float().mean())
-        self._episodes += len(played["rewards"])
-        self._recent.append((reward, solved))
+        self._episodes += len(played["earned"])
+        self._recent.append((float(played["earned"].mean()), float(played["solved"].float().mean())))
+        said = played["tokens"][played["mask"] > 0]
+        functions = [name for name in played if name.startswith("rewards/")]
         return {
-            "reward": reward,
-            "success_rate": solved,
+            "reward": float(played["rewards"].mean()),
+            "reward_std": batch.reward_std,
+            "success_rate": float(played["verdicts"].mean()),
             "episode_length": float(played["mask"].sum(-1).mean()),
+            "truncated_fraction": float(played["truncated"].float().mean()),
             "turns": float(played["turns"].float().mean()),
             "zero_variance_groups": batch.zero_variance,
             "filter_kept_ratio": batch.num_kept / batch.num_groups,
+            "action_share": float(torch.bincount(said).max() / len(said)),
+            **{f"{name}/mean": float(played[name].mean()) for name in functions},
+            **{f"{name}/std": float(played[name].std()) for name in functions},
         }
 
-    def update_critic(self, rows: Rows, step: int) -> dict[str, float]:
+    def update_critic(self, rows: Rows, step: int) -> dict[str, Any]:
         """Nothing for grpo."""
         learner = self.learner
         if learner.critic is None or learner.critic_optimizer is None:
@@ -166,11 +176,11 @@ class Training:
         logged = update_critic(learner.critic, learner.critic_optimizer, rows, self.pieces, generator)
         if float(returns.var()) > 0:
             logged["explained_variance"] = 1 - float((returns - values).var() / returns.var())
-        return logged
+        return {**logged, "value_mean": float(values.mean()), "returns": returns}
 
-    def update_actor(self, rows: Rows, step: int) -> dict[str, float]:
+    def update_actor(self, batch: Batch, step: int, before: Look) -> dict[str, Any]:
         """Under the eyes of the meter."""
-        learner, config = self.learner, self.config
+        learner, config, rows = self.learner, self.config, batch.kept
         done = (step - 1) / config.trainer.total_training_steps
         learning_rate = self.pieces.learning_rate_at(config, done)
         learner.actor_optimizer.param_groups[0]["lr"] = learning_rate
@@ -178,7 +188,13 @@ class Training:
         generator = generator_for(config, Purpose.ACTOR_UPDATE, step, learner.actor.device)
         logged = update_actor(learner.actor, learner.actor_optimizer, self.meter, rows, self.pieces, generator)
         self._entropy = logged["entropy"]
-        return {**logged, "learning_rate": learning_rate}
+        after = log_probs_in_parts(learner.actor, rows, self.pieces)
+        return {
+            **logged,
+            "learning_rate": learning_rate,
+            "advantages": rows["advantages"][rows["mask"] > 0],
+            "reward_gain": gain_of(rows, before.log_probs[batch.index], after),
+        }
 
     def analyse(self, batch: Batch, step: int) -> None:
         """On the batch to be trained on, or on one of its own, which nothing else sees."""
@@ -211,14 +227,14 @@ class Training:
         size = self.config.es_manager.val
         played = rollouts(
             self.learner,
-            self.config,
+            self.pieces,
             Purpose.VALIDATION,
             step,
             env_groups=size.env_groups,
             group_size=size.group_size,
         )
         solved = float(played["solved"].float().mean())
-        self.meter.log({"val/reward": float(played["rewards"].mean()), "val/success_rate": solved})
+        self.meter.log({"val/reward": float(played["earned"].mean()), "val/success_rate": solved})
 
     @property
     def mean_return(self) -> float:
@@ -240,6 +256,15 @@ class Training:
             model=self.learner.actor,
             tokenizer=self.learner.tokenizer,
         )
+
+
+def check_needs(config: Config) -> None:
+    """A fault that this training has no place for would change nothing, and nobody would know."""
+    for found, _ in faults.chosen(config.fault, "sokoban"):
+        for need in found.needs:
+            key, _, wanted = need.partition("=")
+            if str(attrgetter(key)(config)) != wanted:
+                raise UsageError(f"fault={found.name} breaks nothing without {need}: add it")
 
 
 def _warming_up(progress: Callable[[Progress], None], total: int, done: int) -> None:

@@ -11,8 +11,9 @@ from transformers import PreTrainedModel
 
 import gradiometer as gm
 from gradiometer.labs.sokoban.model import Critic
-from gradiometer.labs.sokoban.pieces import Pieces, log_probs_of, token_losses
+from gradiometer.labs.sokoban.pieces import Pieces, TokenLosses, log_probs_of, token_losses
 from gradiometer.labs.sokoban.rollout import Rows, cut, select
+from gradiometer.labs.sokoban.sources import Actor
 from gradiometer.maths.losses import sequence_weights, token_weights
 
 __all__ = ["in_micro_batches", "log_probs_in_parts", "update_actor", "update_critic", "values_in_parts"]
@@ -33,6 +34,7 @@ def update_actor(
     settings = pieces.config.actor_rollout_ref.actor
     horizon = float(rows["mask"].shape[1])
     sums: dict[str, Tensor] = {}
+    ratios: list[Tensor] = []
     for number, index in enumerate(_mini_batches(len(rows["tokens"]), settings.ppo_epochs, pieces, generator)):
         if number == 1:
             meter.pause()
@@ -45,22 +47,31 @@ def update_actor(
             terms: dict[str, Any] = {name: (weights * each).sum() for name, each in tokens.terms.items()}
             with meter.terms(policy=terms.pop("task"), **terms) as loss:  # their sum
                 loss.backward()  # type: ignore[no-untyped-call]
-            log_ratio = tokens.log_probs.detach() - part["old_log_probs"]
-            ratio_off = log_ratio.expm1()
-            outside = (ratio_off > settings.clip_ratio_high) | (ratio_off < -settings.clip_ratio_low)
-            seen = {
-                "policy_loss": tokens.terms["task"].detach(),
-                "entropy": tokens.entropy.detach(),
-                "approx_kl": ratio_off - log_ratio,
-                "clip_fraction": outside.float(),
-            }
-            if tokens.kl is not None:
-                seen["kl_ref"] = tokens.kl.detach()
+            seen = _seen(tokens, part["old_log_probs"], settings)
+            ratios.append(seen["ratio/mean"][part["mask"] > 0])
             _add(sums, {name: (part["mask"] * each).sum() for name, each in seen.items()}, part["mask"].sum())
         nn.utils.clip_grad_norm_(actor.parameters(), settings.grad_clip)
         optimizer.step()
     meter.resume()
-    return _means(sums)
+    extremes = torch.stack(torch.cat(ratios).aminmax()).tolist()
+    return {**_means(sums), "ratio/min": extremes[0], "ratio/max": extremes[1]}
+
+
+def _seen(tokens: TokenLosses, old_log_probs: Tensor, settings: Actor) -> dict[str, Tensor]:
+    """What is worth a mean over the chosen tokens, [N, T] each."""
+    log_ratio = tokens.log_probs.detach() - old_log_probs
+    ratio_off = log_ratio.expm1()
+    above, below = ratio_off > settings.clip_ratio_high, ratio_off < -settings.clip_ratio_low
+    seen = {
+        "policy_loss": tokens.terms["task"].detach(),
+        "entropy": tokens.entropy.detach(),
+        "approx_kl": ratio_off - log_ratio,
+        "clip_fraction": (above | below).float(),
+        "clip_fraction_low": below.float(),
+        "clip_fraction_high": above.float(),
+        "ratio/mean": ratio_off + 1,
+    }
+    return seen if tokens.kl is None else {**seen, "kl_ref": tokens.kl.detach()}
 
 
 def update_critic(
@@ -69,13 +80,14 @@ def update_critic(
     """Regression of the values on the returns, in mini-batches like the actor's."""
     settings = pieces.config.critic
     micro = pieces.config.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu
+    optimizer.param_groups[0]["lr"] = pieces.critic_learning_rate_of(pieces.config)
     sums: dict[str, Tensor] = {}
     for index in _mini_batches(len(rows["tokens"]), settings.ppo_epochs, pieces, generator):
         batch = select(rows, index)
         total = batch["mask"].sum()
         optimizer.zero_grad()
         for part in in_micro_batches(batch, micro):
-            values = critic(part["tokens"])
+            values = critic(part["tokens"], pieces.value_of)
             each = pieces.value_loss_of(values, part["values"], part["returns"], settings.cliprange_value)
             loss = (part["mask"] * each).sum() / total
             loss.backward()  # type: ignore[no-untyped-call]
@@ -96,12 +108,12 @@ def in_micro_batches(rows: Mapping[str, Tensor], size: int) -> Iterator[Rows]:
 def log_probs_in_parts(model: PreTrainedModel, rows: Rows, pieces: Pieces) -> Tensor:
     """log π of every token, without a gradient, [N, T]."""
     temperature = pieces.config.actor_rollout_ref.rollout.temperature
-    return _in_parts(lambda tokens: log_probs_of(model, tokens, temperature), rows, pieces)
+    return _in_parts(lambda tokens: log_probs_of(model, tokens, temperature, pieces.labels_of), rows, pieces)
 
 
 def values_in_parts(critic: Critic, rows: Rows, pieces: Pieces) -> Tensor:
     """V before every token, without a gradient, [N, T]."""
-    return _in_parts(critic, rows, pieces)
+    return _in_parts(lambda tokens: critic(tokens, pieces.value_of), rows, pieces)
 
 
 @torch.no_grad()

@@ -49,8 +49,12 @@ class Config(LabConfig):
     """Heads of each attention; they share the width."""
     learning_rate: float = 5e-4
     """Adam's step size at the start; it falls linearly to zero."""
+    max_grad_norm: float | None = None
+    """Gradients longer than this are cut to it; null cuts none."""
     val_size: int = 200
     """Instances the trained policy is validated on, greedily; 0 leaves it out."""
+    val_every: int | None = None
+    """Updates between two validations; null validates at the end only, where there always is one."""
     save_every: int = 100
     """Updates between two checkpoints; the last update has one too."""
     resume: str | None = None
@@ -74,6 +78,12 @@ class Config(LabConfig):
             raise UsageError(f"num_starts={self.num_starts}: rollouts are weighed against each other, use 2 or more")
         if self.val_size < 0:
             raise UsageError(f"val_size={self.val_size} is negative: use 0 for no validation")
+        if self.val_every is not None and self.val_every < 1:
+            raise UsageError(f"val_every={self.val_every}: use 1 or more, or null to validate at the end only")
+        if self.max_grad_norm is not None and not self.max_grad_norm > 0:
+            raise UsageError(f"max_grad_norm={self.max_grad_norm}: use a number above 0, or null to cut nothing")
+        if self.start is not None and self.resume is not None:
+            raise UsageError("start= and resume= are two places to begin at: give one of them")
         if self.embed_dim % self.num_heads:
             raise UsageError(
                 f"embed_dim={self.embed_dim} cannot be shared by num_heads={self.num_heads}: use a multiple"

@@ -11,6 +11,7 @@ Reference: Kool et al. (2019), Attention, Learn to Solve Routing Problems!; Kwon
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -20,7 +21,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from gradiometer.labs.tsp.problem import Problem, check_instances
 
-__all__ = ["Encoded", "Policy", "Rollouts"]
+__all__ = ["Encoded", "Policy", "Rollouts", "Walk"]
 
 LOGIT_RANGE = 10.0  # Bello et al. (2017): logits are 10 tanh(·), so that no city's probability vanishes
 
@@ -49,10 +50,39 @@ class Rollouts:
     """[B, n, T], the given start first."""
     reward: Tensor
     """[B, n]"""
-    log_likelihood: Tensor
-    """Of what was chosen, without the given start: [B, n]."""
-    entropy: Tensor
-    """Mean over all choices but the last, of which there is only one: a number, in nats, without gradient."""
+    log_probs: Tensor
+    """Of each choice, without the given start: [B, n, T - 1]."""
+    entropies: Tensor
+    """Of each choice, in nats, without gradient: [T - 1, B, n]; the last is 0, there is only one city left."""
+
+    @property
+    def log_likelihood(self) -> Tensor:
+        """Of the tours, [B, n]."""
+        return self.log_probs.sum(-1)
+
+    @property
+    def entropy(self) -> Tensor:
+        """Mean over all choices but the last."""
+        return self.entropies[:-1].mean()
+
+
+def sampled(log_probs: Tensor, generator: Generator | None) -> Tensor:
+    """A city of each row, drawn from π: [B, n, N] -> [B, n]."""
+    return raced(log_probs, generator).argmax(-1)
+
+
+def log_probs_of(log_probs: Sequence[Tensor], choices: Sequence[Tensor]) -> Tensor:
+    """Of what was chosen, choice by choice: T - 1 times [B, n, N] and [B, n] -> [B, n, T - 1]."""
+    pairs = zip(log_probs, choices, strict=True)
+    return torch.stack([each.gather(-1, choice.unsqueeze(-1)).squeeze(-1) for each, choice in pairs], -1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Walk:
+    """The lines of a rollout that a fault may change."""
+
+    sampled: Callable[[Tensor, Generator | None], Tensor] = sampled
+    log_probs_of: Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor] = log_probs_of
 
 
 class Policy(nn.Module):
@@ -85,6 +115,7 @@ class Policy(nn.Module):
         num_starts: int | None = None,
         generator: Generator | None = None,
         greedy: bool = False,
+        walk: Walk = Walk(),  # noqa: B008  # frozen
     ) -> Rollouts:
         """One rollout from each start: sampled, or greedily the likeliest place each time."""
         problem = self.problem
@@ -94,21 +125,35 @@ class Policy(nn.Module):
         present = problem.starts(instances, num_loc if num_starts is None else num_starts)
         closed = problem.closed(instances, present)
         first = queries(encoded.first, present)
-        tour, chosen, entropies = [present], [], []
+        tour, policies, entropies = [present], [], []
         for _ in range(problem.num_choices(num_loc)):
             log_probs = self.decoder(encoded, first + queries(encoded.present, present), closed)
+            policies.append(log_probs)
             entropies.append(entropy_of(log_probs.detach(), closed))
-            present = (log_probs if greedy else raced(log_probs, generator)).argmax(-1)
-            chosen.append(log_probs.gather(-1, present.unsqueeze(-1)).squeeze(-1))
+            present = log_probs.argmax(-1) if greedy else walk.sampled(log_probs, generator)
             closed = problem.close(closed, present)
             tour.append(present)
         tours = torch.stack(tour, -1)
         return Rollouts(
             tours=tours,
             reward=problem.reward(instances, tours),
-            log_likelihood=torch.stack(chosen, -1).sum(-1),
-            entropy=torch.stack(entropies[:-1]).mean(),
+            log_probs=walk.log_probs_of(policies, tour[1:]),
+            entropies=torch.stack(entropies),
         )
+
+    def log_probs_of_tours(self, instances: Tensor, tours: Tensor) -> Tensor:
+        """Of each choice that led to these tours, all at once: [B, N, F] and [B, n, T] -> [B, n, T - 1]."""
+        problem = self.problem
+        encoded = self.decoder.prepare(self.encoder(instances))
+        num, num_rollouts, length = tours.shape
+        steps = [problem.closed(instances, tours[..., 0])]
+        for place in range(1, length - 1):
+            steps.append(problem.close(steps[-1], tours[..., place]))
+        closed = torch.stack(steps, 2).flatten(1, 2)
+        first = queries(encoded.first, tours[..., :1].expand(-1, -1, length - 1).flatten(1))
+        log_probs = self.decoder(encoded, first + queries(encoded.present, tours[..., :-1].flatten(1)), closed)
+        chosen = log_probs.gather(-1, tours[..., 1:].reshape(num, -1, 1))
+        return cast(Tensor, chosen.view(num, num_rollouts, length - 1))
 
 
 class Encoder(nn.Module):
@@ -170,7 +215,8 @@ class Decoder(nn.Module):
         )
         similarity = glimpse.transpose(1, 2).flatten(2) @ encoded.pointers / math.sqrt(self.embed_dim)
         logits = LOGIT_RANGE * similarity.tanh()
-        return logits.masked_fill(closed, -math.inf).log_softmax(-1)
+        # Closed again, so that a tour visits each city once even where weights are NaN
+        return logits.masked_fill(closed, -math.inf).log_softmax(-1).masked_fill(closed, -math.inf)
 
 
 def heads(x: Tensor, num_heads: int) -> Tensor:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Generator, Tensor, nn
 
 import gradiometer as gm
 from gradiometer.capture.settings import Tier
@@ -27,13 +27,16 @@ from gradiometer.labs import faults
 from gradiometer.labs.tsp import checkpoint
 from gradiometer.labs.tsp.config import Config, Progress
 from gradiometer.labs.tsp.evaluate import Evaluation, evaluate
-from gradiometer.labs.tsp.model import Policy
-from gradiometer.maths import estimators
+from gradiometer.labs.tsp.model import Policy, Rollouts, Walk, log_probs_of, sampled
+from gradiometer.labs.weights import load_weights
+from gradiometer.maths import estimators, scores
 
 __all__ = ["Config", "Pieces", "Progress", "Result", "loss_of", "train", "weights_of"]
 
 RECENT = 10
 """Updates whose mean reward is reported."""
+SHIFTS = (0, -3, -2, -1, 1, 2, 3)
+"""Tours by which weights and rewards may be apart and be found so; the first of equals counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +71,16 @@ def generator_for(config: Config, purpose: Purpose, step: int) -> torch.Generato
     return torch.Generator().manual_seed(int(words[0]) >> 1)
 
 
+def optimizer_of(policy: nn.Module, config: Config) -> torch.optim.Optimizer:
+    """Adam, on all weights."""
+    return torch.optim.Adam(policy.parameters(), lr=config.learning_rate)
+
+
+def rewards_of(walked: Rollouts, config: Config) -> Tensor:
+    """What is said of each tour, [B, n]: minus its length."""
+    return walked.reward
+
+
 def weights_of(rewards: Tensor, config: Config) -> Tensor:
     """The weight of each rollout's ∇log π, [B, n]."""
     options: dict[str, dict[str, Any]] = {
@@ -96,43 +109,92 @@ class Pieces:
     """The lines of this training that a fault may change; see `labs/faults.py`."""
 
     config: Config
+    policy_of: Callable[[Config], Policy] = checkpoint.make_policy
+    optimizer_of: Callable[[nn.Module, Config], torch.optim.Optimizer] = optimizer_of
+    sampled: Callable[[Tensor, Generator | None], Tensor] = sampled
+    log_probs_of: Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor] = log_probs_of
+    rewards_of: Callable[[Rollouts, Config], Tensor] = rewards_of
     weights_of: Callable[[Tensor, Config], Tensor] = weights_of
     policy_loss_of: Callable[[Tensor, Tensor, Config], Tensor] = loss_of
     learning_rate_at: Callable[[Config, float], float] = learning_rate_at
 
+    @property
+    def walk(self) -> Walk:
+        """Those that are inside a rollout."""
+        return Walk(sampled=self.sampled, log_probs_of=self.log_probs_of)
+
 
 def update(
     policy: Policy, optimizer: torch.optim.Optimizer, meter: gm.Meter, step: int, pieces: Pieces
-) -> dict[str, Tensor]:
-    """One optimizer step on new instances; returns what to log."""
+) -> tuple[Tensor, dict[str, Any]]:
+    """One optimizer step on new instances; returns the tours' mean reward, and what to log."""
     config = pieces.config
     instances = policy.instances(config.batch_size, config.num_loc, generator_for(config, Purpose.INSTANCES, step))
-    walked = policy.rollouts(
-        instances, num_starts=config.num_rollouts, generator=generator_for(config, Purpose.CHOICES, step)
-    )
-    weights = pieces.weights_of(walked.reward, config)
+    choices = generator_for(config, Purpose.CHOICES, step)
+    walked = policy.rollouts(instances, num_starts=config.num_rollouts, generator=choices, walk=pieces.walk)
+    rewards = pieces.rewards_of(walked, config)
+    weights = pieces.weights_of(rewards, config)
     policy_loss = pieces.policy_loss_of(weights, walked.log_likelihood, config)
+    looked_at = step % config.every == 0
+    before = log_probs_now(policy, instances, walked) if looked_at else None
 
     optimizer.zero_grad()
     with meter.terms(policy=policy_loss) as loss:
         loss.backward()  # type: ignore[no-untyped-call]
+    if config.max_grad_norm is not None:
+        nn.utils.clip_grad_norm_(policy.parameters(), config.max_grad_norm)
     optimizer.step()
 
-    return {
-        "reward": walked.reward.mean(),
-        "best_reward": walked.reward.max(-1).values.mean(),
+    logged: dict[str, Any] = {
+        "reward": rewards.mean(),
+        "best_reward": rewards.max(-1).values.mean(),
+        "reward_std": rewards.std(-1).mean(),
         "entropy": walked.entropy,
         "policy_loss": policy_loss.detach(),
         "advantages": weights,
+        "observation": instances,
+    }
+    if before is not None:
+        logged |= second_look(before, log_probs_now(policy, instances, walked), walked, rewards)
+        logged["reward_lag"] = lag_of(weights, rewards)
+    return walked.reward.mean(), logged
+
+
+@torch.no_grad()
+def log_probs_now(policy: Policy, instances: Tensor, walked: Rollouts) -> Tensor:
+    """Of the choices that were made, by the weights as they are: [B, n, T - 1]."""
+    return policy.log_probs_of_tours(instances, walked.tours)
+
+
+def second_look(before: Tensor, after: Tensor, walked: Rollouts, rewards: Tensor) -> dict[str, float]:
+    """What the update did to the choices it was made of, log π of each [B, n, T - 1] before and after it.
+
+    The score is that of the temperature, ∂ log π(a)/∂(1/τ) at τ = 1: log π(a) + H. Cities have no names, so that a score by
+    city would say nothing.
+    """
+    log_ratio = after - before
+    score = (walked.log_probs.detach() + walked.entropies.movedim(0, -1))[..., :-1].reshape(-1, 1)
+    return {
+        "approx_kl": float((log_ratio.expm1() - log_ratio)[..., :-1].mean()),
+        "reward_gain": scores.reward_gain(rewards - rewards.mean(-1, keepdim=True), log_ratio.sum(-1)),
+        "score_z": scores.score_z(score, score.new_empty(len(score), 0)),
     }
 
 
+def lag_of(weights: Tensor, rewards: Tensor) -> int:
+    """How many tours on are the rewards that the weights follow most, [B, n] each; 0 when each tour has its own."""
+    centred = rewards - rewards.mean(-1, keepdim=True)
+    fits = torch.stack([weights.flatten() @ centred.flatten().roll(-shift) for shift in SHIFTS])
+    return SHIFTS[int(fits.argmax())]
+
+
 def train(config: Config, progress: Callable[[Progress], None] | None = None) -> Result:
-    """Train from scratch or from a checkpoint; all that is random comes from `config.seed`."""
+    """Train from scratch, from weights or from a checkpoint; all that is random comes from `config.seed`."""
     pieces = faults.apply(config.fault, "tsp", Pieces(config=config))
     config = pieces.config
-    policy = checkpoint.make_policy(config)
-    optimizer = torch.optim.Adam(policy.parameters(), lr=config.learning_rate)
+    policy = pieces.policy_of(config)
+    load_weights(policy, config.start)
+    optimizer = pieces.optimizer_of(policy, config)
     resumed = checkpoint.resume(config, policy, optimizer)
     first = 0 if resumed is None else int(resumed["step"])
     recent: deque[float] = deque([] if resumed is None else resumed["recent"], maxlen=RECENT)
@@ -143,19 +205,18 @@ def train(config: Config, progress: Callable[[Progress], None] | None = None) ->
         for step in range(first, config.steps):
             learning_rate = pieces.learning_rate_at(config, step / config.steps)
             optimizer.param_groups[0]["lr"] = learning_rate
-            logged = update(policy, optimizer, meter, step, pieces)
+            reward, logged = update(policy, optimizer, meter, step, pieces)
             meter.log(**logged, learning_rate=learning_rate)
-            recent.append(float(logged["reward"]))
+            recent.append(float(reward))
             done = step + 1
             if config.run is not None and (done % config.save_every == 0 or done == config.steps):
                 state = checkpoint.state_of(policy, optimizer, step=done, recent=recent, meter=meter.state_dict())
                 saved = checkpoint.save(Path(config.run), config, state)
+            if done == config.steps or (config.val_every is not None and done % config.val_every == 0):
+                validation = validate(policy, config)
+                meter.log(told(validation))
             if progress is not None:
                 progress(Progress(done=done, total=config.steps, mean_return=float(np.mean(recent))))
-        validation = validate(policy, config)
-        if validation is not None:
-            rewards = {"val/reward": validation.plain.mean(), "val/reward_augmented": validation.augmented.mean()}
-            meter.log(rewards)
     return Result(
         mean_return=float(np.mean(recent)),
         episodes=(config.steps - first) * config.batch_size * config.num_rollouts,
@@ -176,8 +237,16 @@ def validate(policy: Policy, config: Config) -> Evaluation | None:
     return evaluate(policy, instances)
 
 
+def told(validation: Evaluation | None) -> dict[str, Tensor]:
+    """What to log of it."""
+    if validation is None:
+        return {}
+    return {"val/reward": validation.plain.mean(), "val/reward_augmented": validation.augmented.mean()}
+
+
 def watched(policy: Policy, optimizer: torch.optim.Optimizer, config: Config, first: int) -> gm.Meter:
     """The instrument around this training; a resumed one goes on in its run."""
+    facts = {"num_actions": config.num_loc - 1, "max_reward": policy.problem.best_mean(config.num_loc)}
     kept_before = config.run is not None and first > 0 and (Path(config.run) / "run.db").exists()
     return gm.watch(
         policy,
@@ -188,6 +257,6 @@ def watched(policy: Policy, optimizer: torch.optim.Optimizer, config: Config, fi
         budget=None,  # the same steps on every machine
         tier=cast(Tier, config.tier),
         blocks={"encoder": "^encoder", "decoder": "^decoder"},
-        config=dataclasses.asdict(config),
+        config={**dataclasses.asdict(config), **facts},
         seed=config.seed,
     )

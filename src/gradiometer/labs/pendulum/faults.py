@@ -1,0 +1,321 @@
+"""What can be broken in SAC: its networks, its replay, its losses and its settings."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from gradiometer.labs.faults import fault
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from gradiometer.labs.pendulum.config import Config
+    from gradiometer.labs.pendulum.model import Critic, LogProb, Policy
+    from gradiometer.labs.pendulum.train import Array
+
+__all__: list[str] = []
+
+LAB = ("pendulum",)
+
+# Networks and what trains them.
+
+
+@fault(
+    "dead_relus",
+    labs=LAB,
+    piece="init_hidden_",
+    summary="hidden biases start at -10: no ReLU ever fires, so the networks say the same whatever they see",
+    expected=("dormant-units", "dead-block"),
+    catalogue="F34",
+)
+def dead_relus(init_hidden_: Callable[[nn.Linear], None]) -> Callable[[nn.Linear], None]:
+    """As a bias that was meant for the last layer, where it would make an output rare."""
+    from torch.nn import init
+
+    def broken(layer: nn.Linear) -> None:
+        init_hidden_(layer)
+        init.constant_(layer.bias, -10.0)
+
+    return broken
+
+
+@fault(
+    "frozen_layer",
+    labs=LAB,
+    piece="actor_optimizer_of",
+    summary="the optimizer was given the actor's hidden layers and not its last one, which stays as it was born",
+    expected=("not-in-optimizer",),
+    catalogue="F34",
+)
+def frozen_layer(
+    actor_optimizer_of: Callable[[nn.Module, Config], torch.optim.Optimizer],
+) -> Callable[[nn.Sequential, Config], torch.optim.Optimizer]:
+    """As when trunk and head are made apart, and only the trunk is handed on."""
+    return lambda actor, config: actor_optimizer_of(actor[:-1], config)
+
+
+@fault(
+    "critic_lr_zero",
+    labs=LAB,
+    piece="critic_optimizer_of",
+    summary="the critics' optimizer has a learning rate of 0: the actor climbs the hills of two random functions",
+    expected=("not-in-optimizer", "critic-explains-nothing"),
+    catalogue="F36",
+)
+def critic_lr_zero(
+    critic_optimizer_of: Callable[[Critic, Config], torch.optim.Optimizer],
+) -> Callable[[Critic, Config], torch.optim.Optimizer]:
+    """As a schedule that starts at the end of its warm-up's first step, and never steps."""
+
+    def broken(critic: Critic, config: Config) -> torch.optim.Optimizer:
+        optimizer = critic_optimizer_of(critic, config)
+        for group in optimizer.param_groups:
+            group["lr"] = 0.0
+        return optimizer
+
+    return broken
+
+
+@fault(
+    "target_is_online",
+    labs=LAB,
+    piece="target_of",
+    summary="the target critics are the critics themselves, not a copy: they chase their own values",
+    expected=("target-network",),
+    catalogue="F38",
+)
+def target_is_online(target_of: Callable[[Critic], Critic]) -> Callable[[Critic], Critic]:
+    """`target = critic`, where copy.deepcopy(critic) was meant."""
+    return lambda critic: critic
+
+
+@fault(
+    "target_never_updated",
+    labs=LAB,
+    piece="follow",
+    summary="the target critics follow a copy of themselves: they stay as random as they were born",
+    expected=("target-network",),
+    catalogue="F38",
+)
+def target_never_updated(
+    follow: Callable[[Critic, Critic, float], None],
+) -> Callable[[Critic, Critic, float], None]:
+    """The wrong name in the line that has both."""
+    return lambda target, critic, tau: follow(target, target, tau)
+
+
+# What is seen, done and kept.
+
+
+@fault(
+    "observations_unscaled",
+    labs=LAB,
+    piece="observed",
+    summary="observations arrive in thousandths, as a sensor writes them, and nobody divides: up to 1000 instead of 1",
+    expected=("observation-scale",),
+    catalogue="F43",
+)
+def observations_unscaled(observed: Callable[[Array], Array]) -> Callable[[Array], Array]:
+    """Every network sees the same numbers, a thousand times as large."""
+    return lambda observation: 1000 * observed(observation)
+
+
+@fault(
+    "exploration_off",
+    labs=LAB,
+    piece="act",
+    summary="the policy acts with its mean, as in an evaluation, and never tries what its own distribution would",
+    expected=("score-not-zero-mean", "exploration-schedule"),
+    catalogue="F41",
+)
+def exploration_off(act: Callable[[Policy], Tensor]) -> Callable[[Policy], Tensor]:
+    """`deterministic=True` left over from an evaluation."""
+    return lambda policy: policy[0]
+
+
+@fault(
+    "rewards_misaligned",
+    labs=LAB,
+    piece="kept_rewards",
+    summary="each transition is kept with the reward of the environment beside it",
+    expected=("misaligned-data", "returns-wrong"),
+    catalogue="F44",
+)
+def rewards_misaligned(kept_rewards: Callable[[Array], Array]) -> Callable[[Array], Array]:
+    """As an index that is off by one, in the column that nobody looks at."""
+    import numpy as np
+
+    return lambda rewards: np.roll(kept_rewards(rewards), 1)
+
+
+@fault(
+    "stale_batches",
+    labs=LAB,
+    piece="places_of",
+    summary="batches are drawn from what the replay held at the first update: nothing newer is ever learnt from",
+    expected=("stale-data",),
+    catalogue="F24",
+)
+def stale_batches(
+    places_of: Callable[[int, int, torch.device], Tensor],
+) -> Callable[[int, int, torch.device], Tensor]:
+    """The size of the replay, asked for once."""
+    sizes: list[int] = []
+
+    def broken(size: int, batch_size: int, device: torch.device) -> Tensor:
+        sizes.append(sizes[0] if sizes else size)
+        return places_of(sizes[0], batch_size, device)
+
+    return broken
+
+
+# The losses.
+
+
+@fault(
+    "wrong_sign",
+    labs=LAB,
+    piece="policy_loss_of",
+    summary="the actor's loss is +Q: it learns what the critics think worst",
+    expected=("update-opposes-reward", "reward-declining"),
+    catalogue="F26",
+)
+def wrong_sign(policy_loss_of: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """A minus that was lost; every norm is as in a healthy training."""
+    return lambda values: -policy_loss_of(values)
+
+
+@fault(
+    "critic_detached",
+    labs=LAB,
+    piece="value_loss_of",
+    summary="the value loss is taken of detached values: it is there in every log and trains nothing",
+    expected=("dead-term", "dead-block"),
+    catalogue="F36",
+)
+def critic_detached(value_loss_of: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    """The detach that belongs to the targets, on the values."""
+    return lambda values, targets: value_loss_of(values.detach(), targets)
+
+
+@fault(
+    "log_prob_detached",
+    labs=LAB,
+    piece="entropy_loss_of",
+    summary="the actor's log-probability is detached: the loss shows the entropy, no weight ever feels it",
+    expected=("dead-term",),
+    catalogue="F19",
+)
+def log_prob_detached(entropy_loss_of: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    """The temperature's loss needs it detached, the actor's does not."""
+    return lambda log_probs, alpha: entropy_loss_of(log_probs.detach(), alpha)
+
+
+@fault(
+    "log_prob_no_correction",
+    labs=LAB,
+    piece="log_prob_of",
+    summary="the log-probability is that of the Gaussian before the tanh: not of the actions that are taken",
+    expected=("sampler-mismatch", "score-not-zero-mean"),
+    catalogue="F25",
+)
+def log_prob_no_correction(log_prob_of: LogProb) -> LogProb:
+    """- log(1 - tanh²(u)) is missing, so that saturated actions look as unsure as any."""
+    from gradiometer.labs.pendulum.model import log_normal
+
+    return lambda u, policy: log_normal(u, policy).sum(-1)
+
+
+@fault(
+    "nan_layer",
+    labs=LAB,
+    piece="log_prob_of",
+    summary="the tanh's slope 1 - a² is computed in half precision: where it rounds to 0, its logarithm is not finite",
+    expected=("nonfinite-gradient",),
+    catalogue="F32",
+)
+def nan_layer(log_prob_of: LogProb) -> LogProb:
+    """As under autocast without the usual ε. All is well until the first sample beyond |u| = 4.5."""
+    from gradiometer.labs.pendulum.model import log_normal
+
+    def broken(u: Tensor, policy: Policy) -> Tensor:
+        log_slope = (1 - u.half().tanh().square()).log()
+        return (log_normal(u, policy) - log_slope).sum(-1)
+
+    return broken
+
+
+@fault(
+    "temperature_wrong_sign",
+    labs=LAB,
+    piece="temperature_loss_of",
+    summary="the temperature rises while the entropy is above its target: soon the entropy is all that counts",
+    expected=("entropy-never-falls", "regulariser-dominates"),
+    catalogue="F18",
+)
+def temperature_wrong_sign(
+    temperature_loss_of: Callable[[Tensor, Tensor, float], Tensor],
+) -> Callable[[Tensor, Tensor, float], Tensor]:
+    """Its gradient is H - H̄, and the paper's is written for log π = -H."""
+    return lambda log_alpha, entropy, target: -temperature_loss_of(log_alpha, entropy, target)
+
+
+# Settings.
+
+
+@fault(
+    "reward_x100",
+    labs=LAB,
+    piece="config",
+    summary="rewards are a hundred times as large: so are all values, and errors ten thousand times",
+    expected=("reward-scale",),
+    catalogue="F8",
+)
+def reward_x100(config: Config) -> Config:
+    """A scale that was forgotten."""
+    return dataclasses.replace(config, reward_scale=100 * config.reward_scale)
+
+
+@fault(
+    "lr_high",
+    labs=LAB,
+    piece="config",
+    summary="the learning rate is ten, a hundred or a thousand times as high",
+    expected=("step-too-large", "critic-diverges"),
+    catalogue="F15",
+    doses=(10, 100, 1000),
+)
+def lr_high(config: Config, *, dose: float) -> Config:
+    """Of every optimizer."""
+    return dataclasses.replace(config, learning_rate=dose * config.learning_rate)
+
+
+@fault(
+    "lr_low",
+    labs=LAB,
+    piece="config",
+    summary="the learning rate is divided by 30, 100 or 1000",
+    expected=("policy-frozen",),
+    catalogue="F16",
+    doses=(1 / 30, 1 / 100, 1 / 1000),
+)
+def lr_low(config: Config, *, dose: float) -> Config:
+    """Of every optimizer."""
+    return dataclasses.replace(config, learning_rate=dose * config.learning_rate)
+
+
+@fault(
+    "clip_tiny",
+    labs=LAB,
+    piece="config",
+    summary="gradients are cut to a length of 0.01, 0.001 or 0.0001",
+    expected=("over-clipping",),
+    catalogue="F31",
+    doses=(1e-2, 1e-3, 1e-4),
+)
+def clip_tiny(config: Config, *, dose: float) -> Config:
+    """Adam forgives a constant factor, down to its ε."""
+    return dataclasses.replace(config, max_grad_norm=dose)

@@ -1,0 +1,209 @@
+"""What can be broken in the training of a policy that walks tours."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from gradiometer.labs.faults import fault
+
+if TYPE_CHECKING:
+    from torch import Generator, Tensor, nn
+    from torch.optim import Optimizer
+
+    from gradiometer.labs.tsp.config import Config
+    from gradiometer.labs.tsp.model import Policy, Rollouts
+
+__all__: list[str] = []
+
+
+@fault(
+    "wrong_sign",
+    labs=("tsp",),
+    piece="policy_loss_of",
+    summary="the minus before the loss is missing: each step makes the longer tours likelier",
+    expected=("update-opposes-reward", "reward-declining"),
+    catalogue="F26",
+)
+def wrong_sign(
+    policy_loss_of: Callable[[Tensor, Tensor, Config], Tensor],
+) -> Callable[[Tensor, Tensor, Config], Tensor]:
+    """As when a length, which is a cost, is taken for a reward."""
+    return lambda weights, log_likelihood, config: -policy_loss_of(weights, log_likelihood, config)
+
+
+@fault(
+    "log_prob_wrong_action",
+    labs=("tsp",),
+    piece="log_probs_of",
+    summary="choices and log-probs are off by one: a choice is credited with the probability of the city that came after it",
+    expected=("score-not-zero-mean",),
+    catalogue="F25",
+)
+def log_prob_wrong_action(
+    log_probs_of: Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor],
+) -> Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]:
+    """The city after it was open too, so that nothing is infinite."""
+    return lambda log_probs, choices: log_probs_of(log_probs, [*choices[1:], choices[-1]])
+
+
+@fault(
+    "sampler_ignores_logits",
+    labs=("tsp",),
+    piece="sampled",
+    summary="tours are drawn with even odds among the open cities: what walks is not what is trained",
+    expected=("score-not-zero-mean", "actions-ignore-policy"),
+    catalogue="F25",
+)
+def sampler_ignores_logits(
+    sampled: Callable[[Tensor, Generator | None], Tensor],
+) -> Callable[[Tensor, Generator | None], Tensor]:
+    """As a sampler that is handed the mask alone: what is −∞ stays so."""
+    return lambda log_probs, generator: sampled(log_probs.masked_fill(log_probs.isfinite(), 0.0), generator)
+
+
+@fault(
+    "rewards_misaligned",
+    labs=("tsp",),
+    piece="weights_of",
+    summary="rewards are laid out rollout by rollout and read instance by instance: tours are weighed by those of others",
+    expected=("misaligned-data", "reward-unreliable"),
+    catalogue="F44",
+)
+def rewards_misaligned(weights_of: Callable[[Tensor, Config], Tensor]) -> Callable[[Tensor, Config], Tensor]:
+    """As repeat() where repeat_interleave() was meant: rollouts of a batch can be laid out in two ways."""
+    return lambda rewards, config: weights_of(rewards.t().reshape(rewards.shape), config)
+
+
+@fault(
+    "baseline_missing",
+    labs=("tsp",),
+    piece="weights_of",
+    summary="rewards are the weights, without a baseline: every tour is made less likely, the long ones a little more",
+    expected=("advantage-scale", "noise-dominated"),
+    catalogue="F11",
+)
+def baseline_missing(weights_of: Callable[[Tensor, Config], Tensor]) -> Callable[[Tensor, Config], Tensor]:
+    """The right gradient in the mean, and several times the noise."""
+    return lambda rewards, config: rewards
+
+
+@fault(
+    "noisy_verifier",
+    labs=("tsp",),
+    piece="rewards_of",
+    summary="a share of the tours is told the length of another instance's tour",
+    expected=("reward-unreliable", "noise-dominated"),
+    catalogue="F3",
+    doses=(0.5, 0.8, 0.95),
+)
+def noisy_verifier(
+    rewards_of: Callable[[Rollouts, Config], Tensor], *, dose: float
+) -> Callable[[Rollouts, Config], Tensor]:
+    """As answers of verifiers that run side by side and come back in another order.
+
+    Who is hit is told by digits of the length that mean nothing, so that a training can be repeated and resumed.
+    """
+    import torch
+
+    def broken(walked: Rollouts, config: Config) -> Tensor:
+        rewards = rewards_of(walked, config)
+        return torch.where((1_000 * rewards).frac().abs() < dose, rewards.flip(0), rewards)
+
+    return broken
+
+
+@fault(
+    "frozen_layer",
+    labs=("tsp",),
+    piece="optimizer_of",
+    summary="the optimizer is given the decoder alone: the encoder has gradients and stays as it was drawn",
+    expected=("not-in-optimizer",),
+    catalogue="F34",
+)
+def frozen_layer(optimizer_of: Callable[[nn.Module, Config], Optimizer]) -> Callable[[nn.Module, Config], Optimizer]:
+    """As an optimizer that is made of one part of a model that has two."""
+    return lambda policy, config: optimizer_of(policy.get_submodule("decoder"), config)
+
+
+@fault(
+    "encoder_detached",
+    labs=("tsp",),
+    piece="policy_of",
+    summary="the decoder is given the encoder's output detached: no loss reaches the encoder",
+    expected=("dead-block",),
+    catalogue="F34",
+)
+def encoder_detached(policy_of: Callable[[Config], Policy]) -> Callable[[Config], Policy]:
+    """As an embedding that is computed once, kept, and used for every choice."""
+
+    def broken(config: Config) -> Policy:
+        policy = policy_of(config)
+        policy.encoder.register_forward_hook(lambda _module, _args, encoded: encoded.detach())
+        return policy
+
+    return broken
+
+
+@fault(
+    "nan_layer",
+    labs=("tsp",),
+    piece="policy_of",
+    summary="one layer takes where(x > 0, √x, 0) for ReLU: forward the NaN is not chosen, backward 0 · NaN is NaN",
+    expected=("nonfinite-gradient",),
+    catalogue="F32",
+)
+def nan_layer(policy_of: Callable[[Config], Policy]) -> Callable[[Config], Policy]:
+    """In the encoder's last layer: the first loss is finite, its gradient in that layer and those below is not."""
+    import torch
+
+    def broken(config: Config) -> Policy:
+        policy = policy_of(config)
+        relu = policy.encoder.layers[-1].get_submodule("mlp.1")
+        relu.register_forward_hook(lambda _module, args, _out: torch.where(args[0] > 0, args[0].sqrt(), 0.0))
+        return policy
+
+    return broken
+
+
+@fault(
+    "lr_high",
+    labs=("tsp",),
+    piece="config",
+    summary="the learning rate is a hundred times what it should be",
+    expected=("step-too-large",),
+    catalogue="F15",
+    doses=(10, 100, 1_000),
+)
+def lr_high(config: Config, *, dose: float) -> Config:
+    """As a rate that was meant for another optimizer."""
+    return dataclasses.replace(config, learning_rate=dose * config.learning_rate)
+
+
+@fault(
+    "lr_low",
+    labs=("tsp",),
+    piece="config",
+    summary="the learning rate is a hundredth of what it should be",
+    expected=("policy-frozen",),
+    catalogue="F16",
+    doses=(30, 100, 1_000),
+)
+def lr_low(config: Config, *, dose: float) -> Config:
+    """As a rate that was meant for a model a thousand times as large."""
+    return dataclasses.replace(config, learning_rate=config.learning_rate / dose)
+
+
+@fault(
+    "clip_tiny",
+    labs=("tsp",),
+    piece="config",
+    summary="gradients are cut to a norm of 0.001, thousands of times less than they have",
+    expected=("over-clipping",),
+    catalogue="F31",
+    doses=(1e-2, 1e-3, 1e-7),
+)
+def clip_tiny(config: Config, *, dose: float) -> Config:
+    """Adam divides a constant factor out again: only the last dose is below what its ε lets through."""
+    return dataclasses.replace(config, max_grad_norm=dose)
