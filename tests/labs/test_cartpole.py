@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +8,17 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from torch import Tensor
 
 import gradiometer as gm
+from gradiometer.errors import UnknownName, UsageError
 from gradiometer.labs import faults
-from gradiometer.labs.cartpole import train as lab
-from gradiometer.labs.cartpole.train import ActorCritic, Config, Pieces, Progress, Rollout, train
+from gradiometer.labs.cartpole import policy, ppo
+from gradiometer.labs.cartpole.model import ActorCritic
+from gradiometer.labs.cartpole.train import Config, Pieces, Progress, staged, train
+from gradiometer.labs.config import configure
 from gradiometer.labs.episodes import Episodes
+from gradiometer.labs.weights import save_weights
 
 SHORT = Config(total_steps=2_000)
 
@@ -25,25 +27,20 @@ def weights(model: torch.nn.Module) -> Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
-def collected(num_envs: int, num_steps: int, max_episode_steps: int) -> tuple[ActorCritic, Rollout, dict[str, Tensor]]:
-    """A rollout of a fresh model, seed 5, with what the advantages were made from."""
-    torch.manual_seed(5)
-    model = ActorCritic(num_inputs=4, num_actions=2)
+def collected(config: Config) -> tuple[ActorCritic, ppo.Rollout, dict[str, Tensor]]:
+    """A rollout of a fresh model, with what the advantages were made from."""
     seen: dict[str, Tensor] = {}
 
     def spy(
         rewards: Tensor, values: Tensor, next_values: Tensor, terminated: Tensor, done: Tensor, config: Config
     ) -> Tensor:
         seen.update(rewards=rewards, values=values, next_values=next_values, terminated=terminated, done=done)
-        return lab.advantages_of(rewards, values, next_values, terminated, done, config)
+        return ppo.advantages_of(rewards, values, next_values, terminated, done, config)
 
-    make = partial(gymnasium.make, "CartPole-v1", max_episode_steps=max_episode_steps)
-    envs = SyncVectorEnv([make] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
-    observation, _ = envs.reset(seed=[5 + i for i in range(num_envs)])
-    config = Config(num_envs=num_envs, num_steps=num_steps)
-    rollout, _ = lab.collect(envs, model, observation, Episodes(num_envs), Pieces(config=config, advantages_of=spy))
-    envs.close()
-    return model, rollout, seen
+    pieces = Pieces(config=config, advantages_of=spy)
+    with staged(pieces) as stage:
+        rollout, _ = ppo.collect(stage, stage.observation, pieces)
+    return stage.model, rollout, seen
 
 
 def test_advantages_are_the_discounted_sum_of_the_errors_until_the_episode_ends() -> None:
@@ -64,13 +61,13 @@ def test_advantages_are_the_discounted_sum_of_the_errors_until_the_episode_ends(
                 weight *= 0.9 * 0.8
                 if done[t, env]:
                     break
-    torch.testing.assert_close(lab.advantages_of(rewards, values, next_values, terminated, done, config), expected)
+    torch.testing.assert_close(ppo.advantages_of(rewards, values, next_values, terminated, done, config), expected)
 
 
 def test_a_cut_off_episode_is_valued_at_the_state_it_was_cut_off_in() -> None:
-    model, rollout, seen = collected(num_envs=1, num_steps=60, max_episode_steps=9)
+    model, rollout, seen = collected(Config(num_envs=1, num_steps=60, max_reward=9, seed=5))
     env = gymnasium.make("CartPole-v1", max_episode_steps=9)
-    observation, _ = env.reset(seed=5)
+    observation, _ = env.reset(seed=int(np.random.SeedSequence(5).generate_state(1)[0]))
     states, ends = [], []
     for action, observed in zip(rollout.actions, rollout.observations, strict=True):
         np.testing.assert_array_equal(observation, observed.numpy())
@@ -87,7 +84,7 @@ def test_a_cut_off_episode_is_valued_at_the_state_it_was_cut_off_in() -> None:
 
 
 def test_rewards_are_scaled_for_the_critic_and_reported_as_they_are() -> None:
-    _, _, seen = collected(num_envs=2, num_steps=20, max_episode_steps=500)
+    _, _, seen = collected(Config(num_envs=2, num_steps=20))
     assert torch.allclose(seen["rewards"], torch.full((20, 2), Config().reward_scale))
     episodes = Episodes(2)
     for done in ([False, True], [True, False], [False, True]):
@@ -99,27 +96,29 @@ def test_rewards_are_scaled_for_the_critic_and_reported_as_they_are() -> None:
 
 def test_the_entropy_of_a_uniform_choice_is_log_two() -> None:
     assert torch.allclose(
-        lab.entropy_of(torch.tensor([[3.0, 3.0], [60.0, -60.0]])), torch.tensor([np.log(2), 0.0]).float()
+        policy.entropy_of(torch.tensor([[3.0, 3.0], [60.0, -60.0]])), torch.tensor([np.log(2), 0.0]).float()
     )
 
 
 def test_the_surrogate_stops_paying_beyond_the_clip() -> None:
     log_ratio = torch.log(torch.tensor([1.5, 0.5, 1.5, 0.5])).requires_grad_()
-    loss = lab.policy_loss_of(log_ratio, torch.tensor([1.0, 1.0, -1.0, -1.0]), 0.2)
+    loss = ppo.policy_loss_of(log_ratio, torch.tensor([1.0, 1.0, -1.0, -1.0]), 0.2)
     assert loss.item() == pytest.approx(-(1.2 + 0.5 - 1.5 - 0.8) / 4)
     (grad,) = torch.autograd.grad(loss, log_ratio)
     torch.testing.assert_close(grad, torch.tensor([0.0, -0.5, 1.5, 0.0]) / 4)
 
 
-def gradient_of_one_update(config: Config, fault: str) -> tuple[Tensor, dict[str, Tensor]]:
-    model, rollout, _ = collected(num_envs=2, num_steps=64, max_episode_steps=500)
-    with torch.no_grad():
-        list(model.actor.parameters())[-2].mul_(100)  # away from uniform, where the entropy is flat
+def gradient_of_one_update(config: Config, fault: str = "none") -> tuple[Tensor, dict[str, float]]:
+    """On a rollout of a policy that is not uniform, where the entropy would be flat."""
     pieces = faults.apply(fault, "cartpole", Pieces(config=config))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    with gm.watch(model, optimizer, budget=None, run=None) as meter:
-        logged = lab.update(model, optimizer, meter, rollout, torch.arange(128), pieces)
-    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]), logged
+    with staged(pieces) as stage:
+        with torch.no_grad():
+            stage.model.actor[-1].weight.mul_(100)
+        rollout, _ = ppo.collect(stage, stage.observation, pieces)
+        scaler = torch.amp.GradScaler("cpu", enabled=config.amp)
+        logged = ppo.update(stage, scaler, rollout, torch.arange(config.batch_size), pieces)
+        gradient = torch.cat([p.grad.flatten() for p in stage.model.parameters() if p.grad is not None])
+    return gradient, {name: float(np.mean([float(each[name]) for each in logged])) for name in logged[0]}
 
 
 def test_entropy_no_grad_cuts_the_path_from_the_entropy_and_leaves_its_value() -> None:
@@ -133,14 +132,90 @@ def test_entropy_no_grad_cuts_the_path_from_the_entropy_and_leaves_its_value() -
 
 
 def test_with_entropy_no_grad_the_update_is_that_of_a_loss_without_the_bonus() -> None:
-    with_bonus = Config(ent_coef=1.0, max_grad_norm=1e9)
+    with_bonus = Config(num_envs=2, num_steps=64, ent_coef=1.0, max_grad_norm=1e9)
     without_bonus = dataclasses.replace(with_bonus, ent_coef=0.0)
     healthy, healthy_log = gradient_of_one_update(with_bonus, "none")
     broken, broken_log = gradient_of_one_update(with_bonus, "entropy_no_grad")
     no_bonus, _ = gradient_of_one_update(without_bonus, "none")
     assert torch.equal(broken, no_bonus)
     assert (healthy - broken).norm() > 0.1 * healthy.norm()
-    assert {name: float(value) for name, value in healthy_log.items()} == {k: float(v) for k, v in broken_log.items()}
+    assert healthy_log == broken_log
+
+
+def test_micro_batches_add_up_to_the_gradient_of_the_whole_minibatch() -> None:
+    whole = Config(num_envs=2, num_steps=64, max_grad_norm=1e9)
+    gradient, _ = gradient_of_one_update(whole)
+    added, _ = gradient_of_one_update(dataclasses.replace(whole, accumulate=4))
+    torch.testing.assert_close(added, gradient)
+
+
+def test_the_loss_scale_is_out_of_the_gradient_before_it_is_clipped() -> None:
+    config = Config(num_envs=2, num_steps=64, max_grad_norm=0.01)
+    gradient, _ = gradient_of_one_update(config)
+    scaled, _ = gradient_of_one_update(dataclasses.replace(config, amp=True))
+    assert gradient.norm() == pytest.approx(0.01, rel=1e-3)
+    torch.testing.assert_close(scaled, gradient)
+
+
+def test_a_gradient_that_is_not_finite_changes_no_weight() -> None:
+    pieces = Pieces(config=SHORT, value_loss_of=lambda values, returns: (values - values).sqrt().mean())
+    with staged(pieces) as stage:
+        before = weights(stage.model)
+        rollout, _ = ppo.collect(stage, stage.observation, pieces)
+        ppo.update(stage, torch.amp.GradScaler("cpu", enabled=False), rollout, torch.arange(100), pieces)
+        assert stage.model.critic[-1].weight.grad.isnan().all()
+    assert torch.equal(weights(stage.model), before)
+
+
+def test_a_shared_trunk_is_trained_by_both_heads() -> None:
+    model = ActorCritic(4, 2, shared_trunk=True)
+    observations = torch.randn(7, 4)
+    logits, values = model(observations)
+    torch.testing.assert_close(logits, model.logits(observations))
+    torch.testing.assert_close(values, model.values(observations))
+    assert {name.partition(".")[0] for name, _ in model.named_parameters()} == {"trunk", "actor", "critic"}
+    trunk = list(model.trunk.parameters())
+    for head in (logits.sum(), values.sum()):
+        assert all(grad.abs().sum() > 0 for grad in torch.autograd.grad(head, trunk, retain_graph=True))
+
+
+def test_a_training_can_start_from_weights_in_a_file(tmp_path: Path) -> None:
+    trained = train(SHORT)
+    save_weights(trained.model, tmp_path / "trained.pt")
+    again = train(dataclasses.replace(SHORT, start=str(tmp_path / "trained.pt"), learning_rate=0.0))
+    assert torch.equal(weights(again.model), weights(trained.model))
+    with pytest.raises(UsageError, match="does not hold weights of this lab's model"):
+        train(dataclasses.replace(SHORT, start=str(tmp_path / "trained.pt"), algorithm="dqn"))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["algorithm=pp"], "unknown algorithm 'pp'; did you mean 'ppo'"),
+        (["num_actions=3"], "num_actions=3: a cart is pushed left or right"),
+        (["max_reward=0"], "max_reward=0 cuts episodes off"),
+        (["accumulate=0"], "accumulate=0 leaves nothing to train on"),
+        (["accumulate=300"], "accumulate=300 is too many for a minibatch of 250"),
+        (["dqn.target_every=0"], r"dqn\.target_every=0 leaves nothing"),
+        (["dqn.learning_starts=30000"], "dqn.learning_starts=30000 is never reached with dqn.buffer_size=20000"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_answered_in_one_line(overrides: list[str], said: str) -> None:
+    with pytest.raises((UsageError, UnknownName), match=said):
+        configure(Config, overrides)
+
+
+@pytest.mark.parametrize(
+    ("fault", "changes", "said"),
+    [
+        ("wrong_sign", {"algorithm": "dqn"}, "fault=wrong_sign needs algorithm=ppo; found algorithm=dqn"),
+        ("clip_before_unscale", {}, "fault=clip_before_unscale needs amp=true; found amp=False"),
+        ("entropy_no_grad", {"algorithm": "dqn"}, "changes entropy_of, which algorithm=dqn does not have"),
+    ],
+)
+def test_a_fault_that_would_change_nothing_is_refused(fault: str, changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        train(dataclasses.replace(SHORT, fault=fault, **changes))
 
 
 def test_the_same_seed_gives_the_same_weights_whatever_the_global_state() -> None:
@@ -190,12 +265,15 @@ def test_the_run_keeps_the_gradients_and_the_scalars_under_their_canonical_names
     assert result.run == tmp_path / "run"
     with gm.load(tmp_path / "run") as run:
         logged = {"reward", "episode_length", "entropy", "policy_loss", "value_loss", "approx_kl", "clip_fraction"}
-        logged |= {"explained_variance", "learning_rate"}
+        logged |= {"explained_variance", "learning_rate", "action_share", "value_mean", "score_z", "reward_gain"}
+        logged |= {"returns/std", "advantages/std", "observation/std", "ratio/max", "terminal_correlation"}
         assert logged <= set(run.names())
         assert {"grad/actor/norm/raw", "grad/critic/norm/raw", "grad/actor/norm/clipped"} <= set(run.names())
         assert run.series("entropy")[0].tolist() == [39, 79]
         assert run.series("learning_rate")[1].tolist() == [1e-3, 5e-4]
         assert len(run.series("grad/actor/norm/raw")[0]) == 80
+        assert run.facts["config"]["max_reward"] == 500.0
+        assert run.facts["config"]["num_actions"] == 2
 
 
 @pytest.mark.slow

@@ -105,11 +105,11 @@ def test_without_the_correction_the_log_prob_is_that_of_the_gaussian() -> None:
     assert missing[0] == 0.0
 
 
-def test_the_half_precision_slope_is_nearly_right_until_it_is_nan() -> None:
+def test_the_slope_in_bfloat16_is_nearly_right_until_it_is_nan() -> None:
     log_prob_of, policy = broken("nan_layer").log_prob_of, (torch.zeros(1, 1), torch.zeros(1, 1))
     near = torch.full((1, 1), 2.0, requires_grad=True)
-    torch.testing.assert_close(log_prob_of(near, policy), lab.log_prob_of(near, policy), atol=0.02, rtol=0)
-    far = torch.full((1, 1), 5.0, requires_grad=True)
+    torch.testing.assert_close(log_prob_of(near, policy), lab.log_prob_of(near, policy), atol=0.1, rtol=0)
+    far = torch.full((1, 1), 4.0, requires_grad=True)
     (grad,) = torch.autograd.grad(log_prob_of(far, policy).sum(), far)
     assert grad.isnan().all()
     assert log_normal(far, policy).isfinite().all()

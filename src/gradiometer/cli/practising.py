@@ -27,11 +27,17 @@ def train(
     config_name: Annotated[
         str | None, typer.Option("--config-name", metavar="NAME", help="A lab's named configuration.")
     ] = None,
+    config: Annotated[
+        str | None, typer.Option("--config", metavar="FILE", help="A case study: a YAML file, or one a lab comes with.")
+    ] = None,
+    variation: Annotated[
+        str | None, typer.Option("--variation", metavar="NAME", help="Which variation of the case study.")
+    ] = None,
 ) -> None:
     """Train a lab, watched by the meter, e.g. `gradiometer train cartpole seed=2 run=runs/seed-2`."""
     from gradiometer.cli import train as verb
 
-    verb.train(lab, overrides or [], config_name=config_name)
+    verb.train(lab, overrides or [], config_name=config_name, config=config, variation=variation)
 
 
 @app.command(rich_help_panel=LABS)

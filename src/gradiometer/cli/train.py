@@ -21,12 +21,21 @@ __all__ = ["prepared", "progress_bar", "train"]
 PLAIN_LINES = 10  # where nobody looks, this many lines are enough
 
 
-def train(name: str, overrides: list[str], *, config_name: str | None = None) -> None:
-    """Train with the overrides on top of the lab's defaults, and say where the run is."""
-    config = prepared(name, overrides, config_name=config_name)
+def train(
+    name: str,
+    overrides: list[str],
+    *,
+    config_name: str | None = None,
+    config: str | None = None,
+    variation: str | None = None,
+) -> None:
+    """Train with the overrides on top of a case study's and of the lab's defaults, and say where the run is."""
+    from gradiometer.labs import study
+
     lab = labs.find(name)
+    settings = prepared(name, [*study.overrides_from(config, variation, lab), *overrides], config_name=config_name)
     with progress_bar(name, wording=lab.wording) as progress:
-        result = lab.train(config, progress)
+        result = lab.train(settings, progress)
     out, words = console(), lab.wording
     reached = f"{words.result} {number(result.mean_return)} over {lab.return_over}"
     out.print(f"{reached}; {result.episodes} {words.counted} in all", soft_wrap=True)
@@ -68,15 +77,26 @@ def progress_bar(label: str, *, wording: labs.Wording | None = None) -> Iterator
     )
     with Bar(*columns, TextColumn(words.live + " {task.fields[value]}"), console=Console(stderr=True)) as bar:
         task = bar.add_task(label, total=None, value="-", unit="steps")
-        yield lambda now: bar.update(
-            task, completed=now.done, total=now.total, unit=now.unit, value=_return(now, words.decimals)
-        )
+
+        def show(now: Progress) -> None:
+            for note in now.notes:
+                bar.console.print(note, markup=False, highlight=False)
+            value = _return(now, words.decimals)
+            bar.update(task, completed=now.done, total=now.total, unit=now.unit, value=value)
+
+        yield show
 
 
 def _plain_lines(label: str, words: labs.Wording) -> Callable[[Progress], None]:
     said: dict[str, int] = {}
+    speaks = False
 
     def say(now: Progress) -> None:
+        nonlocal speaks
+        speaks = speaks or bool(now.notes)
+        if speaks:  # a training with notes of its own needs no others
+            print(*now.notes, sep="\n", end="\n" if now.notes else "", file=sys.stderr, flush=True)
+            return
         part = now.done * PLAIN_LINES // now.total
         if part > said.get(now.unit, 0):
             said[now.unit] = part

@@ -13,8 +13,9 @@ import numpy as np
 
 from gradiometer.doctor.chart import Chart, Series
 from gradiometer.doctor.gradients import NORM, flat_outcome, log10, over, seen, stays, stuck, where
+from gradiometer.doctor.progress import progress_of
 from gradiometer.doctor.rule import Skipped, Verdict, how_to_log, rule
-from gradiometer.doctor.signs import enough, fmt, level, number, robust_sigma, since
+from gradiometer.doctor.signs import enough, fmt, level, near_best, number, robust_sigma, since
 from gradiometer.records import Finding
 
 __all__: list[str] = []
@@ -34,6 +35,8 @@ FAR_BELOW = 0.1
 """The clip takes nine tenths of the gradient: it was meant for outliers, and this is the rule."""
 VARIES = 0.3
 """Decades of robust σ: a typical step is scaled twice as much or half as much as the next."""
+HALF_WAY = 0.5
+"""Of the way to the known maximum that is still to go."""
 STARVED = 1e-5
 """‖Δw‖/‖w‖ at which a step is lost: healthy is 1e-4 to 1e-2 (TheDeepChecker warns below 1e-4)."""
 THRESHOLDS = ("max_grad_norm", "grad_clip", "clip_grad", "gradient_clip_val", "max_norm", "clip_grad_norm")
@@ -125,9 +128,18 @@ def over_clipping(chart: Chart) -> Verdict:
 
 def _takes_too_much(chart: Chart, clip: Clip) -> bool:
     """Far below 1 for good, while the reward does not rise, and by a factor that varies or with an update that starves."""
-    if not stays(clip.ratio, lambda x: x < FAR_BELOW) or not stuck(chart):
+    if not stays(clip.ratio, lambda x: x < FAR_BELOW):
         return False
+    if not stuck(chart):  # a policy that creeps up, far from the most there is, is starved all the same
+        return _starved(chart, clip) is not None and _far_from_best(chart)
     return robust_sigma(log10(clip.ratio).last(0.5).values) >= VARIES or _starved(chart, clip) is not None
+
+
+def _far_from_best(chart: Chart) -> bool:
+    progress = progress_of(chart)
+    if progress is None or progress.best is None:
+        return False
+    return not near_best(progress.end, progress.best, progress.start, within=HALF_WAY)
 
 
 def _starved(chart: Chart, clip: Clip) -> Series | None:

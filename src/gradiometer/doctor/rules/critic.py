@@ -288,9 +288,11 @@ def returns_wrong(chart: Chart) -> Verdict:
     if unrelated:
         title = f"Targets of last states hardly correlate with their rewards ({fmt(level(last))})"
         cause = "The value of the next episode's first state leaks into the last target: the done mask is missing, or rewards "
-        return _wrong(
+        found = _wrong(
             title, cause + "lie a step off.", (_reading(terminal, last, mean_interval(last.values)),), _MASK_FIX
         )
+        always = level(terminal.finite.first(0.2)) < UNRELATED
+        return replace(found, since_step=int(terminal.finite.steps[0])) if always else found
     if before is None or not persists(last, lambda x: x > RELATED):
         return None
     bound = CARRIED * level(last)

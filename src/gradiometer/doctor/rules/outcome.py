@@ -24,6 +24,7 @@ from gradiometer.doctor.goals import (
     too_short,
     unlogged,
 )
+from gradiometer.doctor.progress import progress_of
 from gradiometer.doctor.rule import Skipped, Verdict, rule
 from gradiometer.doctor.signs import enough, fmt, learning, level, outcome, persists, robust_sigma, since, trend
 from gradiometer.maths.means import Interval, mean_interval
@@ -43,6 +44,8 @@ OPPOSED = 0.3
 """Mean over mean absolute predicted change: near 1 with a wrong sign, near 0 where steps swing about an optimum."""
 SURE = 0.001
 """Level of the test of a wrong sign: it accuses every step of the run, and steps about an optimum average near zero."""
+NEARLY_ALL = 0.8
+"""Of the batches: the sign of a correlation that has no interval."""
 MIN_STEPS = 10
 """Probed steps below which five blocks of two cannot be had."""
 HEALTHY_DECADES = 1.0
@@ -208,17 +211,21 @@ def update_opposes_reward(chart: Chart) -> Verdict:
 
 def _lowers_what_earned(chart: Chart, gain: Series) -> Finding | None:
     """The samples that earned most become less likely."""
-    mean = mean_interval(gain.values)
-    if mean is None or mean.p_below(0.0) >= SURE or -mean.mean < OPPOSED * float(np.abs(gain.finite.values).mean()):
+    values, mean = gain.finite.values, mean_interval(gain.values)
+    average, progress = float(values.mean()), progress_of(chart)
+    certain = mean is not None and mean.p_below(0.0) < SURE and -average >= OPPOSED * float(np.abs(values).mean())
+    # One number that hardly varies has no interval; with a reward that fell its sign is enough.
+    fell = progress is not None and progress.state == "fell" and float((values < 0.0).mean()) >= NEARLY_ALL
+    if not (certain or fell):
         return None
     return Finding(
         id="update-opposes-reward",
-        title=f"Updates lower the probability of what earned most: a correlation of {fmt(mean.mean)}",
+        title=f"Updates lower the probability of what earned most: a correlation of {fmt(average)}",
         severity=_how_bad(learning(chart), certain=True),
-        basis="statistical",
+        basis="statistical" if certain else "heuristic",
         since_step=since(gain, lambda x: x < 0.0),
         evidence=(
-            reads(gain, f"mean {fmt(mean.mean)} ({fmt(mean.low)} to {fmt(mean.high)}) over {mean.count} batches"),
+            reads(gain, f"mean {fmt(average)}, below zero in {(values < 0.0).mean():.0%} of {len(values)} batches"),
         ),
         cause=WRONG_SIGN,
         fix=SIGN_FIXES,

@@ -244,7 +244,16 @@ def _targets(chart: Chart) -> tuple[Series, Callable[[float], bool]] | None:
     ]
     if not chart.has("q_value"):  # there it is a loss of action values, of which the critic's rules know more
         looked.append((chart.get("value_loss"), _drowning))
-    return next(((series, wrong) for series, wrong in looked if series is not None and persists(series, wrong)), None)
+    found = ((series, wrong) for series, wrong in looked if series is not None and persists(series, wrong))
+    return next((pair for pair in found if _is_a_scale(chart, *pair)), None)
+
+
+def _is_a_scale(chart: Chart, series: Series, wrong: Callable[[float], bool]) -> bool:
+    """Whether it was so from the start: targets that grow run away, whatever the rewards' scale. And that they vary at all."""
+    if wrong is _large:
+        return wrong(level(series.finite.first(0.1)))
+    spread = chart.get("returns/<statistic>", statistic="std")
+    return wrong is not _small or spread is None or level(spread) > 1e-6 * level(series)
 
 
 def _critic_suffers(chart: Chart, targets: Series) -> list[Evidence]:

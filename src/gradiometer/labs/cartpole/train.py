@@ -7,8 +7,8 @@ for a stretch, yields what there is to log, and goes on.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ from gradiometer.labs.config import torch_device
 from gradiometer.labs.episodes import Episodes
 from gradiometer.labs.weights import load_weights
 
-__all__ = ["ALGORITHMS", "Config", "Pieces", "Progress", "Result", "train"]
+__all__ = ["ALGORITHMS", "Config", "Pieces", "Progress", "Result", "staged", "train"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,22 +71,10 @@ def train(config: Config, progress: Callable[[Progress], None] | None = None) ->
     """Train from scratch, or from `config.start`; all that is random comes from `config.seed`."""
     refuse_misplaced(config)
     pieces = faults.apply(config.fault, "cartpole", Pieces(config=config))
-    config, device = pieces.config, torch_device(config.device)
-    torch.manual_seed(config.seed)
-    model = pieces.model_of(config)
-    load_weights(model, config.start)
-    model = model.to(device)
-    optimizer = torch.optim.Adam(pieces.parameters_of(model), lr=config.learning_rate, eps=1e-5)
-    make = partial(gymnasium.make, "CartPole-v1", max_episode_steps=int(config.max_reward))
-    envs = SyncVectorEnv([make] * config.num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
-    # seed, seed + 1, ... would give neighbouring seeds nearly the same environments
-    observation, _ = envs.reset(seed=np.random.SeedSequence(config.seed).generate_state(config.num_envs).tolist())
-    episodes, logged = Episodes(config.num_envs), dict[str, Any]()
-    with closing(envs), watched(model, optimizer, config) as meter:
-        set_up = stage.Stage(
-            envs=envs, observation=observation, episodes=episodes, model=model, optimizer=optimizer, meter=meter
-        )
-        for env_steps, logged in ALGORITHMS[config.algorithm].rounds(set_up, pieces):
+    config, logged = pieces.config, dict[str, Any]()
+    with staged(pieces) as training:
+        episodes, meter = training.episodes, training.meter
+        for env_steps, logged in ALGORITHMS[config.algorithm].rounds(training, pieces):
             if logged:
                 meter.log(logged, **episodes.news())
             if progress is not None:
@@ -98,8 +86,32 @@ def train(config: Config, progress: Callable[[Progress], None] | None = None) ->
         env_steps=env_steps,
         entropy=logged.get("entropy", float("nan")),
         run=meter.run,
-        model=model,
+        model=training.model,
     )
+
+
+@contextmanager
+def staged(pieces: Pieces) -> Iterator[stage.Stage[Any]]:
+    """The model, its optimizer, the environments and the instrument; closed again when all is over."""
+    config = pieces.config
+    torch.manual_seed(config.seed)
+    model = pieces.model_of(config)
+    load_weights(model, config.start)
+    model = model.to(torch_device(config.device))
+    optimizer = torch.optim.Adam(pieces.parameters_of(model), lr=config.learning_rate, eps=1e-5)
+    make = partial(gymnasium.make, "CartPole-v1", max_episode_steps=int(config.max_reward))
+    envs = SyncVectorEnv([make] * config.num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+    # seed, seed + 1, ... would give neighbouring seeds nearly the same environments
+    observation, _ = envs.reset(seed=np.random.SeedSequence(config.seed).generate_state(config.num_envs).tolist())
+    with closing(envs), watched(model, optimizer, config) as meter:
+        yield stage.Stage(
+            envs=envs,
+            observation=observation,
+            episodes=Episodes(config.num_envs),
+            model=model,
+            optimizer=optimizer,
+            meter=meter,
+        )
 
 
 def refuse_misplaced(config: Config) -> None:

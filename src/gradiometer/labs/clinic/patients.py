@@ -31,7 +31,7 @@ class Patient:
     fault: str
     """As fault= takes it; none for a control."""
     kind: str = "fast"
-    """Of the training: fast, slow, noisy, converged."""
+    """Of the training: fast, slow, noisy, converged, or brief."""
     seed: int
 
     @property
@@ -42,7 +42,7 @@ class Patient:
     @property
     def name(self) -> str:
         """Unique, and fit for a folder."""
-        what = self.kind if self.healthy else self.fault.replace(":", ".")
+        what = self.kind if self.healthy else self.fault.replace(":", ".") + (".brief" if self.kind == "brief" else "")
         return f"{self.ward}/{what}-{self.seed}"
 
     @property
@@ -116,7 +116,7 @@ def grid(*, labs: Sequence[str] = (), only: Sequence[str] = (), seeds: int = 3) 
 
 def quick_grid() -> list[Patient]:
     """A few of each kind, for a few minutes."""
-    return [Patient(ward=ward, fault=fault, seed=FIRST_SEED) for ward, fault in QUICK]
+    return [Patient(ward=ward, fault=fault, kind="brief", seed=FIRST_SEED) for ward, fault in QUICK]
 
 
 def _broken(lab: str, seeds: int) -> Iterable[Patient]:

@@ -20,16 +20,18 @@ class Ward:
     lab: str
     overrides: tuple[str, ...]
     kinds: Mapping[str, tuple[str, ...]]
-    """What changes for each kind of control: fast, slow, noisy, converged."""
+    """What changes for each kind of training: fast, slow, noisy, converged; and brief, for --quick."""
     trained: tuple[str, ...]
     """Overrides of the training whose weights the converged ones start from."""
     base: tuple[str, ...] | None = None
     """Overrides of the training whose weights everybody starts from, where learning from scratch takes too long."""
 
 
-def kinds(*, slow: tuple[str, ...], noisy: tuple[str, ...], converged: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-    """What changes for each kind of control; the fast one is the ward's own form."""
-    return {"fast": (), "slow": slow, "noisy": noisy, "converged": converged}
+def kinds(
+    *, slow: tuple[str, ...], noisy: tuple[str, ...], converged: tuple[str, ...], brief: tuple[str, ...]
+) -> dict[str, tuple[str, ...]]:
+    """What changes for each kind of training; the fast one is the ward's own form."""
+    return {"fast": (), "slow": slow, "noisy": noisy, "converged": converged, "brief": brief}
 
 
 CARTPOLE_DQN = (
@@ -82,28 +84,48 @@ WARDS: dict[str, Ward] = {
             name="cartpole-ppo",
             lab="cartpole",
             overrides=("algorithm=ppo", "total_steps=40000"),
-            kinds=kinds(slow=("learning_rate=3e-4",), noisy=("num_envs=4",), converged=("total_steps=20000",)),
+            kinds=kinds(
+                slow=("learning_rate=3e-4",),
+                noisy=("num_envs=4",),
+                converged=("total_steps=20000",),
+                brief=("total_steps=10000",),
+            ),
             trained=("total_steps=100000",),
         ),
         Ward(
             name="cartpole-dqn",
             lab="cartpole",
             overrides=CARTPOLE_DQN,
-            kinds=kinds(slow=("learning_rate=7e-4",), noisy=("num_envs=4",), converged=("total_steps=15000",)),
+            kinds=kinds(
+                slow=("learning_rate=7e-4",),
+                noisy=("num_envs=4",),
+                converged=("total_steps=15000",),
+                brief=("total_steps=8000",),
+            ),
             trained=("total_steps=45000",),
         ),
         Ward(
             name="cartpole-reinforce",
             lab="cartpole",
             overrides=CARTPOLE_REINFORCE,
-            kinds=kinds(slow=("learning_rate=1e-3",), noisy=("num_envs=4",), converged=("total_steps=30000",)),
+            kinds=kinds(
+                slow=("learning_rate=1e-3",),
+                noisy=("num_envs=4",),
+                converged=("total_steps=30000",),
+                brief=("total_steps=15000",),
+            ),
             trained=("total_steps=120000",),
         ),
         Ward(
             name="pendulum",
             lab="pendulum",
             overrides=("total_steps=40000",),
-            kinds=kinds(slow=("learning_rate=1e-3",), noisy=("batch_size=32",), converged=("total_steps=20000",)),
+            kinds=kinds(
+                slow=("learning_rate=1e-3",),
+                noisy=("batch_size=32",),
+                converged=("total_steps=20000",),
+                brief=("total_steps=12000",),
+            ),
             trained=("total_steps=51200",),
         ),
         Ward(
@@ -111,7 +133,10 @@ WARDS: dict[str, Ward] = {
             lab="prismatic",
             overrides=PRISMATIC,
             kinds=kinds(
-                slow=("learning_rate=3e-3",), noisy=("batch_size=8",), converged=("steps=120", "learning_rate=1e-3")
+                slow=("learning_rate=3e-3",),
+                noisy=("batch_size=8",),
+                converged=("steps=120", "learning_rate=1e-3"),
+                brief=("steps=40",),
             ),
             trained=("steps=700",),
         ),
@@ -120,7 +145,10 @@ WARDS: dict[str, Ward] = {
             lab="prismatic",
             overrides=("router_type=topk", *PRISMATIC),
             kinds=kinds(
-                slow=("learning_rate=3e-3",), noisy=("batch_size=8",), converged=("steps=120", "learning_rate=1e-3")
+                slow=("learning_rate=3e-3",),
+                noisy=("batch_size=8",),
+                converged=("steps=120", "learning_rate=1e-3"),
+                brief=("steps=40",),
             ),
             trained=("steps=700",),
         ),
@@ -132,6 +160,7 @@ WARDS: dict[str, Ward] = {
                 slow=("actor_rollout_ref.actor.optim.lr=1.5e-4",),
                 noisy=("es_manager.train.env_groups=4",),
                 converged=("trainer.total_training_steps=40",),
+                brief=("trainer.total_training_steps=14",),
             ),
             trained=("trainer.total_training_steps=200",),
             base=("warm_start.steps=240", "trainer.total_training_steps=1"),
@@ -141,7 +170,10 @@ WARDS: dict[str, Ward] = {
             lab="tsp",
             overrides=TSP,
             kinds=kinds(
-                slow=("learning_rate=3e-4",), noisy=("batch_size=8",), converged=("steps=120", "learning_rate=2e-4")
+                slow=("learning_rate=3e-4",),
+                noisy=("batch_size=8",),
+                converged=("steps=120", "learning_rate=2e-4"),
+                brief=("steps=60",),
             ),
             trained=("steps=800",),
         ),
@@ -149,7 +181,9 @@ WARDS: dict[str, Ward] = {
             name="bugs",
             lab="bugs",
             overrides=("steps=100",),
-            kinds=kinds(slow=("learning_rate=3e-4",), noisy=("num_prompts=4",), converged=("steps=60",)),
+            kinds=kinds(
+                slow=("learning_rate=3e-4",), noisy=("num_prompts=4",), converged=("steps=60",), brief=("steps=20",)
+            ),
             trained=("steps=250",),
             base=("steps=0",),
         ),
@@ -168,8 +202,19 @@ DOUBLES: tuple[tuple[str, str], ...] = (
 )
 """Patients with two faults, by ward."""
 
-QUICK: tuple[tuple[str, str], ...] = ()
-"""The patients of --quick, by ward; none is a control."""
+QUICK: tuple[tuple[str, str], ...] = (
+    ("bugs", "trl_5595"),
+    ("cartpole-ppo", "entropy_no_grad"),
+    ("cartpole-ppo", "critic_detached"),
+    ("cartpole-ppo", "none"),
+    ("pendulum", "critic_detached"),
+    ("prismatic", "router_detached"),
+    ("prismatic", "none"),
+    ("sokoban", "entropy_no_grad"),
+    ("tsp", "encoder_detached"),
+    ("tsp", "none"),
+)
+"""The patients of --quick, by ward: faults of the wiring, which show at once, in brief trainings; none is a control."""
 
 
 def ward_of(fault: Fault) -> Ward:

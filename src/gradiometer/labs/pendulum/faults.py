@@ -68,7 +68,7 @@ def frozen_layer(
 def critic_lr_zero(
     critic_optimizer_of: Callable[[Critic, Config], torch.optim.Optimizer],
 ) -> Callable[[Critic, Config], torch.optim.Optimizer]:
-    """As a schedule that starts at the end of its warm-up's first step, and never steps."""
+    """As a warm-up that starts from 0, with a scheduler that nobody steps."""
 
     def broken(critic: Critic, config: Config) -> torch.optim.Optimizer:
         optimizer = critic_optimizer_of(critic, config)
@@ -96,7 +96,7 @@ def target_is_online(target_of: Callable[[Critic], Critic]) -> Callable[[Critic]
     "target_never_updated",
     labs=LAB,
     piece="follow",
-    summary="the target critics follow a copy of themselves: they stay as random as they were born",
+    summary="the target critics are told to follow themselves: they stay as random as they were born",
     expected=("target-network",),
     catalogue="F38",
 )
@@ -233,16 +233,16 @@ def log_prob_no_correction(log_prob_of: LogProb) -> LogProb:
     "nan_layer",
     labs=LAB,
     piece="log_prob_of",
-    summary="the tanh's slope 1 - a² is computed in half precision: where it rounds to 0, its logarithm is not finite",
+    summary="the tanh's slope 1 - a² is computed in bfloat16: where it rounds to 0, its logarithm is not finite",
     expected=("nonfinite-gradient",),
     catalogue="F32",
 )
 def nan_layer(log_prob_of: LogProb) -> LogProb:
-    """As under autocast without the usual ε. All is well until the first sample beyond |u| = 4.5."""
+    """As under autocast, without the usual ε. All is well until the first sample beyond |u| = 3.5."""
     from gradiometer.labs.pendulum.model import log_normal
 
     def broken(u: Tensor, policy: Policy) -> Tensor:
-        log_slope = (1 - u.half().tanh().square()).log()
+        log_slope = (1 - u.bfloat16().tanh().square()).log()
         return (log_normal(u, policy) - log_slope).sum(-1)
 
     return broken

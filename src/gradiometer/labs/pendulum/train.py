@@ -28,14 +28,7 @@ from gradiometer.labs.config import torch_device
 from gradiometer.labs.episodes import Episodes
 from gradiometer.labs.pendulum import measure
 from gradiometer.labs.pendulum.config import EPISODE, Config, Progress
-from gradiometer.labs.pendulum.model import (
-    ActorCritic,
-    Critic,
-    LogProb,
-    Policy,
-    init_hidden_,
-    log_prob_of,
-)
+from gradiometer.labs.pendulum.model import ActorCritic, Critic, LogProb, Policy, init_hidden_, log_prob_of
 from gradiometer.labs.pendulum.replay import Batch, Replay
 from gradiometer.labs.weights import load_weights
 

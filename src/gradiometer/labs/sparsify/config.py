@@ -171,9 +171,9 @@ class Config(LabConfig):
     """Strong connections of a row, drawn one after the other without putting back."""
     algorithm: str = "reinforce"
     """reinforce or ppo."""
-    learning_rate: float = 3e-3
+    learning_rate: float = 1e-2
     """Adam's step size."""
-    entropy_coef: float = 0.02
+    entropy_coef: float = 0.002
     """Weight of the mean entropy of a row's choice."""
     vf_coef: float = 0.5
     """Weight of the value loss, where the baseline is learned."""
