@@ -282,6 +282,16 @@ def test_what_is_written_after_the_solution_is_not_played() -> None:
     assert (result.actions, result.reward) == ((RIGHT, RIGHT), pytest.approx(10.8))
 
 
+@pytest.mark.parametrize(
+    ("text", "complete"),
+    [("Up", False), ("Up || Down", True), ("Right || Right", True), ("Up || Down || Up", False), ("Up || fly", False)],
+)
+def test_an_answer_is_complete_when_it_has_as_many_moves_as_a_turn(text: str, complete: bool) -> None:
+    game = TextGame(max_turns=5, max_actions_per_turn=2)
+    game.reset(ROOM)
+    assert game.step(text).complete is complete
+
+
 def test_an_answer_that_cannot_be_read_costs_a_turn_and_the_format_penalty() -> None:
     game = TextGame(max_turns=2)
     game.reset(ROOM)

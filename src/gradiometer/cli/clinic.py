@@ -28,6 +28,7 @@ def clinic(
     labs: Sequence[str],
     faults: Sequence[str],
     seeds: int,
+    controls: int,
     engine: str,
     workers: int,
     quick: bool,
@@ -43,7 +44,8 @@ def clinic(
 
     if quick and (labs or faults):
         raise UsageError("--quick has its own patients: leave out --labs and --faults")
-    patients = quick_grid() if quick else grid(labs=words(list(labs)), only=words(list(faults)), seeds=seeds)
+    chosen, named = words(list(labs)), words(list(faults))
+    patients = quick_grid() if quick else grid(labs=chosen, only=named, seeds=seeds, controls=controls)
     if not patients:
         raise UsageError("nobody to treat: no fault of these labs has one of these names")
     folder = Path(out)

@@ -65,6 +65,7 @@ def clinic(
         list[str] | None, typer.Option(metavar="FAULT...", help="Only these faults; none: controls.")
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Trainings of each fault.")] = 3,
+    controls: Annotated[int, typer.Option(min=0, help="Healthy trainings of each ward and kind.")] = 4,
     engine: Annotated[str, typer.Option(metavar="processes|ray|serial", help="Who does the work.")] = "processes",
     workers: Annotated[int, typer.Option(min=0, help="How many at once; 0: one a core.")] = 0,
     quick: Annotated[
@@ -83,6 +84,7 @@ def clinic(
         labs=labs or [],
         faults=faults or [],
         seeds=seeds,
+        controls=controls,
         engine=engine,
         workers=workers,
         quick=quick,

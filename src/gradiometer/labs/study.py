@@ -1,9 +1,9 @@
 """Case studies: a YAML file with the settings of a lab, and variations of them by name.
 
-    lab: sparsify
-    settings: {entropy_coef: 0.01, temperature: {initial: 0.9}}      # of every variation
-    variations:
-      A: {problem: {grid_size: 128}}                                 # on top of them
+lab: sparsify
+settings: {entropy_coef: 0.01, temperature: {initial: 0.9}}      # of every variation
+variations:
+  A: {problem: {grid_size: 128}}                                 # on top of them
 """
 
 from __future__ import annotations

@@ -13,10 +13,10 @@ from gradiometer.errors import UnknownName
 from gradiometer.labs import faults
 from gradiometer.labs.clinic.wards import DOUBLES, KINDS, QUICK, WARDS, Ward, ward_of
 
-__all__ = ["HEALTHY_SEEDS", "Patient", "grid", "quick_grid"]
+__all__ = ["CONTROLS", "Patient", "grid", "quick_grid"]
 
-HEALTHY_SEEDS = 3
-"""Of each ward and kind, whatever --seeds says: few false alarms in few runs show nothing."""
+CONTROLS = 4
+"""Trainings of each ward and kind: few false alarms in few runs show nothing."""
 DOSE_SEEDS = 1
 """Of a mild or severe dose: the headline counts usual ones, and the faults with doses are many."""
 FIRST_SEED = 101
@@ -99,7 +99,9 @@ def _split() -> dict[str, Any]:
     return tomllib.loads(files(__package__).joinpath("split.toml").read_text(encoding="utf-8"))
 
 
-def grid(*, labs: Sequence[str] = (), only: Sequence[str] = (), seeds: int = 3) -> list[Patient]:
+def grid(
+    *, labs: Sequence[str] = (), only: Sequence[str] = (), seeds: int = 3, controls: int = CONTROLS
+) -> list[Patient]:
     """Everybody, or those of some labs or faults: faults × doses × seeds, pairs of faults, and controls.
 
     With `only` there are no controls, unless `none` is among them.
@@ -108,7 +110,7 @@ def grid(*, labs: Sequence[str] = (), only: Sequence[str] = (), seeds: int = 3) 
     found: list[Patient] = []
     for lab in dict.fromkeys(ward.lab for ward in WARDS.values()):
         if not labs or lab in labs:
-            found += [*_broken(lab, seeds), *_twice_broken(lab, seeds), *_controls(lab)]
+            found += [*_broken(lab, seeds), *_twice_broken(lab, seeds), *_controls(lab, controls)]
     if only:
         found = [each for each in found if set(only) & ({"none"} if each.healthy else {f.name for f, _ in each.faults})]
     return found
@@ -132,10 +134,10 @@ def _twice_broken(lab: str, seeds: int) -> Iterable[Patient]:
             yield from _seeded(ward, text, "fast", seeds)
 
 
-def _controls(lab: str) -> Iterable[Patient]:
+def _controls(lab: str, count: int) -> Iterable[Patient]:
     for ward in WARDS.values():
         for kind in KINDS if ward.lab == lab else ():
-            yield from _seeded(ward.name, "none", kind, HEALTHY_SEEDS)
+            yield from _seeded(ward.name, "none", kind, count)
 
 
 def _seeded(ward: str, fault: str, kind: str, seeds: int) -> Iterable[Patient]:

@@ -166,6 +166,15 @@ WARDS: dict[str, Ward] = {
             base=("warm_start.steps=240", "trainer.total_training_steps=1"),
         ),
         Ward(
+            name="sparsify",
+            lab="sparsify",
+            overrides=("problem.grid_size=16", "problem.num_samples=64", "steps=60"),
+            kinds=kinds(
+                slow=("learning_rate=5e-3",), noisy=("rollouts=2",), converged=("steps=40",), brief=("steps=12",)
+            ),
+            trained=("steps=160",),
+        ),
+        Ward(
             name="tsp",
             lab="tsp",
             overrides=TSP,
@@ -211,6 +220,7 @@ QUICK: tuple[tuple[str, str], ...] = (
     ("prismatic", "router_detached"),
     ("prismatic", "none"),
     ("sokoban", "entropy_no_grad"),
+    ("sparsify", "entropy_no_grad"),
     ("tsp", "encoder_detached"),
     ("tsp", "none"),
 )

@@ -64,7 +64,7 @@ class Backbone(nn.Module):
 
     def forward(self, nodes: Tensor, edges: Tensor, graph: Graph) -> Tensor:
         """[B, N, NODE_FEATURES] -> [B, N, H]."""
-        hidden = self.embed(nodes).tanh()
+        hidden: Tensor = self.embed(nodes).tanh()
         for round_ in self.rounds:
             hidden = hidden + round_(hidden, edges, graph)
         return hidden

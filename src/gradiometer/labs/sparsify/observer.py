@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,6 +21,15 @@ __all__ = ["Observer"]
 WINDOW = 64
 """Rollouts that reward_gain is taken over: an update with the source's settings has one."""
 FEWEST = 16
+FEWEST_PAIRS = 4
+
+
+def correlation(one: Tensor, other: Tensor) -> float | None:
+    """Of two tensors of as many numbers; None where that is not defined."""
+    both = torch.stack([one.flatten(), other.flatten()]).double()
+    if both.shape[1] < FEWEST_PAIRS or not bool((both.std(1) > 0).all()):
+        return None
+    return float(torch.corrcoef(both)[0, 1])
 
 
 class Observer:
@@ -46,7 +54,6 @@ class Observer:
             "observation": torch.cat([each.edges for each in batches]),
             "approx_kl": float((log_ratio.expm1() - log_ratio).mean()),
             "sampler_kl": float(torch.cat([each.sampled_log_probs - each.log_probs for each in batches]).mean()),
-            "score_z": float(np.mean([each.score_z for each in batches]) * len(batches) ** 0.5),
             "action_share": float(first.max() / first.sum()),
         }
         if config.rollouts > 1:
@@ -54,6 +61,9 @@ class Observer:
         if config.algorithm == "ppo":
             seen["ratio"] = log_ratio.exp()
             seen["clip_fraction"] = float((log_ratio.expm1().abs() > config.ppo.clip).float().mean())
+        tested = [each.score_z for each in batches if each.score_z is not None]
+        seen["score_z"] = float(sum(tested) / len(tested) ** 0.5) if tested else None  # of independent z-scores
+        seen["terminal_correlation"] = correlation(joined["targets"], rewards)
         seen["reward_gain"] = self._gain(rewards, log_ratio)
         seen |= self._explained(batches)
         return {name: value for name, value in seen.items() if value is not None}

@@ -70,8 +70,8 @@ class Rollouts:
     """[B, R]"""
     values: Tensor | None
     """[B]"""
-    score_z: float
-    """Whether ∇log π, as the loss has it, has mean zero over these choices; see maths/scores.py."""
+    score_z: float | None
+    """Whether ∇log π, as the loss has it, has mean zero over these choices; see maths/scores.py. None without a gradient."""
 
 
 def seed_for(config: Config, purpose: Purpose, step: int = 0) -> int:
@@ -135,11 +135,14 @@ def collect(
 
 
 @torch.enable_grad()
-def score_z_of(logits: Tensor, hidden: Tensor, choices: Tensor, temperature: float, pieces: Pieces) -> float:
+def score_z_of(logits: Tensor, hidden: Tensor, choices: Tensor, temperature: float, pieces: Pieces) -> float | None:
     """Of the log-probs as the loss has them: a row's residual is their derivative by its logits, its features are `hidden`."""
     rollouts = choices.flatten(0, 1).unsqueeze(1)  # each with logits of its own
     own = logits.repeat_interleave(choices.shape[1], 0).requires_grad_()
-    (residuals,) = torch.autograd.grad(pieces.log_prob_of(own, rollouts, temperature).sum(), own)
+    log_prob = pieces.log_prob_of(own, rollouts, temperature).sum()
+    if not log_prob.requires_grad:
+        return None
+    (residuals,) = torch.autograd.grad(log_prob, own)
     features = hidden.repeat_interleave(choices.shape[1], 0)
     every = -(-residuals.shape[:2].numel() // SCORED)
     return scores.score_z(residuals.flatten(0, 1)[::every], features.flatten(0, 1)[::every])

@@ -65,7 +65,7 @@ class Hierarchy:
         matrix, prolongation = self.matrices[level], self.prolongations[level]
         start = RELAXATION * right / matrix.diagonal()[:, None]
         coarse = self._solved(prolongation.T @ (right - matrix @ start), level + 1)
-        corrected = start + prolongation @ coarse
+        corrected: Array = start + prolongation @ coarse
         return corrected + RELAXATION * (right - matrix @ corrected) / matrix.diagonal()[:, None]
 
 
