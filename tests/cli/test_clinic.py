@@ -34,11 +34,9 @@ def test_a_mistake_is_one_line_and_exit_code_2(
 def test_some_patients_are_trained_judged_counted_and_written_up(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gradiometer.labs.clinic import patients, wards
+    from gradiometer.labs.clinic import wards
 
-    short = wards.WARDS["prismatic"]
-    monkeypatch.setitem(wards.WARDS, "prismatic", _shortened(short))
-    monkeypatch.setattr(patients, "WARDS", {"prismatic": wards.WARDS["prismatic"]})
+    monkeypatch.setitem(wards.WARDS, "prismatic", _shortened(wards.WARDS["prismatic"]))
     page = tmp_path / "docs" / "clinic.md"
     page.parent.mkdir()
     call = ["clinic", "--labs", "prismatic", "--faults", "router_detached", "--seeds", "1", "--engine", "serial"]

@@ -64,7 +64,8 @@ def test_what_is_held_out_is_whole_faults_labs_and_doses() -> None:
 
 def test_one_can_ask_for_some() -> None:
     only = grid(labs=["cartpole"], only=["entropy_no_grad"], seeds=2)
-    assert {patient.fault.split("+")[0] for patient in only} == {"entropy_no_grad"}
+    assert all("entropy_no_grad" in patient.fault for patient in only)
+    assert any(patient.fault == "entropy_no_grad" for patient in only)
     controls = grid(labs=["cartpole"], only=["none"])
     assert controls
     assert all(patient.healthy for patient in controls)
