@@ -475,3 +475,23 @@ def test_targets_out_of_reach_are_told_too_where_the_reward_rose_a_little_and_st
     assert judge("reward-scale", patient({**huge, "explained_variance": level(0.1)})) == []
     still = {**huge, "explained_variance": level(1e-5), "reward": 20.0 + 3.0 * np.arange(N)}
     assert judge("reward-scale", patient(still)) == []
+
+
+def test_a_held_out_score_that_falls_while_updates_do_what_the_rewards_say_means_that_the_rewards_err(
+    patient: Patient,
+) -> None:
+    noise = np.random.default_rng(0).normal(0, 0.03, N)
+    fooled = {"reward": 0.5 + noise, "reward_gain": level(0.4), "val/reward": np.linspace(0.45, 0.2, N) + noise}
+    assert finding("reward-unreliable", patient(fooled)).severity == "warn"
+    for healthy in ({"val/reward": 0.45 + noise}, {"reward_gain": level(0.02)}, {"reward": np.linspace(0.3, 0.9, N)}):
+        assert not as_list(judge("reward-unreliable", patient(fooled | healthy)))
+
+
+def as_list(found: list[Finding] | Skipped) -> list[Finding]:
+    return [] if isinstance(found, Skipped) else found
+
+
+def test_groups_solved_by_a_training_that_goes_on_are_information(patient: Patient) -> None:
+    solved = {"zero_variance_groups": level(0.9), "success_rate": level(0.95), "reward": level(0.95)}
+    assert finding("groups-too-easy", patient(solved)).severity == "warn"
+    assert finding("groups-too-easy", patient(solved, facts={"resume_from_checkpoint": "last"})).severity == "info"

@@ -20,6 +20,8 @@ FirstStep: TypeAlias = Callable[[str], int | None]
 __all__ = ["Arbitrated", "arbitrate", "brings"]
 
 SEVERITY = {"critical": 0, "warn": 1, "info": 2}
+HISTORY = ("gradient-drift", "gradient-oscillation", "direction-random", "clip-always-active")
+"""What describes the gradients and asks for nothing comes last."""
 BASIS = {"proved": 0, "statistical": 1, "heuristic": 2}
 
 TERM = re.compile(r"(?:/term/|actor/grad_norm/|actor/loss/|grad_norm/all/(?:loss/)?)(?P<term>[^/~]+)")
@@ -135,7 +137,8 @@ def _urgency(finding: Finding) -> tuple[int, int, float, int, str, str, str]:
     since = -math.inf if finding.since_step is None else finding.since_step
     explains = -len(brings(finding))
     named = finding.id, finding.block or "", finding.title
-    return SEVERITY[finding.severity], BASIS[finding.basis], since, explains, *named
+    rank = SEVERITY[finding.severity] + (finding.severity == "info" and finding.id in HISTORY)
+    return rank, BASIS[finding.basis], since, explains, *named
 
 
 def _with(finding: Finding, ids: list[str]) -> Finding:

@@ -150,7 +150,7 @@ CONSEQUENCES: dict[str, tuple[str, ...]] = {
         "reward-plateau",
     ),
     # Rewards that are partly luck: gradients that point at luck, returns that no critic explains.
-    "reward-unreliable": ("noise-dominated", "critic-explains-nothing", "reward-plateau"),
+    "reward-unreliable": ("noise-dominated", "critic-explains-nothing", "kl-runaway", "reward-plateau"),
     # The loud reward is learned, and it is the one that can be had without the task.
     "reward-term-dominates": ("reward-hacking", "reward-plateau"),
     # Groups that agree have no advantages: no gradient, and whatever regulariser there is has the word.

@@ -20,6 +20,7 @@ from gradiometer.records import Evidence
 __all__ = [
     "Fall",
     "at_maximum",
+    "began_trained",
     "detectable_rise",
     "fall",
     "held_out",
@@ -35,6 +36,8 @@ __all__ = [
     "unlogged",
 ]
 
+CHECKPOINTS = ("start", "resume", "resume_from", "resume_from_checkpoint", "init_from", "init_checkpoint", "load_path")
+"""Settings that name the weights a training goes on from."""
 SAME_RATIO = 0.01
 """Return over length varies by less than this where each step earns the same: rounding and averaging, nothing else."""
 POWER = 0.8
@@ -69,6 +72,11 @@ class Fall:
     def size(self) -> float:
         """How far it fell."""
         return self.before - self.after
+
+
+def began_trained(chart: Chart) -> bool:
+    """Whether the settings name a checkpoint the training began with: such a policy may have had nothing left to learn."""
+    return isinstance(found := chart.fact(*CHECKPOINTS), str) and found.lower() not in ("", "none", "null", "false")
 
 
 def held_out(chart: Chart) -> Series | None:

@@ -14,6 +14,7 @@ from gradiometer.doctor.chart import Chart, Series
 from gradiometer.doctor.goals import (
     Fall,
     at_maximum,
+    began_trained,
     detectable_rise,
     fall,
     known_maximum,
@@ -54,8 +55,6 @@ MIN_WINDOWED = 9
 """Three windows of three measurements."""
 
 
-CHECKPOINTS = ("start", "resume", "resume_from", "resume_from_checkpoint", "init_from", "init_checkpoint", "load_path")
-"""Settings that name the weights a training goes on from."""
 WRONG_SIGN = (
     "The sign of the loss, of the advantages or of the reward is wrong: every norm looks healthy and every step makes the "
     "policy worse."
@@ -96,13 +95,8 @@ def reward_plateau(chart: Chart) -> Verdict:
         chart, int(reward.finite.steps[0])
     )  # where noise hides what a held-out score shows
     short_of = gap is not None and gap > WORTH_SEEING * (gap + height - level(reward.first(0.1)))
-    serious = short_of or not (learnt or _began_trained(chart))
+    serious = short_of or not (learnt or began_trained(chart))
     return _plateau(half, seen=seen, p_value=found.p_value, best=best, risen=risen, serious=serious)
-
-
-def _began_trained(chart: Chart) -> bool:
-    """Whether the settings name a checkpoint the training began with: such a policy may have had nothing left to learn."""
-    return isinstance(found := chart.fact(*CHECKPOINTS), str) and found.lower() not in ("", "none", "null", "false")
 
 
 def _plateau(half: Series, *, seen: float, p_value: float, best: float | None, risen: bool, serious: bool) -> Finding:

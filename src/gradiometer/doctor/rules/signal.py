@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gradiometer.doctor.chart import Chart, Series
+from gradiometer.doctor.goals import began_trained
 from gradiometer.doctor.progress import Progress, key_of, number, progress_of, shown, too_short
 from gradiometer.doctor.rule import Skipped, Verdict, how_to_log, rule
 from gradiometer.doctor.signs import fmt, level, persists, since, told_best, trend
@@ -173,7 +174,7 @@ def groups_too_easy(chart: Chart) -> Verdict:
         return _unclear(idle, "groups-too-easy")
     if idle.level < EASY:
         return None
-    learnt = level(idle.earned.first(0.1)) < EASY
+    learnt = level(idle.earned.first(0.1)) < EASY or began_trained(chart)
     return _groups_finding(
         idle, "groups-too-easy", severity="info" if learnt else "warn",
         title=f"{fmt(100 * idle.share)} % of the groups are solved by every rollout, {fmt(100 * idle.level)} % is earned",

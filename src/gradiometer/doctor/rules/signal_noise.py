@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from gradiometer.doctor.chart import Chart, Series
+from gradiometer.doctor.goals import held_out
 from gradiometer.doctor.progress import Progress, key_of, number, progress_of, shown
 from gradiometer.doctor.rule import Skipped, Verdict, how_to_log, rule
 from gradiometer.doctor.signs import fmt, level, outcome, persists, since, trend
@@ -38,6 +39,10 @@ MIN_COSINES = 8
 """Values of a cosine to take a median of."""
 MIN_FALL = 0.1
 """Of the share of groups without variance: a smaller change is another mix of prompts."""
+CLEARLY, MIN_THIRD = 3.0, 3
+"""Standard errors between the first and the last third of a held-out score, and the fewest scores of a third."""
+RAISED, MIN_GAINS = 0.1, 16
+"""A correlation of earnings with the update that is no accident, and the batches it takes."""
 TASKS = ("task", "policy")
 
 BATCH_KEYS = {
@@ -176,6 +181,8 @@ def reward_unreliable(chart: Chart) -> Verdict:
     null = _like_null(chart)
     if null is not None:
         return _unreliable(progress, null, start=None, sure=True)
+    if (fooled := _fooled(chart, progress)) is not None:
+        return _unreliable(progress, fooled, start=fooled[0].first_step, sure=True)
     groups, norm = chart.get("zero_variance_groups"), chart.get("grad/<block>/norm/raw", block="all")
     if groups is None or norm is None:
         metric = "zero_variance_groups" if groups is None else "grad/<block>/norm/raw"
@@ -191,6 +198,25 @@ def reward_unreliable(chart: Chart) -> Verdict:
         *directions,
     )
     return _unreliable(progress, evidence, start=None, sure=False)
+
+
+def _fooled(chart: Chart, progress: Progress) -> tuple[Evidence, ...] | None:
+    """Updates raise what earned more, the reward stands and the held-out score falls: what earned more was luck."""
+    gain, held = chart.get("reward_gain"), held_out(chart)
+    if gain is None or held is None or progress.state != "flat" or len(gain.finite) < MIN_GAINS:
+        return None
+    raised = level(gain.finite)
+    early, _, late = np.array_split(held.finite.values, 3)
+    if raised < RAISED or min(len(early), len(late)) < MIN_THIRD:
+        return None
+    error = math.sqrt(early.var(ddof=1) / len(early) + late.var(ddof=1) / len(late))
+    if float(early.mean() - late.mean()) <= CLEARLY * error:
+        return None
+    first, last = (level(part) for part in (held.finite.first(0.2), held.finite.last(0.2)))
+    return (
+        shown(held.finite, f"fell from {fmt(first)} to {fmt(last)}"),
+        shown(gain.finite, f"median {fmt(raised)}: updates do raise what earned more"),
+    )
 
 
 def _no_reward(chart: Chart) -> Skipped | None:
