@@ -188,9 +188,7 @@ def test_scores_do_not_depend_on_how_rows_are_numbered(backbone: str) -> None:
     swap_rows = torch.arange(64).view(8, 8).T.flatten()
     swap_candidates = torch.tensor([0, 3, 5, 1, 6, 2, 4, 7])
     there = graph.mask
-    assert torch.allclose(
-        scored.logits[1][there], scored.logits[0][swap_rows][:, swap_candidates][there], atol=1e-5
-    )
+    assert torch.allclose(scored.logits[1][there], scored.logits[0][swap_rows][:, swap_candidates][there], atol=1e-5)
     assert torch.allclose(scored.values[0], scored.values[1], atol=1e-5)
     assert bool((scored.logits[:, ~there] == NEVER).all())
     assert float(scored.logits[0][there].std()) > 0

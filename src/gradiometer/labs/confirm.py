@@ -76,6 +76,9 @@ BENCHES = {
             "trainer.resume_from_path=null",
         ),
     ),
+    "sparsify": Bench(
+        terms={"entropy": "entropy_coef", "value": "vf_coef"}, batches=40, searched=15, brief=("val_size=0",)
+    ),
     "tsp": Bench(batches=30, searched=15, brief=("val_size=0", "resume=null")),
 }
 

@@ -194,7 +194,6 @@ WARDS: dict[str, Ward] = {
                 slow=("learning_rate=3e-4",), noisy=("num_prompts=4",), converged=("steps=60",), brief=("steps=20",)
             ),
             trained=("steps=250",),
-            base=("steps=0",),
         ),
     )
 }
