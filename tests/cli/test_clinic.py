@@ -9,7 +9,17 @@ import pytest
 
 from gradiometer.cli.main import run as run_command
 
-EVERYTHING = {"accuracy", "healthy", "detection", "precision", "confusion", "confusable", "by_fault", "doses", "doubles"}
+EVERYTHING = {
+    "accuracy",
+    "healthy",
+    "detection",
+    "precision",
+    "confusion",
+    "confusable",
+    "by_fault",
+    "doses",
+    "doubles",
+}
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def test_a_setting_that_cannot_be_is_refused_in_words(override: str, says: str) 
 
 
 def test_settings_that_contradict_each_other_are_refused() -> None:
-    with pytest.raises(UsageError, match="baseline.type=rollout_mean with rollouts=1: use 2 rollouts or more"):
+    with pytest.raises(UsageError, match=r"baseline\.type=rollout_mean with rollouts=1: use 2 rollouts or more"):
         configure(Config, ["baseline.type=rollout_mean", "rollouts=1"])
     with pytest.raises(UsageError, match="k=3: a corner of the grid has 2 connections"):
         configure(Config, ["k=3", "problem.degree=4"])

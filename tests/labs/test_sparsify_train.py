@@ -13,8 +13,8 @@ import torch
 import gradiometer as gm
 from gradiometer.errors import UsageError
 from gradiometer.labs import faults
-from gradiometer.labs.confirm import BENCHES, probe_of
 from gradiometer.labs.config import Progress
+from gradiometer.labs.confirm import BENCHES, probe_of
 from gradiometer.labs.faults import faults_of
 from gradiometer.labs.sparsify.config import Config, ModelConfig, ProblemConfig, SolverConfig, TemperatureConfig
 from gradiometer.labs.sparsify.pieces import Pieces

@@ -66,7 +66,8 @@ class Hierarchy:
         start = RELAXATION * right / matrix.diagonal()[:, None]
         coarse = self._solved(prolongation.T @ (right - matrix @ start), level + 1)
         corrected: Array = start + prolongation @ coarse
-        return corrected + RELAXATION * (right - matrix @ corrected) / matrix.diagonal()[:, None]
+        swept: Array = corrected + RELAXATION * (right - matrix @ corrected) / matrix.diagonal()[:, None]
+        return swept
 
 
 def relaxed(matrix: csr_array, error: Array) -> Array:
