@@ -141,7 +141,7 @@ def test_a_run_holds_what_the_doctor_asks_for(tmp_path: Path) -> None:
     assert abs(kl).max() < 1e-5
     assert known >= {
         "reward", "entropy", "policy_loss", "value_loss", "approx_kl", "clip_fraction", "explained_variance", "score_z",
-        "learning_rate", "action_share", "returns/mean", "advantages/std", "ratio/max_abs", "value_mean", "reward_gain",
+        "learning_rate", "action_share", "returns/mean", "advantages/std", "ratio/max", "value_mean", "reward_gain",
         "val/reward", "reward_std", "terminal_correlation", "grad/policy_head/norm/raw", "grad/gnn/norm/raw",
         "grad/value_head/norm/raw", "grad/all/term/policy/norm", "grad/all/term/entropy/norm", "grad/all/term/value/norm",
     }  # fmt: skip

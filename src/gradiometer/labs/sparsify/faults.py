@@ -279,7 +279,7 @@ def reward_x100(targets_of: Targets) -> Targets:
     "noisy_verifier",
     labs=LAB,
     piece="rewards_of",
-    summary="a share of the rewards is a random number from 0 to 4 that has nothing to do with the choice",
+    summary="a share of the rewards is a random number from 0 to 1 that has nothing to do with the choice",
     expected=("reward-unreliable", "noise-dominated"),
     catalogue="F3",
     doses=(0.2, 0.5, 0.9),
@@ -294,8 +294,8 @@ def noisy_verifier(
 
     def broken(solvers: Sequence[Solver], columns: Tensor) -> Tensor:
         rewards = rewards_of(solvers, columns)
-        random = 4.0 * torch.rand(rewards.shape, generator=generator)
-        return torch.where(torch.rand(rewards.shape, generator=generator) < dose, random, rewards)
+        random, lot = torch.rand(2, *rewards.shape, generator=generator)
+        return torch.where(lot < dose, random, rewards)
 
     return broken
 

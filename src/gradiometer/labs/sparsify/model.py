@@ -138,18 +138,22 @@ class PolicyHead(nn.Module):
 
 
 class ValueHead(nn.Module):
-    """The reward to expect of a problem, from the mean over what it sees: its connections, or the trunk's rows."""
+    """The reward to expect of a problem, from the mean square of what it sees: its connections, or the trunk's rows.
+
+    The entries of a row sum to nearly the same in every problem; how they spread is what tells problems apart.
+    """
 
     def __init__(self, inputs: int, width: int) -> None:
         super().__init__()
         self.see = nn.Linear(inputs, width)
+        self.norm = nn.LayerNorm(width)
         self.inner = nn.Linear(width, width)
         self.out = nn.Linear(width, 1)
 
     def forward(self, seen: Tensor) -> Tensor:
         """[B, ·, inputs] -> [B]."""
-        pooled = self.see(seen).relu().mean(1)
-        return self.out(self.inner(pooled).tanh()).squeeze(-1)  # type: ignore[no-any-return]
+        pooled = self.norm((2 * self.see(seen)).tanh().square().mean(1))
+        return self.out(self.inner(pooled).relu()).squeeze(-1)  # type: ignore[no-any-return]
 
 
 def gathered(messages: Tensor, hidden: Tensor, graph: Graph) -> Tensor:
