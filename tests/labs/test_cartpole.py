@@ -266,12 +266,13 @@ def test_the_run_keeps_the_gradients_and_the_scalars_under_their_canonical_names
     with gm.load(tmp_path / "run") as run:
         logged = {"reward", "episode_length", "entropy", "policy_loss", "value_loss", "approx_kl", "clip_fraction"}
         logged |= {"explained_variance", "learning_rate", "action_share", "value_mean", "score_z", "reward_gain"}
-        logged |= {"returns/std", "advantages/std", "observation/std", "ratio/max", "terminal_correlation"}
+        logged |= {"returns/std", "advantages/std", "observation/std", "ratio/max", "terminal_correlation", "ess"}
         assert logged <= set(run.names())
         assert {"grad/actor/norm/raw", "grad/critic/norm/raw", "grad/actor/norm/clipped"} <= set(run.names())
         assert run.series("entropy")[0].tolist() == [39, 79]
         assert run.series("learning_rate")[1].tolist() == [1e-3, 5e-4]
         assert len(run.series("grad/actor/norm/raw")[0]) == 80
+        assert run.series("ess")[1].tolist() == pytest.approx([1.0, 1.0])
         assert run.facts["config"]["max_reward"] == 500.0
         assert run.facts["config"]["num_actions"] == 2
 

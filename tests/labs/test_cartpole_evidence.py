@@ -23,6 +23,12 @@ def test_what_was_earned_ends_with_the_episode_and_goes_on_as_before_where_it_wa
     assert found[:, 2].tolist() == [1 + 0.5 * (1 + 0.5 * after), 1 + 0.5 * after, after]
 
 
+def test_samples_of_another_policy_are_worth_fewer() -> None:
+    assert evidence.staleness(torch.zeros(5)) == {"ess": 1.0, "importance_weight": 1.0}
+    found = evidence.staleness(torch.tensor([3.0, 1.0]).log())
+    assert found == {"ess": pytest.approx(4**2 / (2 * 10)), "importance_weight": pytest.approx(2.0)}
+
+
 def last_states() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Three episodes of 12 steps: two end of themselves, one is cut off."""
     rewards = torch.ones(12, 3)

@@ -50,7 +50,7 @@ def test_a_fault_changes_its_own_piece_and_no_other(fault: faults.Fault) -> None
         ("lr_low", "learning_rate", 1e-3 / 30, 1e-5, 1e-6),
         ("clip_tiny", "max_grad_norm", 1e-2, 1e-3, 1e-5),
         ("entropy_coef_high", "ent_coef", 0.3, 1.0, 10.0),
-        ("value_coef_high", "vf_coef", 15.0, 50.0, 500.0),
+        ("value_coef_high", "vf_coef", 50.0, 500.0, 5000.0),
     ],
 )
 def test_a_wrong_setting_is_wrong_by_its_dose_alone(
@@ -113,7 +113,8 @@ def test_what_the_optimizer_does_not_move_stays(fault: str, still: str, shared_t
     before = {name: value.detach().clone() for name, value in model.named_parameters()}
     optimizer = torch.optim.Adam(broken(fault).parameters_of(model), lr=0.1)
     optimizer.param_groups[0]["lr"] = 0.2  # as the schedule does
-    sum(each.sum() for each in model(torch.randn(8, 4))).backward()
+    logits, values = model(torch.randn(8, 4))
+    (logits.sum() + values.sum()).backward()  # type: ignore[no-untyped-call]
     optimizer.step()
     moved = {name for name, value in model.named_parameters() if not torch.equal(value, before[name])}
     still_there = {name for name, value in model.named_parameters() if any(value is each for each in left)}
@@ -219,13 +220,13 @@ def test_dqn_learns_the_value_of_the_other_action() -> None:
     assert found.tolist() == [2.0, 3.0]
 
 
-def test_a_frozen_memory_keeps_its_first_tenth() -> None:
-    replay, marks = Replay(50), torch.zeros(1, dtype=torch.bool)
+def test_a_frozen_memory_keeps_its_first_steps() -> None:
+    replay, marks = Replay(100), torch.zeros(1, dtype=torch.bool)
     for number in range(30):
         zero = torch.zeros(1, 4)
         step = Transitions(zero, torch.zeros(1, dtype=torch.long), torch.tensor([float(number)]), zero, marks, marks)
         broken("replay_frozen", DQN).keep(replay, step)
-    assert replay.newest(50).rewards.flatten().tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert replay.newest(50).rewards.flatten().tolist() == [0.0, 1.0, 2.0]
 
 
 def test_units_of_the_first_layer_never_fire() -> None:

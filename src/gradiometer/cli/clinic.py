@@ -127,15 +127,13 @@ def _write(found: dict[str, Any], page: Path) -> None:
 
 
 def _print(found: dict[str, Any], folder: Path) -> None:
-    from gradiometer.labs.clinic.report import PARTS, VIEWS
-
     out = console()
     rows: list[tuple[str, ...]] = []
     for part, views in found["accuracy"].items():
         for view, rates in views.items():
             cells = [_rate(rates[top]) for top in ("top1", "top3")]
             counted = rates["top1"]["clusters"] if rates["top1"] else 0
-            rows += [(PARTS[part], VIEWS[view], str(counted), *cells)] if counted else []
+            rows += [(part.replace("_", " "), view, str(counted), *cells)] if counted else []
     out.print(table("trainings", "judged by", "faults", "named first", "among three", rows=rows, right=("faults",)))
     healthy = found["healthy"]
     out.print(
@@ -155,4 +153,4 @@ def _said(row: dict[str, Any]) -> str:
 
 
 def _rate(rate: dict[str, Any] | None) -> str:
-    return "-" if rate is None else f"{rate['share']:.0%} ({rate['low']:.0%} to {rate['high']:.0%})"
+    return "-" if rate is None else f"{rate['share']:.0%} ({rate['low']:.0%}–{rate['high']:.0%})"

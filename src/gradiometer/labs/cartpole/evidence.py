@@ -19,6 +19,7 @@ __all__ = [
     "earned",
     "end_correlation",
     "sampling_z",
+    "staleness",
     "target_distance",
 ]
 
@@ -48,6 +49,16 @@ def sampling_z(
         log_probs = log_prob_of(leaf.log_softmax(-1), actions.flatten())
         (residuals,) = torch.autograd.grad(log_probs.sum(), leaf)
     return scores.score_z(residuals, observations.flatten(0, -2))
+
+
+def staleness(log_ratio: Tensor) -> dict[str, float]:
+    """Of samples about to be trained on, from log π − log π_sampler: both are 1 where the policy that trains has sampled.
+
+    The effective sample size is (Σw)²/(N Σw²), as a share of the batch; the mean weight stays near 1 until it degenerates.
+    """
+    weights = log_ratio.exp()
+    ess = weights.sum().square() / (len(weights) * weights.square().sum())
+    return {"ess": float(ess), "importance_weight": float(weights.mean())}
 
 
 def earned(rewards: Tensor, terminated: Tensor, done: Tensor, *, gamma: float, longest: float) -> Tensor:

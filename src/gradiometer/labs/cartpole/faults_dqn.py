@@ -101,16 +101,17 @@ def dqn_wrong_action(q_of: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tens
     "replay_frozen",
     labs=LAB,
     piece="keep",
-    summary="the memory takes no more once a tenth of it is full: all updates are on the first, random transitions",
+    summary="the memory takes no more once that share of it is full: all updates are on the first, random transitions",
     expected=("stale-data",),
     catalogue="F24",
     needs=DQN,
+    doses=(0.1, 0.03, 0.01),
 )
-def replay_frozen(keep: Callable[[Replay, Transitions], None]) -> Callable[[Replay, Transitions], None]:
+def replay_frozen(keep: Callable[[Replay, Transitions], None], *, dose: float) -> Callable[[Replay, Transitions], None]:
     """An index that stops at the end instead of going round."""
 
     def broken(replay: Replay, transitions: Transitions) -> None:
-        if len(replay) < replay.capacity // 10:
+        if len(replay) < dose * replay.capacity:
             keep(replay, transitions)
 
     return broken

@@ -99,7 +99,7 @@ def entropy_coef_high(config: Config, *, dose: float) -> Config:
     expected=("critic-dominates",),
     catalogue="F37",
     needs=("algorithm=ppo", "shared_trunk=true"),
-    doses=(30, 100, 1000),
+    doses=(100, 1000, 10_000),
 )
 def value_coef_high(config: Config, *, dose: float) -> Config:
     """A coefficient for returns of order one hundredth."""

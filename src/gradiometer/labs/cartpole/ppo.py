@@ -167,6 +167,7 @@ def rounds(stage: Stage[ActorCritic], pieces: Pieces) -> Rounds:
         learning_rate = pieces.learning_rate_at(config, number / num_rollouts)
         stage.optimizer.param_groups[0]["lr"] = learning_rate
         rollout, observation = pieces.collect(stage, observation, pieces)
+        fresh = evidence.staleness(log_ratio_of(stage.model, rollout, pieces))
         env_steps = (number + 1) * config.batch_size
         updates: list[dict[str, Tensor]] = []
         for epoch in range(config.update_epochs):
@@ -175,15 +176,21 @@ def rounds(stage: Stage[ActorCritic], pieces: Pieces) -> Rounds:
             for index in order.tensor_split(config.num_minibatches):
                 updates += update(stage, scaler, rollout, index, pieces)
         means = {name: float(torch.stack([each[name] for each in updates]).mean()) for name in updates[0]}
-        scale = {"loss_scale": scaler.get_scale()} if config.amp else {}
-        yield env_steps, means | summary(stage.model, rollout, pieces) | {"learning_rate": learning_rate} | scale
+        settings = {"learning_rate": learning_rate} | ({"loss_scale": scaler.get_scale()} if config.amp else {})
+        yield env_steps, means | fresh | summary(stage.model, rollout, pieces) | settings
+
+
+@torch.no_grad()
+def log_ratio_of(model: ActorCritic, rollout: Rollout, pieces: Pieces) -> Tensor:
+    """How far the policy is from the one that collected, on all its samples: log π − log π_old, [B]."""
+    log_policy = model.logits(rollout.observations).log_softmax(-1)
+    return pieces.log_prob_of(log_policy, rollout.actions) - rollout.log_probs
 
 
 @torch.no_grad()
 def summary(model: ActorCritic, rollout: Rollout, pieces: Pieces) -> dict[str, Any]:
     """What to log of a rollout and of what the updates on it did."""
-    after = pieces.log_prob_of(model.logits(rollout.observations).log_softmax(-1), rollout.actions)
-    log_ratio = after - rollout.log_probs
+    log_ratio = log_ratio_of(model, rollout, pieces)
     return rollout.readings | {
         "explained_variance": policy.explained_variance(rollout.values, rollout.returns),
         "value_mean": rollout.values.mean(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-__all__ = ["PARTS", "VIEWS", "markdown"]
+__all__ = ["markdown"]
 
 PARTS = {"all": "all", "tuned": "rules were tuned on", "held_out": "held out"}
 VIEWS = {"full": "our store", "scalars": "scalar log alone", "public": "public thresholds"}
