@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,16 @@ def test_the_value_head_explains_a_fifth_of_the_rewards_of_a_policy_that_stands_
     """With log-probs detached the policy stays as it is, and all that is left to learn is the value head."""
     result = train(changed(LEARNING, fault="log_prob_detached", entropy_coef=0.0))
     assert result.explained_variance > 0.2
+
+
+def test_a_grad_clip_of_zero_never_clips(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: Any) -> None:
+        raise AssertionError("clipped")
+
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", refuse)
+    train(changed(TINY, grad_clip=0.0, steps=1))
+    with pytest.raises(AssertionError, match="clipped"):
+        train(changed(TINY, grad_clip=1.0, steps=1))
 
 
 def test_two_trainings_of_a_seed_are_the_same_and_another_seed_is_another() -> None:
@@ -216,11 +227,16 @@ def with_needs(config: Config, name: str) -> Config:
     return config
 
 
+@cache
+def healthy_weights(config: Config) -> torch.Tensor:
+    return weights(train(config).model)
+
+
 @pytest.mark.parametrize("fault", faults_of("sparsify"), ids=lambda fault: fault.name)
 def test_every_fault_trains_and_ends_with_other_weights_than_the_healthy_training(fault: faults.Fault) -> None:
     config = with_needs(TINY, fault.name)
-    healthy, broken = train(config), train(changed(config, fault=fault.name))
-    assert not torch.equal(weights(healthy.model), weights(broken.model))
+    broken = weights(train(changed(config, fault=fault.name)).model)
+    assert not torch.equal(healthy_weights(config), broken)
 
 
 def test_an_entropy_without_gradient_and_detached_log_probs_reach_no_weight() -> None:

@@ -115,12 +115,14 @@ def step_on(
     norms = {
         "policy_grad_norm": float(nn.utils.get_total_norm(gradients(model.policy_head))),
         "gnn_grad_norm": float(nn.utils.get_total_norm(gradients(model.gnn))),
+        "total_grad_norm": float(nn.utils.get_total_norm(gradients(model))),
     }
-    total = float(nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip or np.inf))
+    if config.grad_clip:
+        nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip)
     optimizer.step()
-    clipped = min(total, config.grad_clip or np.inf)
+    clipped = min(norms["total_grad_norm"], config.grad_clip or np.inf)
     means = {LOGGED[name]: float(torch.stack([each[name] for each in found]).mean()) for name in found[0]}
-    return means | norms | {"total_grad_norm": total, "clipped_grad_norm": clipped}
+    return means | norms | {"clipped_grad_norm": clipped}
 
 
 def gradients(module: nn.Module) -> list[Tensor]:
