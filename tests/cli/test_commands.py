@@ -141,11 +141,12 @@ def test_env_says_what_is_missing_and_how_to_get_it() -> None:
 
 
 def test_labs_lists_labs_and_faults() -> None:
-    cartpole, _, sokoban, tsp = json.loads(gradiometer("labs", "--json").stdout)["labs"]
-    assert (sokoban["name"], sokoban["length"]) == ("sokoban", "trainer.total_training_steps")
-    assert (tsp["name"], tsp["length"]) == ("tsp", "steps")
-    assert cartpole["name"] == "cartpole"
-    assert "entropy_no_grad" in [fault["name"] for fault in cartpole["faults"]]
+    found = {lab["name"]: lab for lab in json.loads(gradiometer("labs", "--json").stdout)["labs"]}
+    assert set(found) == {"bugs", "cartpole", "pendulum", "prismatic", "sokoban", "sparsify", "tsp"}
+    assert (found["sokoban"]["length"], found["tsp"]["length"]) == ("trainer.total_training_steps", "steps")
+    faults = {fault["name"]: fault for fault in found["cartpole"]["faults"]}
+    assert faults["entropy_no_grad"]["expected"] == ["dead-term"]
+    assert set(faults["lr_high"]["doses"]) == {"mild", "usual", "severe"}
     assert "entropy_no_grad" in gradiometer("labs").stdout
 
 

@@ -278,7 +278,8 @@ def test_the_run_keeps_the_gradients_and_the_scalars_under_their_canonical_names
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.proof) for seed in (2, 3))])
+@pytest.mark.proof
+@pytest.mark.parametrize("seed", [1, 2, 3])
 def test_it_learns_to_balance_the_pole_within_100_000_steps(seed: int) -> None:
     result = train(Config(seed=seed))
     assert result.env_steps <= 100_000

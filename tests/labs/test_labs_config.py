@@ -41,6 +41,7 @@ def test_dotted_keys_reach_into_nested_configs() -> None:
         "seed",
         "fault",
         "device",
+        "start",
         "trainer.depth",
         "trainer.sizes",
         "trainer.fast",

@@ -81,7 +81,7 @@ LABS: dict[str, Lab] = {
         ),
         Lab(
             name="cartpole",
-            summary="PPO balances a pole: an actor and a critic of two hidden layers each, on Gymnasium's CartPole-v1",
+            summary="PPO, DQN or REINFORCE balances a pole, with networks of two hidden layers, on Gymnasium's CartPole-v1",
             length_key="total_steps",
             return_over="the last 100 episodes",
             module="gradiometer.labs.cartpole",

@@ -1,1 +1,1 @@
-"""PPO on Gymnasium's CartPole-v1: the smallest training that has every part a policy gradient has."""
+"""PPO, DQN and REINFORCE on Gymnasium's CartPole-v1: small trainings that have every part their algorithm has."""
