@@ -15,7 +15,7 @@ from gradiometer.labs.cartpole.config import DqnConfig
 from gradiometer.labs.cartpole.replay import Replay, Transitions
 from gradiometer.labs.cartpole.train import Config, Pieces, staged, train
 
-SHORT = Config(algorithm="dqn", total_steps=2_000, dqn=DqnConfig(learning_starts=200))
+SHORT = Config(algorithm="dqn", total_steps=800, num_steps=50, dqn=DqnConfig(learning_starts=200))
 
 
 def weights(model: torch.nn.Module) -> Tensor:
