@@ -80,14 +80,14 @@ def test_any_number_of_elements_gives_what_the_definition_says(numel: int, seed:
 
 
 def test_every_element_lands_in_one_bucket_with_a_sign() -> None:
-    sketches = Sketcher(seed=3).per_tensor(list(torch.eye(500)), list(range(500)))
+    sketches = Sketcher(seed=3).sketch_groups(list(torch.eye(500)), range(500), [[i] for i in range(500)])
     assert torch.equal(sketches.abs().sum(1), torch.ones(500))
     assert torch.equal((sketches != 0).sum(1), torch.ones(500, dtype=torch.int64))
 
 
 def test_groups_add_up_to_the_whole() -> None:
     sketcher, x = Sketcher(seed=2), tensors(3)
-    whole, each = sketcher.sketch(x, KEYS), sketcher.per_tensor(x, KEYS)
+    whole, each = sketcher.sketch(x, KEYS), sketcher.sketch_groups(x, KEYS, [[i] for i in range(len(x))])
     groups = sketcher.sketch_groups(x, KEYS, [[4, 0], [], [1, 2, 3], [8, 7, 6, 5]])
     assert groups.shape == (4, 1024)
     assert torch.equal(groups[1], torch.zeros(1024))

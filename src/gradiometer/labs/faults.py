@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from gradiometer.errors import UnknownName, UsageError
 from gradiometer.labs import LABS
 
-__all__ = ["DOSES", "FAULTS", "Fault", "all_faults", "apply", "chosen", "fault", "faults_of"]
+__all__ = ["DOSES", "FAULTS", "Fault", "all_faults", "apply", "chosen", "fault", "faults_of", "wrong_setting"]
 
 DOSES = ("mild", "usual", "severe")
 
@@ -92,6 +92,33 @@ def fault(
         return breaks
 
     return register
+
+
+def wrong_setting(
+    name: str,
+    *,
+    labs: tuple[str, ...],
+    doses: tuple[float, float, float],
+    times: str | None = None,
+    to: str | None = None,
+    **words: Any,
+) -> None:
+    """Register a wrong number of the config: the setting is multiplied (`times`) by the dose, or replaced (`to`) by it."""
+    path = times or to
+    assert path is not None
+    assert times is None or to is None, f"fault {name!r}: a setting is multiplied or replaced"
+
+    def breaks(config: Any, *, dose: float) -> Any:
+        return _changed(config, path.split("."), lambda value: value * dose if times else dose)
+
+    fault(name, labs=labs, piece="config", doses=doses, **words)(breaks)
+
+
+def _changed(config: Any, path: list[str], change: Callable[[Any], Any]) -> Any:
+    """The config with the setting at that dotted path changed."""
+    name, *rest = path
+    value = getattr(config, name)
+    return dataclasses.replace(config, **{name: _changed(value, rest, change) if rest else change(value)})
 
 
 @cache

@@ -83,10 +83,6 @@ class Sketcher:
         """The sketch [k] of all tensors taken as one vector, in float32 on their device."""
         return self.sketch_groups(tensors, keys, [range(len(tensors))])[0]
 
-    def per_tensor(self, tensors: Sequence[Tensor], keys: Sequence[int]) -> Tensor:
-        """One sketch for each tensor [len(tensors), k]; they add up to `sketch`."""
-        return self.sketch_groups(tensors, keys, [[i] for i in range(len(tensors))])
-
     @torch.no_grad()
     def sketch_groups(self, tensors: Sequence[Tensor], keys: Sequence[int], groups: Sequence[Sequence[int]]) -> Tensor:
         """One sketch for each group of indices into `tensors` [len(groups), k]."""

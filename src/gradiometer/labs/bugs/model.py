@@ -11,8 +11,9 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu, one_hot, scaled_dot_product_attention
+from torch.nn.functional import gelu, one_hot
 
+from gradiometer.labs.attention import Attention
 from gradiometer.labs.bugs.config import Config
 from gradiometer.labs.bugs.questions import VOCABULARY
 
@@ -63,20 +64,6 @@ class Output:
     """What the last layer makes them of, [B, T, D]."""
     balance: Tensor
     """The balance loss of the experts, the mean over layers that have them; 0 without experts."""
-
-
-class Attention(nn.Module):
-    """Each token looks at itself and what came before, [B, T, D] -> [B, T, D]."""
-
-    def __init__(self, width: int, num_heads: int) -> None:
-        super().__init__()
-        self.num_heads = num_heads
-        self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (each.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for each in self.qkv(x).chunk(3, -1))
-        attended = scaled_dot_product_attention(q, k, v, is_causal=True)
-        return cast(Tensor, self.out(attended.transpose(1, 2).flatten(2)))
 
 
 class FeedForward(nn.Module):

@@ -44,6 +44,12 @@ CARTPOLE_DQN = (
 )
 CARTPOLE_REINFORCE = ("algorithm=reinforce", "every=1", "max_reward=200", "learning_rate=3e-3", "total_steps=60000")
 PRISMATIC = ("steps=250", "batch_size=16", "every=4", "val_size=32", "val_every=25")
+PRISMATIC_KINDS = kinds(
+    slow=("learning_rate=3e-3",),
+    noisy=("batch_size=8",),
+    converged=("steps=120", "learning_rate=1e-3"),
+    brief=("steps=40",),
+)
 SOKOBAN = (
     "env.size=5",
     "env.max_pushes=2",
@@ -132,24 +138,14 @@ WARDS: dict[str, Ward] = {
             name="prismatic",
             lab="prismatic",
             overrides=PRISMATIC,
-            kinds=kinds(
-                slow=("learning_rate=3e-3",),
-                noisy=("batch_size=8",),
-                converged=("steps=120", "learning_rate=1e-3"),
-                brief=("steps=40",),
-            ),
+            kinds=PRISMATIC_KINDS,
             trained=("steps=700",),
         ),
         Ward(
             name="prismatic-topk",
             lab="prismatic",
             overrides=("router_type=topk", *PRISMATIC),
-            kinds=kinds(
-                slow=("learning_rate=3e-3",),
-                noisy=("batch_size=8",),
-                converged=("steps=120", "learning_rate=1e-3"),
-                brief=("steps=40",),
-            ),
+            kinds=PRISMATIC_KINDS,
             trained=("steps=700",),
         ),
         Ward(

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from gradiometer.labs.faults import fault
+from gradiometer.labs.faults import fault, wrong_setting
 
 if TYPE_CHECKING:
     import torch
@@ -279,43 +279,35 @@ def reward_x100(config: Config) -> Config:
     return dataclasses.replace(config, reward_scale=100 * config.reward_scale)
 
 
-@fault(
+wrong_setting(
     "lr_high",
     labs=LAB,
-    piece="config",
+    times="learning_rate",
     summary="the learning rate is ten, a hundred or a thousand times as high",
     expected=("step-too-large", "critic-diverges"),
     catalogue="F15",
     doses=(10, 100, 1000),
 )
-def lr_high(config: Config, *, dose: float) -> Config:
-    """Of every optimizer."""
-    return dataclasses.replace(config, learning_rate=dose * config.learning_rate)
 
 
-@fault(
+wrong_setting(
     "lr_low",
     labs=LAB,
-    piece="config",
+    times="learning_rate",
     summary="the learning rate is divided by 30, 100 or 1000",
     expected=("policy-frozen",),
     catalogue="F16",
     doses=(1 / 30, 1 / 100, 1 / 1000),
 )
-def lr_low(config: Config, *, dose: float) -> Config:
-    """Of every optimizer."""
-    return dataclasses.replace(config, learning_rate=dose * config.learning_rate)
 
 
-@fault(
+# Adam forgives a constant factor, down to its ε.
+wrong_setting(
     "clip_tiny",
     labs=LAB,
-    piece="config",
+    to="max_grad_norm",
     summary="gradients are cut to a length of 0.01, 0.001 or 0.0001",
     expected=("over-clipping",),
     catalogue="F31",
     doses=(1e-2, 1e-3, 1e-4),
 )
-def clip_tiny(config: Config, *, dose: float) -> Config:
-    """Adam forgives a constant factor, down to its ε."""
-    return dataclasses.replace(config, max_grad_norm=dose)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from gradiometer.errors import UsageError
-from gradiometer.labs.faults import fault
+from gradiometer.labs.faults import fault, wrong_setting
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -224,15 +224,13 @@ def nan_layer(
     return broken
 
 
-@fault(
+# As a rate that was meant for another optimizer.
+wrong_setting(
     "lr_high",
     labs=("prismatic",),
-    piece="config",
+    times="learning_rate",
     summary="the learning rate is a hundred times what it should be",
     expected=("step-too-large",),
     catalogue="F15",
     doses=(10, 100, 1_000),
 )
-def lr_high(config: PrismaticConfig, *, dose: float) -> PrismaticConfig:
-    """As a rate that was meant for another optimizer."""
-    return dataclasses.replace(config, learning_rate=dose * config.learning_rate)

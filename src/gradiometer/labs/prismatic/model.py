@@ -10,28 +10,14 @@ from typing import cast
 
 import torch
 from torch import Generator, Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
 
+from gradiometer.labs.attention import Attention
 from gradiometer.labs.config import torch_device
 from gradiometer.labs.prismatic.config import Config
 from gradiometer.labs.prismatic.experts import Expert, MergedExperts, RoutedExperts, Routing
 from gradiometer.labs.prismatic.text import ALPHABET
 
 __all__ = ["LanguageModel", "make_model"]
-
-
-class Attention(nn.Module):
-    """Each character looks at itself and what came before, [B, T, D] -> [B, T, D]."""
-
-    def __init__(self, width: int, num_heads: int) -> None:
-        super().__init__()
-        self.num_heads = num_heads
-        self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (each.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for each in self.qkv(x).chunk(3, -1))
-        attended = scaled_dot_product_attention(q, k, v, is_causal=True)
-        return cast(Tensor, self.out(attended.transpose(1, 2).flatten(2)))
 
 
 class Layer(nn.Module):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from gradiometer.labs.faults import fault
+from gradiometer.labs.faults import fault, wrong_setting
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor, nn
@@ -167,43 +166,37 @@ def nan_layer(policy_of: Callable[[Config], Policy]) -> Callable[[Config], Polic
     return broken
 
 
-@fault(
+# As a rate that was meant for another optimizer.
+wrong_setting(
     "lr_high",
     labs=("tsp",),
-    piece="config",
+    times="learning_rate",
     summary="the learning rate is a hundred times what it should be",
     expected=("step-too-large",),
     catalogue="F15",
     doses=(10, 100, 1_000),
 )
-def lr_high(config: Config, *, dose: float) -> Config:
-    """As a rate that was meant for another optimizer."""
-    return dataclasses.replace(config, learning_rate=dose * config.learning_rate)
 
 
-@fault(
+# As a rate that was meant for a model a thousand times as large.
+wrong_setting(
     "lr_low",
     labs=("tsp",),
-    piece="config",
+    times="learning_rate",
     summary="the learning rate is a hundredth of what it should be",
     expected=("policy-frozen",),
     catalogue="F16",
-    doses=(30, 100, 1_000),
+    doses=(1 / 30, 1 / 100, 1 / 1_000),
 )
-def lr_low(config: Config, *, dose: float) -> Config:
-    """As a rate that was meant for a model a thousand times as large."""
-    return dataclasses.replace(config, learning_rate=config.learning_rate / dose)
 
 
-@fault(
+# Adam divides a constant factor out again: only the last dose is below what its ε lets through.
+wrong_setting(
     "clip_tiny",
     labs=("tsp",),
-    piece="config",
+    to="max_grad_norm",
     summary="gradients are cut to a norm of 0.001, thousands of times less than they have",
     expected=("over-clipping",),
     catalogue="F31",
     doses=(1e-2, 1e-3, 1e-7),
 )
-def clip_tiny(config: Config, *, dose: float) -> Config:
-    """Adam divides a constant factor out again: only the last dose is below what its ε lets through."""
-    return dataclasses.replace(config, max_grad_norm=dose)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from gradiometer.labs.faults import fault
+from gradiometer.labs.faults import fault, wrong_setting
 from gradiometer.labs.sokoban.config import Config
 
 __all__: list[str] = []
@@ -22,33 +22,29 @@ def _with_actor(config: Config, **changes: Any) -> Config:
     )
 
 
-@fault(
+# A coefficient meant for a reward of another scale.
+wrong_setting(
     "kl_strangles",
     labs=("sokoban",),
-    piece="config",
+    times="actor_rollout_ref.actor.kl_loss_coef",
     summary="the KL term counts a thousand, ten thousand or a hundred thousand times as much: the policy stays where it was",
     expected=("kl-strangled", "regulariser-dominates"),
     catalogue="F22",
     needs=("actor_rollout_ref.actor.use_kl_loss=True",),
     doses=(1e3, 1e4, 1e5),
 )
-def kl_strangles(config: Config, *, dose: float) -> Config:
-    """A coefficient meant for a reward of another scale."""
-    return _with_actor(config, kl_loss_coef=dose * config.actor_rollout_ref.actor.kl_loss_coef)
 
 
-@fault(
+# A max_norm of another model.
+wrong_setting(
     "clip_tiny",
     labs=("sokoban",),
-    piece="config",
+    to="actor_rollout_ref.actor.grad_clip",
     summary="gradients are cut to a norm of 1e-2, 1e-3 or 1e-4; under Adam, which undoes a constant factor, mostly harmless",
     expected=("over-clipping", "clip-always-active"),
     catalogue="F31",
     doses=(1e-2, 1e-3, 1e-4),
 )
-def clip_tiny(config: Config, *, dose: float) -> Config:
-    """A max_norm of another model."""
-    return _with_actor(config, grad_clip=dose)
 
 
 @fault(
