@@ -18,10 +18,11 @@ from gradiometer.cli.main import run as run_command
 from gradiometer.errors import UsageError
 from gradiometer.labs import faults
 from gradiometer.labs.prismatic.config import Config, Progress
-from gradiometer.labs.prismatic.experts import Expert, MergedExperts, RoutedExperts, Routing, balance_loss_of
+from gradiometer.labs.prismatic.experts import MergedExperts, RoutedExperts, Routing
 from gradiometer.labs.prismatic.model import LanguageModel, Layer, make_model
 from gradiometer.labs.prismatic.text import ALPHABET, NUMBERS, Language, decoded, encoded, made_up
 from gradiometer.labs.prismatic.train import Pieces, Purpose, task_loss_of, text_for, train
+from gradiometer.labs.transformer import FeedForward, balance_loss_of
 
 TINY = Config(steps=6, batch_size=4, context=24, prompt=8, width=16, num_heads=2, val_size=6, val_every=3, every=2)
 TOPK = dataclasses.replace(TINY, router_type="topk")
@@ -506,4 +507,4 @@ def test_settings_that_cannot_be_are_told_at_once(settings: dict[str, Any], said
 def test_the_pool_is_three_merged_or_four_routed_experts_unless_told() -> None:
     assert (Config().pool, Config(router_type="topk").pool) == (3, 4)
     assert Config(router_type="topk", num_experts=8).pool == 8
-    assert isinstance(next(make_model(dataclasses.replace(TINY, num_experts=5)).pools())[4], Expert)
+    assert isinstance(next(make_model(dataclasses.replace(TINY, num_experts=5)).pools())[4], FeedForward)

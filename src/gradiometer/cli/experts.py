@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import textwrap
-from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -51,7 +50,7 @@ def experts(path: str, *, since: int | None, as_json: bool) -> None:
     with warnings_in_a_line(), open_log(path) as run:
         answers = _judge(run, since)
         if as_json:
-            print_json({"run": str(run.path), **_plain(answers)})
+            print_json({"run": str(run.path), **dataclasses.asdict(answers)})
         else:
             _print(run.name, answers)
 
@@ -64,10 +63,6 @@ def _judge(run: Run | Log, since: int | None) -> Answers:
         said = [event.message for event in run.events("experts-missing")] if isinstance(run, Run) else []
         hint = f". The run says: {said[0]}" if said else ""
         raise UsageError(f"{run.path}: {problem}{hint}") from problem
-
-
-def _plain(answers: Answers) -> dict[str, Any]:
-    return dataclasses.asdict(answers)
 
 
 def _print(name: str, answers: Answers) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from gradiometer.cli.printing import console, print_json, table
 from gradiometer.metrics import CATALOGUE, Alias, Metric, find
@@ -24,11 +23,11 @@ def metrics(name: str, *, as_json: bool) -> None:
     if name:
         metric, alias = find(name)
         if as_json:
-            print_json(_plain(metric))
+            print_json(dataclasses.asdict(metric))
         else:
             _print_one(metric, alias, name)
     elif as_json:
-        print_json({"metrics": [_plain(metric) for metric in CATALOGUE.values()]})
+        print_json({"metrics": [dataclasses.asdict(metric) for metric in CATALOGUE.values()]})
     else:
         rows = [(metric.name, metric.origin, _first_sentence(metric.meaning)) for metric in CATALOGUE.values()]
         console().print(table("name", "from", "meaning", rows=rows))
@@ -37,10 +36,6 @@ def metrics(name: str, *, as_json: bool) -> None:
 
 def _first_sentence(text: str) -> str:
     return text.split(". ")[0].split(": ")[0].rstrip(".")
-
-
-def _plain(metric: Metric) -> dict[str, Any]:
-    return dataclasses.asdict(metric)
 
 
 def _print_one(metric: Metric, alias: Alias | None, asked: str) -> None:

@@ -13,6 +13,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from gradiometer.maths.series import array
+
 __all__ = [
     "DECADES",
     "Band",
@@ -87,7 +89,7 @@ def vanishing_severity(norm: npt.ArrayLike, threshold: npt.ArrayLike) -> Array:
 
     A norm of 0 has severity 1; one that is not finite has 0, being no small one.
     """
-    n = _array(norm)
+    n = array(norm)
     finite = np.isfinite(n)
     distance = _log10(threshold) - _log10(np.where(finite, n, 1.0))
     return np.where(finite, np.clip(distance / DECADES, 0.0, 1.0), 0.0)
@@ -95,19 +97,15 @@ def vanishing_severity(norm: npt.ArrayLike, threshold: npt.ArrayLike) -> Array:
 
 def exploding_severity(norm: npt.ArrayLike, threshold: npt.ArrayLike) -> Array:
     """How far above its threshold τ a norm n is: clip((log10 n − log10 τ)/6, 0, 1); 1 when it is not finite."""
-    n = _array(norm)
+    n = array(norm)
     finite = np.isfinite(n)
     distance = _log10(np.where(finite, n, 1.0)) - _log10(threshold)
     return np.where(finite, np.clip(distance / DECADES, 0.0, 1.0), 1.0)
 
 
-def _array(x: npt.ArrayLike) -> Array:
-    return np.asarray(x, dtype=np.float64)
-
-
 def _log10(x: npt.ArrayLike) -> Array:
     with np.errstate(divide="ignore"):
-        return np.log10(_array(x))
+        return np.log10(array(x))
 
 
 def band(log10_history: npt.ArrayLike, count: npt.ArrayLike) -> Band:
@@ -116,8 +114,8 @@ def band(log10_history: npt.ArrayLike, count: npt.ArrayLike) -> Band:
     Only the first `count` rows are read, so that a buffer may be longer than its content; NaNs and −inf (norms of 0) are
     left out. Below 20 observations the band is 1e-10 to 1e4.
     """
-    history = _array(log10_history)
-    filled = np.arange(history.shape[0])[:, None] < _array(count)
+    history = array(log10_history)
+    filled = np.arange(history.shape[0])[:, None] < array(count)
     median, sigma, seen = robust_level(np.where(filled, history, math.nan))
     known = seen >= MIN_OBSERVATIONS
     with np.errstate(over="ignore"):
@@ -131,7 +129,7 @@ def robust_level(log10_history: npt.ArrayLike) -> tuple[Array, Array, npt.NDArra
 
     A column without any has median NaN.
     """
-    history = _array(log10_history)
+    history = array(log10_history)
     history = np.where(np.isfinite(history), history, math.nan)
     seen = np.count_nonzero(~np.isnan(history), axis=0)
     median = _column_medians(history, seen)
@@ -146,7 +144,7 @@ def _column_medians(x: Array, seen: npt.NDArray[np.intp]) -> Array:
     ordered = np.sort(x, axis=0)
     columns = np.arange(x.shape[1])
     below, above = np.maximum(seen - 1, 0) // 2, np.minimum(seen // 2, x.shape[0] - 1)
-    return _array(0.5 * (ordered[below, columns] + ordered[above, columns]))
+    return array(0.5 * (ordered[below, columns] + ordered[above, columns]))
 
 
 def depth_imbalance(layer_rms: npt.ArrayLike) -> float:
@@ -154,7 +152,7 @@ def depth_imbalance(layer_rms: npt.ArrayLike) -> float:
 
     A layer of exactly 0 among others makes it 1, the limit of ever smaller ones; layers that are not finite are left out.
     """
-    rms = _array(layer_rms)
+    rms = array(layer_rms)
     rms = rms[np.isfinite(rms)]
     if rms.size < 2 or float(rms.max()) == 0.0:
         return 0.0
@@ -172,7 +170,7 @@ def health(
     Severities are [P], of the tensors that have a gradient. 0 when any element is not finite; None when there is no
     gradient at all, which is no sign of health.
     """
-    v, e = _array(vanishing), _array(exploding)
+    v, e = array(vanishing), array(exploding)
     if not any_gradient or v.size == 0:
         return None
     return float(scores(v.mean(), e.mean(), imbalance, any_nonfinite))
@@ -183,9 +181,7 @@ def scores(
 ) -> Array:
     """The same for many blocks at once, from the mean severities of each, [B]."""
     loss = (
-        VANISHING_WEIGHT * _array(vanishing)
-        + EXPLODING_WEIGHT * _array(exploding)
-        + IMBALANCE_WEIGHT * _array(imbalance)
+        VANISHING_WEIGHT * array(vanishing) + EXPLODING_WEIGHT * array(exploding) + IMBALANCE_WEIGHT * array(imbalance)
     )
     return np.where(nonfinite, 0.0, np.clip(1.0 - loss, 0.0, 1.0))
 
@@ -202,7 +198,7 @@ def concentration(block_energies: npt.ArrayLike) -> float | None:
 
     1 when all blocks are equal, 0 when one has everything; None for one block, no energy, or one that is not finite.
     """
-    energies = _array(block_energies)
+    energies = array(block_energies)
     if energies.size < 2 or not np.all(np.isfinite(energies)) or float(energies.max()) <= 0.0:
         return None
     share = energies / energies.max()  # before the sum, which could overflow
@@ -212,9 +208,9 @@ def concentration(block_energies: npt.ArrayLike) -> float | None:
 
 def has_vanishing(norms: npt.ArrayLike) -> bool:
     """The source's flag: any n_p < 1e-7."""
-    return bool(np.any(_array(norms) < SOURCE_VANISHING))
+    return bool(np.any(array(norms) < SOURCE_VANISHING))
 
 
 def has_exploding(norms: npt.ArrayLike) -> bool:
     """The source's flag: any n_p > 100."""
-    return bool(np.any(_array(norms) > SOURCE_EXPLODING))
+    return bool(np.any(array(norms) > SOURCE_EXPLODING))

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu, one_hot
 
-from gradiometer.labs.attention import Attention
 from gradiometer.labs.bugs.config import Config
 from gradiometer.labs.bugs.questions import VOCABULARY
+from gradiometer.labs.transformer import Attention, FeedForward, balance_loss_of
 
 __all__ = ["Output", "Policy", "Routing", "balance_loss_of", "mixed", "routing_weights_of", "wired"]
 
@@ -23,13 +21,6 @@ __all__ = ["Output", "Policy", "Routing", "balance_loss_of", "mixed", "routing_w
 def routing_weights_of(chosen: Tensor, config: Config) -> Tensor:
     """What the experts are multiplied with, [S, k]: the probabilities, made to sum to 1 where there are several."""
     return chosen / chosen.sum(-1, keepdim=True) if config.top_k > 1 else chosen
-
-
-def balance_loss_of(logits: Tensor, indices: Tensor) -> Tensor:
-    """N Σ_e f_e P_e with f_e the share of the load and P_e the mean probability; 1 when even. [S, N] and [S, k] -> []."""
-    num_experts = logits.shape[-1]
-    load = one_hot(indices.flatten(), num_experts).to(logits.dtype).mean(0)
-    return num_experts * (load * logits.softmax(-1).mean(0)).sum()
 
 
 def wired(weights: Tensor, balance: Tensor, config: Config) -> Tensor:
@@ -64,17 +55,6 @@ class Output:
     """What the last layer makes them of, [B, T, D]."""
     balance: Tensor
     """The balance loss of the experts, the mean over layers that have them; 0 without experts."""
-
-
-class FeedForward(nn.Module):
-    """Two linear layers, [..., D] -> [..., D]."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return cast(Tensor, self.down(gelu(self.up(x))))
 
 
 class Experts(nn.Module):

@@ -19,17 +19,16 @@ from typing import cast
 
 import torch
 from torch import Generator, Tensor, nn
-from torch.nn.functional import gelu, one_hot
+from torch.nn.functional import gelu
 
 from gradiometer.labs.prismatic.config import Config
+from gradiometer.labs.transformer import FeedForward, balance_loss_of
 from gradiometer.maths.tiers import tier_masks
 
 __all__ = [
-    "Expert",
     "MergedExperts",
     "RoutedExperts",
     "Routing",
-    "balance_loss_of",
     "perturbed",
     "router_logits_of",
     "routing_weights_of",
@@ -44,13 +43,6 @@ def router_logits_of(hidden: Tensor, gate: nn.Linear) -> Tensor:
 def routing_weights_of(chosen: Tensor, config: Config) -> Tensor:
     """What the experts are multiplied with: the probabilities as they are, so that a single one has a gradient too."""
     return chosen
-
-
-def balance_loss_of(logits: Tensor, indices: Tensor) -> Tensor:
-    """N Σ_e f_e P_e with f_e the share of the load and P_e the mean probability; 1 when even. [S, N] and [S, k] -> []."""
-    num_experts = logits.shape[-1]
-    load = one_hot(indices.flatten(), num_experts).to(logits.dtype).mean(0)
-    return num_experts * (load * logits.softmax(-1).mean(0)).sum()
 
 
 def perturbed(weight: Tensor, config: Config, generator: Generator) -> Tensor:
@@ -70,17 +62,6 @@ class Routing:
     routing_weights_of: Callable[[Tensor, Config], Tensor] = routing_weights_of
     balance_loss_of: Callable[[Tensor, Tensor], Tensor] = balance_loss_of
     perturbed: Callable[[Tensor, Config, Generator], Tensor] = perturbed
-
-
-class Expert(nn.Module):
-    """Two linear layers, [..., D] -> [..., D]."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return cast(Tensor, self.down(gelu(self.up(x))))
 
 
 class Router(nn.Module):
@@ -119,7 +100,7 @@ class MergedExperts(nn.Module):
         super().__init__()
         self.per_sample, self.prompt = config.merge == "sample", config.prompt
         self.router = PrismaticRouter(config, routing)
-        self.experts = nn.ModuleList([Expert(config.width)])
+        self.experts = nn.ModuleList([FeedForward(config.width)])
         for _ in range(1, config.pool):
             clone = copy.deepcopy(self.experts[0])
             for parameter in clone.parameters():
@@ -133,7 +114,7 @@ class MergedExperts(nn.Module):
             rows = x
         else:
             rows, weights = x.flatten(0, 1).unsqueeze(0), weights.mean(0, keepdim=True)
-        experts = cast(Sequence[Expert], self.experts)
+        experts = cast(Sequence[FeedForward], self.experts)
         hidden = gelu(merged_linear(rows, [expert.up for expert in experts], weights))
         out = merged_linear(hidden, [expert.down for expert in experts], weights)
         return out.view_as(x), x.new_zeros(())
@@ -154,7 +135,7 @@ class RoutedExperts(nn.Module):
         super().__init__()
         self.top_k, self.balance_loss_of = config.top_k, routing.balance_loss_of
         self.router = TopKRouter(config, routing)
-        self.experts = nn.ModuleList([Expert(config.width) for _ in range(config.pool)])
+        self.experts = nn.ModuleList([FeedForward(config.width) for _ in range(config.pool)])
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """[B, T, D] -> [B, T, D], and the balance loss."""

@@ -11,11 +11,11 @@ from typing import cast
 import torch
 from torch import Generator, Tensor, nn
 
-from gradiometer.labs.attention import Attention
 from gradiometer.labs.config import torch_device
 from gradiometer.labs.prismatic.config import Config
-from gradiometer.labs.prismatic.experts import Expert, MergedExperts, RoutedExperts, Routing
+from gradiometer.labs.prismatic.experts import MergedExperts, RoutedExperts, Routing
 from gradiometer.labs.prismatic.text import ALPHABET
+from gradiometer.labs.transformer import Attention, FeedForward
 
 __all__ = ["LanguageModel", "make_model"]
 
@@ -59,10 +59,10 @@ class LanguageModel(nn.Module):
             balance = balance + of_layer
         return self.head(self.norm(x)), balance
 
-    def pools(self) -> Iterator[list[Expert]]:
+    def pools(self) -> Iterator[list[FeedForward]]:
         """The experts, layer by layer."""
         for layer in self.layers:
-            yield [cast(Expert, expert) for expert in cast(Layer, layer).moe.experts]
+            yield [cast(FeedForward, expert) for expert in cast(Layer, layer).moe.experts]
 
 
 def make_model(config: Config, routing: Routing | None = None) -> LanguageModel:

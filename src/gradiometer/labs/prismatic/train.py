@@ -26,9 +26,10 @@ from gradiometer.capture.settings import Tier
 from gradiometer.labs import faults
 from gradiometer.labs.prismatic import experts
 from gradiometer.labs.prismatic.config import Config, Progress
-from gradiometer.labs.prismatic.experts import Expert, Routing
+from gradiometer.labs.prismatic.experts import Routing
 from gradiometer.labs.prismatic.model import LanguageModel, make_model
 from gradiometer.labs.prismatic.text import made_up
+from gradiometer.labs.transformer import FeedForward, balance_loss_of
 from gradiometer.labs.weights import load_weights
 
 __all__ = ["Config", "Pieces", "Progress", "Result", "Validation", "task_loss_of", "train", "validate"]
@@ -111,7 +112,7 @@ def lag_of(logits: Tensor, characters: Tensor, prompt: int) -> int:
     return SHIFTS[int(torch.stack(fits).argmax())]
 
 
-def after_step(pool: Sequence[Expert]) -> None:
+def after_step(pool: Sequence[FeedForward]) -> None:
     """What is done to the experts of a layer after each step: nothing."""
 
 
@@ -125,9 +126,9 @@ class Pieces:
     task_loss_of: Callable[[Tensor, Tensor, int], Tensor] = task_loss_of
     router_logits_of: Callable[[Tensor, nn.Linear], Tensor] = experts.router_logits_of
     routing_weights_of: Callable[[Tensor, Config], Tensor] = experts.routing_weights_of
-    balance_loss_of: Callable[[Tensor, Tensor], Tensor] = experts.balance_loss_of
+    balance_loss_of: Callable[[Tensor, Tensor], Tensor] = balance_loss_of
     perturbed: Callable[[Tensor, Config, Generator], Tensor] = experts.perturbed
-    after_step: Callable[[Sequence[Expert]], None] = after_step
+    after_step: Callable[[Sequence[FeedForward]], None] = after_step
     learning_rate_at: Callable[[Config, float], float] = learning_rate_at
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,8 @@ __all__ = ["COORDINATES", "JsonlSink", "line_of", "object_of"]
 COORDINATES = ("step", "wall_time", "env_steps", "rollout", "epoch")
 """Where a row lies; a scalar of the user's with such a name is called `name#2`."""
 FILE_NAME = "metrics.jsonl"
+STEP_FIRST = re.compile(rb'\{"step": (-?\d+)[,}]')
+"""How every line of ours begins. Reading all of it makes a resume six times as slow, and a kill meanwhile loses more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +117,7 @@ def _other(record: Sent) -> dict[str, Any]:
 
 
 def _cut(path: Path, last: int) -> None:
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial = path.with_name(f".{path.name}.partial")  # always this one: the next resume overwrites what a kill left
     try:
         with path.open("rb") as old, partial.open("wb") as new:
             new.writelines(line for line in old if line.endswith(b"\n") and _is_before(line, last))
@@ -124,6 +127,8 @@ def _cut(path: Path, last: int) -> None:
 
 
 def _is_before(line: bytes, last: int) -> bool:
+    if begins := STEP_FIRST.match(line):
+        return int(begins[1]) <= last
     try:
         return bool(json.loads(line)["step"] <= last)
     except (ValueError, TypeError, KeyError):  # not a line of ours, or half of one

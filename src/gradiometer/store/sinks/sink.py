@@ -13,8 +13,22 @@ from typing import Any, ClassVar
 
 from gradiometer.errors import MissingExtra
 from gradiometer.records import Event, Finding, Row, Table
+from gradiometer.store.strictjson import to_json
 
-__all__ = ["EXTRA", "STEP", "Backend", "Note", "Sent", "Sink", "Start", "Steps", "event_text", "finding_text", "module"]
+__all__ = [
+    "EXTRA",
+    "STEP",
+    "Backend",
+    "Note",
+    "Sent",
+    "Sink",
+    "Start",
+    "Steps",
+    "cell_of",
+    "event_text",
+    "finding_text",
+    "module",
+]
 
 EXTRA = "trackers"
 STEP = "gradiometer/step"
@@ -131,6 +145,11 @@ def module(name: str, purpose: str, *, extra: str = EXTRA) -> ModuleType:
         if (problem.name or "").partition(".")[0] != package:
             raise
         raise MissingExtra(package, extra, purpose) from problem
+
+
+def cell_of(value: Any) -> Any:
+    """What a tracker's table shows of a value: structure as text."""
+    return to_json(value) if isinstance(value, dict | list) else value
 
 
 def event_text(event: Event) -> str:

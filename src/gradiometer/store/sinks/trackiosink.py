@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from gradiometer.errors import UsageError
 from gradiometer.records import Event, Finding, Row, Table
 from gradiometer.store.logs import is_table
-from gradiometer.store.sinks.sink import Backend, Note, Sent, Sink, Start, Steps, finding_text, module
+from gradiometer.store.sinks.sink import Backend, Note, Sent, Sink, Start, Steps, cell_of, finding_text, module
 from gradiometer.store.strictjson import plain, to_json
 
 __all__ = ["TrackioSink"]
@@ -120,7 +120,7 @@ class TrackioBackend(Backend):
         if is_table(content):
             rows = made(columns=content["columns"], data=content["data"])
         elif isinstance(content, dict):
-            rows = made(columns=["name", "value"], data=[[name, _cell(value)] for name, value in content.items()])
+            rows = made(columns=["name", "value"], data=[[name, cell_of(value)] for name, value in content.items()])
         else:
             rows = made(columns=["json"], data=[[to_json(content)]])
         held = rows._to_dict(self._where["project"], self._where["run"], table.step)
@@ -143,10 +143,6 @@ def _row(row: Row) -> tuple[int, str, dict[str, Any]]:
     where = {f"gradiometer/{name}": getattr(row, name) for name in ("env_steps", "rollout", "epoch")}
     values = {name: float(value) for name, value in row.values.items()}
     return row.step, _time(row.wall_time), values | {name: value for name, value in where.items() if value is not None}
-
-
-def _cell(value: Any) -> Any:
-    return to_json(value) if isinstance(value, dict | list) else value
 
 
 def _time(seconds: float) -> str:

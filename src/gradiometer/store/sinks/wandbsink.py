@@ -19,7 +19,19 @@ from typing import Any, ClassVar, Literal
 from gradiometer.errors import UsageError
 from gradiometer.records import Event, Finding, Row
 from gradiometer.store.logs import is_table
-from gradiometer.store.sinks.sink import STEP, Backend, Note, Sent, Sink, Start, Steps, event_text, finding_text, module
+from gradiometer.store.sinks.sink import (
+    STEP,
+    Backend,
+    Note,
+    Sent,
+    Sink,
+    Start,
+    Steps,
+    cell_of,
+    event_text,
+    finding_text,
+    module,
+)
 from gradiometer.store.strictjson import plain, to_json
 
 __all__ = ["WandbBackend", "WandbSink", "table_of"]
@@ -179,14 +191,10 @@ def table_of(content: Any) -> Any:
     if is_table(known):
         columns, data = known["columns"], known["data"]
     elif isinstance(known, dict):
-        columns, data = ["name", "value"], [[name, _cell(value)] for name, value in known.items()]
+        columns, data = ["name", "value"], [[name, cell_of(value)] for name, value in known.items()]
     else:
         columns, data = ["json"], [[to_json(known)]]
     return wandb.Table(columns=columns, data=data, allow_mixed_types=True)
-
-
-def _cell(value: Any) -> Any:
-    return to_json(value) if isinstance(value, dict | list) else value
 
 
 def _payload(row: Row) -> dict[str, Any]:
