@@ -131,6 +131,17 @@ def test_the_diagnosis_in_the_readme_is_what_the_doctor_says() -> None:
         assert words in source
 
 
+def test_the_figures_of_our_code_are_true_to_a_twentieth() -> None:
+    """Not to the line, or every commit would have to touch them; `make docs` writes them anew."""
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    (row,) = re.findall(r"^\| \*\*gradiometer\*\* .*$", text, re.MULTILINE)
+    written, measured = (
+        [float(number) for number in re.findall(r"\d+", each)]
+        for each in (row, GENERATE.row_of_ours(GENERATE.shape_of_the_code()))
+    )
+    assert written == pytest.approx(measured, rel=0.05, abs=1)
+
+
 def test_nothing_names_a_path_of_this_machine() -> None:
     for page in PAGES:
         assert not re.search(r"/work/|/root/|/home/", page.read_text(encoding="utf-8")), page
