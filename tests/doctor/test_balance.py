@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from gradiometer.doctor.chart import Chart
-from gradiometer.doctor.pairs import role_of
+from gradiometer.doctor.roles import role_of
 from gradiometer.doctor.rule import Skipped, rules
 from gradiometer.store.reader import Run
 
@@ -41,11 +41,15 @@ def norms(block: str, **sizes: float) -> dict[str, np.ndarray]:
         ("task", "policy"),
         ("vf_loss", "value"),
         ("critic", "value"),
-        ("entropy_bonus", "regulariser"),
-        ("kl_ref", "regulariser"),
+        ("entropy_bonus", "entropy"),
+        ("kl_ref", "kl"),
         ("router_aux", "auxiliary"),
         ("z_loss", "auxiliary"),
-        ("value_kl", None),
+        ("weight_reg", "penalty"),
+        ("actor_entropy", "entropy"),
+        ("value_kl", "kl"),
+        ("policy_value", None),
+        ("entropy_kl", None),
         ("reconstruction", None),
     ],
 )

@@ -153,10 +153,11 @@ def test_a_curve_without_a_finite_value_is_said_not_drawn() -> None:
 
 
 def test_several_runs_show_shared_causes_first() -> None:
-    runs = [diagnosis(DEAD, run="runs/a"), diagnosis(DEAD, *MILD, run="runs/b"), diagnosis(*MILD, run="runs/c")]
+    runs = [diagnosis(*MILD, run="runs/c"), diagnosis(DEAD, run="runs/a"), diagnosis(DEAD, *MILD, run="runs/b")]
     assert shared_causes(runs) == {"dead-term": 2}
     said = several_as_text(runs, width=90)
-    assert said.index("2 of 3  dead-term") < said.index("runs/a")
+    assert said.startswith("3 runs: something is wrong in 2\n")
+    assert said.index("2 of 3  dead-term") < said.index("\na  CRITICAL") < said.index("\nc  ")
     assert max(map(len, said.splitlines())) <= 90
     assert len(plain_of_several(runs)["runs"]) == 3
     assert "2 of 3" in as_page(runs)

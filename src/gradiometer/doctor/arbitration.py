@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from gradiometer.doctor.consequences import ALL_FROZEN, CONSEQUENCES, DEAD_TERM
+from gradiometer.doctor.roles import Role, role_of
 from gradiometer.records import Finding
 
 FirstStep: TypeAlias = Callable[[str], int | None]
@@ -27,13 +28,6 @@ BASIS = {"proved": 0, "statistical": 1, "heuristic": 2}
 TERM = re.compile(r"(?:/term/|actor/grad_norm/|actor/loss/|grad_norm/all/(?:loss/)?)(?P<term>[^/~]+)")
 ALL_WEIGHTS = re.compile(r"^grad/all/update_ratio$|(^|[/_])(lr|learning_rate)$")
 """Evidence of a policy that stands still because every weight does."""
-ROLES = {
-    "entropy": re.compile("(^|_)ent", re.I),
-    "kl": re.compile("(^|_)kl", re.I),
-    "value": re.compile("value|critic|(^|_)vf", re.I),
-    "policy": re.compile("policy|actor|task|surrogate|^pg", re.I),
-}
-"""What a term is for, by the names people give it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,17 +64,17 @@ def arbitrate(findings: Iterable[Finding], *, first_step: FirstStep = lambda _: 
 def brings(finding: Finding) -> tuple[str, ...]:
     """What a finding brings about, directly, by its evidence: of a dead term by what the term is for, of a frozen policy by
     whether it is the policy alone."""
-    if finding.id == "dead-term" and (role := _role(finding)):
+    if finding.id == "dead-term" and (role := _role(finding)) in DEAD_TERM:
         return DEAD_TERM[role]
     if finding.id == "policy-frozen" and any(ALL_WEIGHTS.search(evidence.series) for evidence in finding.evidence):
         return CONSEQUENCES[finding.id] + ALL_FROZEN
     return CONSEQUENCES.get(finding.id, ())
 
 
-def _role(finding: Finding) -> str | None:
+def _role(finding: Finding) -> Role | None:
     for evidence in finding.evidence:
         if found := TERM.search(evidence.series):
-            return next((role for role, name in ROLES.items() if name.search(found["term"])), None)
+            return role_of(found["term"])
     return None
 
 

@@ -115,6 +115,11 @@ class Chart:
         read = self._read.get(name)
         return int(read.steps[0]) if read is not None and len(read) else None
 
+    @property
+    def longest(self) -> int:
+        """The points of the longest series that a rule has read."""
+        return max(map(len, self._read.values()), default=0)
+
     def events(self, kind: str) -> list[Event]:
         """What the meter noted of that kind; a log of another tool has none."""
         return [event for event in self.run.events(kind) if self._since is None or event.step >= self._since]

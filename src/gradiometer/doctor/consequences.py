@@ -7,7 +7,7 @@ What begins with a changed line or a wrong setting is nobody's consequence, so t
 
 from __future__ import annotations
 
-__all__ = ["ALL_FROZEN", "CONSEQUENCES", "DEAD_TERM", "IDS"]
+__all__ = ["ALL_FROZEN", "CONSEQUENCES", "DEAD_TERM"]
 
 DEAD_TERM: dict[str, tuple[str, ...]] = {
     # the bonus was what held the entropy up
@@ -137,7 +137,6 @@ CONSEQUENCES: dict[str, tuple[str, ...]] = {
         "over-clipping",
         "entropy-collapse",
         "regulariser-dominates",
-        "policy-frozen",
         "reward-plateau",
     ),
     # One sample of weight 2000 is a spike, a jump of the ratio and a wide tail of advantages.
@@ -254,7 +253,7 @@ CONSEQUENCES: dict[str, tuple[str, ...]] = {
     "vanishing-gradient": ("policy-frozen", "gradient-drift", "module-dormant", "module-saturated", "reward-plateau"),
     "zero-gradient-steps": ("vanishing-gradient", "policy-frozen", "reward-plateau"),
     # -- Clipping. A ratio that varies takes the large gradients' say away; what is always clipped is always active.
-    "over-clipping": ("clip-always-active", "policy-frozen", "reward-plateau"),
+    "over-clipping": ("clip-always-active", "policy-frozen", "critic-explains-nothing", "reward-plateau"),
     # -- Balance. One part moves the shared weights and the other does not get through.
     "critic-dominates": ("terms-conflict", "over-clipping", "head-collapse", "reward-plateau"),
     "regulariser-dominates": (
@@ -286,25 +285,12 @@ CONSEQUENCES: dict[str, tuple[str, ...]] = {
     "length-exploit": ("reward-hacking", "truncation"),
     # An exploit lies where the reference never goes.
     "reward-hacking": ("kl-runaway",),
-    # -- History is information only.
-    "gradient-oscillation": (),
-    "gradient-drift": (),
-    "direction-random": (),
-    "clip-always-active": (),
     # -- Modules. A grafted module that the loss does not reach, or that its host leaves nothing to learn.
     "loss-not-reaching-module": ("module-dormant",),
     "host-dominates": ("module-dormant", "module-saturated"),
-    "module-dormant": (),
-    "module-saturated": (),
     # -- Experts. An untrained router sends tokens anywhere; skewed loads starve some and feed others.
     "router-untrained": ("routing-imbalance", "experts-converged", "regulariser-dominates"),
     "routing-imbalance": ("expert-starved", "expert-dominates"),
     "expert-dominates": ("expert-starved",),
-    "expert-starved": (),
-    "experts-converged": (),
-    "reward-plateau": (),
 }
-"""From a cause to what it brings about, directly."""
-
-IDS = frozenset(CONSEQUENCES)
-"""Every finding id."""
+"""From a cause to what it brings about, directly; what brings about nothing is left out."""

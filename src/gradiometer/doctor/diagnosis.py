@@ -10,10 +10,12 @@ import numpy as np
 
 from gradiometer.doctor.arbitration import arbitrate
 from gradiometer.doctor.chart import Chart
+from gradiometer.doctor.progress import MIN_REWARDS, progress_of
 from gradiometer.doctor.rule import Rule, Skipped, rules
+from gradiometer.doctor.signs import fmt, level
 from gradiometer.records import Finding
-from gradiometer.store.database import DATABASE_NAME
 from gradiometer.store.logs import Log
+from gradiometer.store.origins import place_of
 from gradiometer.store.readable import Floats, Ints
 from gradiometer.store.reader import Run
 
@@ -21,6 +23,7 @@ __all__ = ["Curve", "Diagnosis", "diagnose", "judged"]
 
 MOST_POINTS = 400
 """Of a curve in a report: more than a screen can show."""
+SHOWN = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +51,8 @@ class Diagnosis:
     """The rules that had what they need and found nothing."""
     curves: Mapping[str, Curve]
     """The series the evidence points at, thinned for drawing."""
+    log_of: str | None = None
+    """Whose log this is: SB3, TRL, ...; empty if that cannot be told, None of a run of ours."""
 
     @property
     def worst(self) -> str | None:
@@ -78,7 +83,7 @@ def judged(chart: Chart, chosen: Iterable[Rule]) -> Diagnosis:
             looked.append(each.id)
     sorted_out = arbitrate(found, first_step=chart.first_step)
     return Diagnosis(
-        run=chart.run.path.parent if chart.run.path.name == DATABASE_NAME else chart.run.path,
+        run=place_of(chart.run.path),
         verdict=_verdict(sorted_out.findings, len(looked), chart),
         findings=sorted_out.findings,
         folded=sorted_out.folded,
@@ -86,6 +91,7 @@ def judged(chart: Chart, chosen: Iterable[Rule]) -> Diagnosis:
         unknown_keys=tuple(chart.unknown),
         looked=tuple(looked),
         curves=_curves(chart, found),
+        log_of=chart.run.facts.get("imported", {}).get("library", "") if isinstance(chart.run, Log) else None,
     )
 
 
@@ -121,6 +127,33 @@ def _verdict(findings: tuple[Finding, ...], looked: int, chart: Chart) -> str:
         return f"{first.title}{more}."
     if chart.last_step is None:
         return "Nothing was recorded yet."
-    if not looked and not findings:
-        return "Nothing can be said: no rule found the metrics it needs."
-    return f"Nothing wrong was found: {looked + len(findings)} rules had what they need."
+    count = looked + len(findings)
+    if not count:
+        return f"Nothing can be said: {_unknown(chart)}."
+    rules = f"{count} rules had what they need" if count > 1 else "one rule had what it needs"
+    if chart.longest < MIN_REWARDS:
+        points = f"{chart.longest} points" if chart.longest > 1 else "one point"
+        return f"Too early to say: no series has more than {points}; {rules}, and found nothing wrong."
+    return f"Nothing wrong was found: {rules}{_outcome(chart)}."
+
+
+def _unknown(chart: Chart) -> str:
+    if len(chart.unknown) < len(chart.run.names()):
+        return f"no rule found enough of the metrics it needs{_outcome(chart)}"
+    shown = ", ".join(chart.unknown[:SHOWN]) + (", ..." if len(chart.unknown) > SHOWN else "")
+    return f"none of its series is called by a name that is known ({shown})"
+
+
+def _outcome(chart: Chart) -> str:
+    """What became of the reward, or else of the loss: nothing wrong may have been found in what does not learn."""
+    progress, loss = progress_of(chart), chart.get("loss")
+    if progress is None:
+        return (
+            ""
+            if loss is None
+            else f", and the loss went from {fmt(level(loss.first(0.1)))} to {fmt(level(loss.last(0.2)))}"
+        )
+    ends = f"{fmt(progress.start)} to {fmt(progress.end)}"
+    if progress.state == "best":
+        return f", and the reward is at its maximum, {fmt(progress.end)}"
+    return f", and the reward rose: {ends}" if progress.state == "gained" else f", but the reward {progress.then}"

@@ -10,7 +10,6 @@ import numpy as np
 
 from gradiometer.doctor.chart import Chart, Series
 from gradiometer.doctor.progress import Progress, shown
-from gradiometer.doctor.rule import Skipped, how_to_log
 from gradiometer.doctor.signs import NEAR_BEST, fmt, level, near_best, number, robust_sigma, told_best
 from gradiometer.maths.means import mean_interval
 from gradiometer.maths.series import LEVEL
@@ -32,8 +31,6 @@ __all__ = [
     "rose",
     "slope",
     "suffers",
-    "too_short",
-    "unlogged",
 ]
 
 CHECKPOINTS = ("start", "resume", "resume_from", "resume_from_checkpoint", "init_from", "init_checkpoint", "load_path")
@@ -249,16 +246,6 @@ def rising_elsewhere(chart: Chart, start: int) -> bool:
     names = ("val/reward", "val/success_rate", "success_rate", "best_reward")
     found = [chart.get(name) for name in names]
     return any(rises(series.since(start)) for series in found if series is not None)
-
-
-def unlogged(id: str, template: str) -> Skipped:
-    """A rule without its metric."""
-    return Skipped(rule=id, why=how_to_log(template), metric=template)
-
-
-def too_short(id: str, series: Series, needed: str) -> Skipped:
-    """A rule whose metric has too few measurements."""
-    return Skipped(rule=id, why=f"{len(series.finite)} points of {series.name}; {needed}", metric=series.metric.name)
 
 
 def reads(series: Series, reading: str) -> Evidence:

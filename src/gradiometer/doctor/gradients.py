@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,9 +12,8 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from gradiometer.doctor.chart import Chart, Series
-from gradiometer.doctor.goals import suffers
+from gradiometer.doctor.goals import began_trained, suffers
 from gradiometer.doctor.progress import progress_of, shown
-from gradiometer.doctor.rule import Skipped
 from gradiometer.doctor.signs import level, persists, robust_sigma, trend
 from gradiometer.maths.health import BAND_SIGMAS, FALLBACK_HIGH, FALLBACK_LOW, SIGMA_FLOOR
 from gradiometer.records import Evidence
@@ -22,6 +21,7 @@ from gradiometer.store.readable import Floats, Ints
 
 __all__ = [
     "NORM",
+    "at_rest",
     "branches",
     "exploded",
     "flat_outcome",
@@ -36,7 +36,6 @@ __all__ = [
     "stays",
     "stuck",
     "together",
-    "too_short",
     "vanished",
     "where",
     "worse_outcome",
@@ -104,12 +103,6 @@ def stays(series: Series, holds: Callable[[float], bool]) -> bool:
     return persists(series, holds) is True
 
 
-def too_short(id: str, template: str, found: Iterable[Series], needed: int) -> Skipped:
-    """The rule cannot say: so many points, so many needed."""
-    most = max((len(series.finite) for series in found), default=0)
-    return Skipped(rule=id, why=f"{template} has {most} points, {needed} needed", metric=template)
-
-
 def items(table: Any) -> list[tuple[str, Any]]:
     """The entries of a table that is a mapping; none of anything else."""
     return list(table.items()) if isinstance(table, dict) else []
@@ -122,6 +115,12 @@ def stuck(chart: Chart) -> bool | None:
     """Whether the outcome neither rises, nor is at its maximum, nor ever rose out of its own noise; None: nobody can tell."""
     progress = progress_of(chart)
     return None if progress is None else progress.stuck
+
+
+def at_rest(chart: Chart) -> bool:
+    """Whether the training began with a trained policy, and lost nothing of it: it may have had nothing left to learn."""
+    progress = progress_of(chart)
+    return progress is not None and progress.state != "fell" and began_trained(chart)
 
 
 def flat_outcome(chart: Chart) -> tuple[Evidence, ...]:

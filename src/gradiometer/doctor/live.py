@@ -71,12 +71,14 @@ def main() -> None:
     threading.Thread(target=_listen, args=(asked, ended), daemon=True).start()
     watch = Watch(folder)
     pause = PAUSE_SECONDS
-    while not ended.is_set():
+    while True:
         wanted = asked.wait(pause)
+        if ended.is_set():
+            return
         asked.clear()
         started = time.perf_counter()
         _say(watch)
-        if wanted and not ended.is_set():
+        if wanted:
             print(json.dumps({"looked": True}), flush=True)
         pause = max(PAUSE_SECONDS, (time.perf_counter() - started) / SHARE)
 

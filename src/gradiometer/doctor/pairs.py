@@ -1,47 +1,29 @@
-"""Terms of a loss in pairs: what each is for, and how large the gradient of one is beside the other's, block by block."""
+"""Terms of a loss in pairs: how large the gradient of one is beside the other's, block by block."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 
 from gradiometer.doctor.chart import Chart, Series
+from gradiometer.doctor.roles import Role, role_of
 
 __all__ = [
     "COSINE",
     "NORM",
     "SHARE",
     "Pair",
-    "Role",
     "cosine_of",
     "log_ratio",
     "named",
     "norms_by_block",
     "pairs_of",
-    "role_of",
 ]
 
 NORM = "grad/<block>/term/<term>/norm"
 SHARE = "grad/<block>/term/<term>/share"
 COSINE = "grad/<block>/term/<term_a>~<term_b>/cos"
-
-Role = Literal["policy", "value", "regulariser", "auxiliary"]
-ROLES: dict[Role, frozenset[str]] = {
-    "policy": frozenset({"policy", "pg", "actor", "task", "surrogate", "ppo", "grpo", "reinforce", "pi"}),
-    "value": frozenset({"value", "values", "vf", "critic", "v", "q", "qf", "td"}),
-    "regulariser": frozenset({"entropy", "ent", "kl", "bonus", "regulariser", "regularizer", "reg"}),
-    "auxiliary": frozenset({"aux", "auxiliary", "balance", "router", "z"}),
-}
-
-
-def role_of(term: str) -> Role | None:
-    """What a term is for, by the words of its name; a name of two roles is none."""
-    words = set(re.split(r"[^a-z]+", term.lower()))
-    found = [role for role, names in ROLES.items() if words & names]
-    return found[0] if len(found) == 1 else None
 
 
 def named(series: Series) -> bool:

@@ -13,12 +13,13 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from gradiometer.doctor.chart import Chart, Series
-from gradiometer.doctor.rule import Skipped, how_to_log
+from gradiometer.doctor.lacking import too_short, unlogged
+from gradiometer.doctor.rule import Skipped
 from gradiometer.doctor.signs import fmt, near_best, number, outcome, told_best, trend
 from gradiometer.maths import trends
 from gradiometer.records import Evidence
 
-__all__ = ["MIN_REWARDS", "Progress", "key_of", "no_outcome", "number", "progress_of", "shown", "too_short"]
+__all__ = ["MIN_REWARDS", "Progress", "key_of", "no_outcome", "number", "progress_of", "shown"]
 
 MIN_REWARDS = 8
 """Below, Mann–Kendall cannot reach its level, so a reward that rises could not be told from one that does not."""
@@ -114,17 +115,11 @@ def shown(series: Series, reading: str, *, first_step: int | None = None) -> Evi
     return Evidence(series=series.name, reading=reading, first_step=first, last_step=int(series.steps[-1]))
 
 
-def too_short(id: str, series: Series, needed: int) -> Skipped:
-    """Too few measurements to say."""
-    template = series.metric.name
-    return Skipped(rule=id, why=f"{template}: {len(series.finite)} points, {needed} needed", metric=template)
-
-
 def no_outcome(id: str, chart: Chart) -> Skipped:
     """The second signal is missing, or too short."""
     reward = outcome(chart)
     if reward is None:
-        return Skipped(rule=id, why=how_to_log("reward"), metric="reward")
+        return unlogged(id, "reward")
     return too_short(id, reward, MIN_REWARDS)
 
 

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import textwrap
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from gradiometer.doctor.diagnosis import Diagnosis
 from gradiometer.doctor.precision import track_record
+from gradiometer.doctor.report.further import lacking, measure_it
 from gradiometer.doctor.report.plain import shared_causes
 from gradiometer.doctor.rule import Skipped
 from gradiometer.records import Evidence, Finding
 
-__all__ = ["as_text", "headline", "several_as_text"]
+__all__ = ["as_text", "headline", "labelled", "several_as_text"]
 
 IN_FULL, IN_SHORT = 1, 2
 """Findings that are told whole, and those up to which evidence and fix are; the others have a line each, so that a report
 fits one screen."""
 LABELS = 10
+MOST_SCALARS = 5
 MOST_EVIDENCE = 4
+SEVERITIES = ("critical", "warn", "info", None)
 
 
 def as_text(diagnosis: Diagnosis, *, width: int = 100, verbose: bool = False) -> str:
@@ -54,19 +59,19 @@ def _finding(finding: Finding, width: int) -> Iterator[str]:
     yield headline(finding)
     yield from _wrapped(finding.title, width, "  ")
     for number, evidence in enumerate(finding.evidence[:MOST_EVIDENCE]):
-        yield from _labelled("evidence" if number == 0 else "", _evidence(evidence), width)
+        yield from labelled("evidence" if number == 0 else "", _evidence(evidence), width)
     if finding.cause:
-        yield from _labelled("cause", finding.cause, width)
+        yield from labelled("cause", finding.cause, width)
     for number, fix in enumerate(finding.fix, 1):
-        yield from _labelled("fix" if number == 1 else "", f"{number}. {fix}" if len(finding.fix) > 1 else fix, width)
+        yield from labelled("fix" if number == 1 else "", f"{number}. {fix}" if len(finding.fix) > 1 else fix, width)
     if finding.confirm:
-        yield from _labelled("confirm", finding.confirm, width)
+        yield from labelled("confirm", finding.confirm, width)
     if finding.suppressed:
-        yield from _labelled("explains", ", ".join(finding.suppressed), width)
+        yield from labelled("explains", ", ".join(finding.suppressed), width)
     if known := track_record(finding):
-        yield from _labelled("clinic", known, width)
+        yield from labelled("clinic", known, width)
     if finding.references:
-        yield from _labelled("see", "; ".join(finding.references), width)
+        yield from labelled("see", "; ".join(finding.references), width)
 
 
 def _in_short(finding: Finding, width: int) -> Iterator[str]:
@@ -74,11 +79,11 @@ def _in_short(finding: Finding, width: int) -> Iterator[str]:
     yield headline(finding)
     yield from _wrapped(finding.title, width, "  ")
     for evidence in finding.evidence[:1]:
-        yield from _labelled("evidence", _evidence(evidence), width)
+        yield from labelled("evidence", _evidence(evidence), width)
     for fix in finding.fix[:1]:
-        yield from _labelled("fix", fix, width)
+        yield from labelled("fix", fix, width)
     if finding.suppressed:
-        yield from _labelled("explains", ", ".join(finding.suppressed), width)
+        yield from labelled("explains", ", ".join(finding.suppressed), width)
 
 
 def _evidence(evidence: Evidence) -> str:
@@ -92,8 +97,13 @@ def _evidence(evidence: Evidence) -> str:
 
 def _not_said(diagnosis: Diagnosis, width: int, *, verbose: bool) -> Iterator[str]:
     looked = len(diagnosis.looked) + len({finding.id for finding in (*diagnosis.findings, *diagnosis.folded)})
-    yield from _wrapped(f"{looked} rules could look; {len(diagnosis.skipped)} lack what they need.", width)
-    skipped = diagnosis.skipped if verbose else _most_telling(diagnosis.skipped)
+    yield from _wrapped(
+        f"{looked} rule{'s' * (looked != 1)} could look; {len(diagnosis.skipped)} lack what they need.", width
+    )
+    a_log = diagnosis.log_of is not None and not verbose
+    skipped = diagnosis.skipped if verbose else () if a_log else _most_telling(diagnosis.skipped)
+    if a_log:
+        yield from _in_no_log(diagnosis, width)
     for each in skipped:
         yield from _wrapped(f"{each.rule}: {each.why}", width, "  ")
     if len(skipped) < len(diagnosis.skipped):
@@ -103,6 +113,26 @@ def _not_said(diagnosis: Diagnosis, width: int, *, verbose: bool) -> Iterator[st
         more = len(diagnosis.unknown_keys) - len(shown)
         words = ", ".join(shown) + (f" and {more} more" if more else "")
         yield from _wrapped(f"not in the catalogue, and not read: {words}", width)
+
+
+def _in_no_log(diagnosis: Diagnosis, width: int) -> Iterator[str]:
+    """What rules ask for that the log does not hold, and how to have it."""
+    lack = lacking(diagnosis)
+    if diagnosis.unknown_keys and not diagnosis.looked and not diagnosis.findings:
+        yield from _wrapped(
+            "Known names are reward, loss, entropy, approx_kl, grad_norm, learning_rate and those of SB3, TRL, "
+            "CleanRL and verl: `gradiometer metrics` lists them. Log under one of them.",
+            width,
+            "  ",
+        )
+    elif lack.scalars:
+        names = ", ".join(lack.scalars[:MOST_SCALARS]) + (", ..." if len(lack.scalars) > MOST_SCALARS else "")
+        yield from _wrapped(f"{lack.logged} ask for scalars that are not logged here: {names}", width, "  ")
+    if lack.measured:
+        words = f"{lack.measured} ask for gradients and loss terms, which only the training can show. Measure them:"
+        yield from _wrapped(words, width, "  ")
+        yield from (f"      {line}" for line in measure_it(diagnosis.log_of).splitlines() if line)
+        yield from _wrapped("or leave the script as it is: gradiometer run train.py", width, "    ")
 
 
 def _most_telling(skipped: Sequence[Skipped]) -> list[Skipped]:
@@ -116,23 +146,32 @@ def _most_telling(skipped: Sequence[Skipped]) -> list[Skipped]:
 
 
 def several_as_text(diagnoses: Sequence[Diagnosis], *, width: int = 100) -> str:
-    """Several runs: causes they share first, then a line for each."""
-    lines = [f"{len(diagnoses)} runs"]
+    """Several runs: causes they share first, then a line for each, the worst first."""
     shared = shared_causes(diagnoses)
+    ill = sum(diagnosis.worst in ("warn", "critical") for diagnosis in diagnoses)
+    lines = [f"{len(diagnoses)} runs: {f'something is wrong in {ill}' if ill else 'nothing wrong was found'}"]
     if shared:
         lines += ["", "shared causes:"]
         lines += [f"  {count} of {len(diagnoses)}  {id}" for id, count in shared.items()]
     lines.append("")
-    name = min(40, max((len(str(diagnosis.run)) for diagnosis in diagnoses), default=0))
-    for diagnosis in diagnoses:
+    labels = dict(zip((diagnosis.run for diagnosis in diagnoses), _apart([d.run for d in diagnoses]), strict=True))
+    name = min(40, max(map(len, labels.values()), default=0))
+    for diagnosis in sorted(diagnoses, key=lambda each: SEVERITIES.index(each.worst)):
         worst = (diagnosis.worst or "none").upper()
         indent = " " * (name + 12)
-        start = f"{str(diagnosis.run)[-name:]:<{name}}  {worst:<10}"
+        start = f"{labels[diagnosis.run][-name:]:<{name}}  {worst:<10}"
         lines += textwrap.wrap(diagnosis.verdict, width, initial_indent=start, subsequent_indent=indent)
-    return "\n".join(lines)
+    return "\n".join([*lines, "", "gradiometer doctor PATH tells one of them in full."])
 
 
-def _labelled(label: str, words: str, width: int) -> list[str]:
+def _apart(paths: Sequence[Path]) -> list[str]:
+    """Each path without the folders that all share."""
+    shared = os.path.commonpath([os.path.abspath(path.parent) for path in paths])
+    return [os.path.relpath(os.path.abspath(path), shared) for path in paths]
+
+
+def labelled(label: str, words: str, width: int) -> list[str]:
+    """Words beside their label, wrapped under themselves."""
     start = f"  {label:<{LABELS}}"
     return textwrap.wrap(words, width, initial_indent=start, subsequent_indent=" " * len(start)) or [start]
 

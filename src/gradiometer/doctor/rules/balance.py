@@ -12,6 +12,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from gradiometer.doctor.chart import Chart, Series
+from gradiometer.doctor.lacking import too_short
 from gradiometer.doctor.pairs import (
     COSINE,
     NORM,
@@ -22,9 +23,9 @@ from gradiometer.doctor.pairs import (
     named,
     norms_by_block,
     pairs_of,
-    role_of,
 )
-from gradiometer.doctor.progress import Progress, progress_of, shown, too_short
+from gradiometer.doctor.progress import Progress, progress_of, shown
+from gradiometer.doctor.roles import REGULARISERS, role_of
 from gradiometer.doctor.rule import Skipped, Verdict, rule
 from gradiometer.doctor.signs import fmt, level, persists, robust_sigma, since, trend
 from gradiometer.maths.means import holm, mean_interval
@@ -175,7 +176,7 @@ def regulariser_dominates(chart: Chart) -> Verdict:
     it came to rest against the bonus with nearly all its entropy left.
     """
     id = "regulariser-dominates"
-    pairs = pairs_of(chart, ("regulariser", "auxiliary"), ("policy",))
+    pairs = pairs_of(chart, (*REGULARISERS, "auxiliary"), ("policy",))
     if skipped := _unmeasured(
         id, pairs, "no block with a policy term and a regulariser: meter.terms(policy=, entropy=, kl=)"
     ):
@@ -220,11 +221,7 @@ def regulariser_dominates(chart: Chart) -> Verdict:
 def _standoff(chart: Chart, pair: Pair) -> bool:
     """Policy and entropy bonus hold each other, equal and opposite, while the entropy is still near its start."""
     entropy, cosine = chart.get("entropy"), cosine_of(chart, pair)
-    if (
-        entropy is None
-        or cosine is None
-        or not {"entropy", "ent"} & set(re.split(r"[^a-z]+", pair.first.parts["term"].lower()))
-    ):
+    if entropy is None or cosine is None or role_of(pair.first.parts["term"]) != "entropy":
         return False
     start, equal = level(entropy.first(0.1)), bool(persists(pair.ratio, lambda x: abs(x) <= np.log10(2.0)))
     held = start > 0.0 and bool(persists(entropy, lambda x: x >= HELD * start))
@@ -243,8 +240,7 @@ def terms_conflict(chart: Chart) -> Verdict:
     tested = [(s, mean_interval(s.values)) for s in found]
     known = [(s, interval) for s, interval in tested if interval is not None]
     if not known:
-        count = max((len(s.finite) for s in found), default=0)
-        return Skipped(rule=id, why=f"{COSINE}: {count} points, too few that are independent", metric=COSINE)
+        return too_short(id, found, "too few that are independent", metric=COSINE)
     opposed = holm([interval.p_below(OPPOSED) for _, interval in known])
     blocks = norms_by_block(chart)
     hits = [(s, i) for (s, i), far in zip(known, opposed, strict=True) if far and _comparable(blocks, s)]
@@ -253,7 +249,7 @@ def terms_conflict(chart: Chart) -> Verdict:
         return None
     worst, interval = min(hits, key=lambda hit: hit[1].mean)
     a, b, block = worst.parts["term_a"], worst.parts["term_b"], worst.parts["block"]
-    designed = "regulariser" in (role_of(a), role_of(b))
+    regularisers = [term for term in (b, a) if role_of(term) in REGULARISERS]
     return Finding(
         id=id,
         title=f"{a} and {b} undo each other on {block}: cosine {fmt(interval.mean)}",
@@ -269,9 +265,9 @@ def terms_conflict(chart: Chart) -> Verdict:
             *((progress.evidence,) if progress else ()),
         ),
         cause="Two terms of like size cancel, so little of either reaches the weights"
-        + (": the policy stands where its regulariser holds it." if designed else "."),
+        + (": the policy stands where its regulariser holds it." if regularisers else "."),
         fix=(
-            f"lower the coefficient of the one that matters less ({b if designed and role_of(b) == 'regulariser' else a})",
+            f"lower the coefficient of the one that matters less ({(regularisers or [a])[0]})",
             "or part the weights they share; or project the conflict away (PCGrad)",
         ),
         confirm="Drop each of the two in turn for a few hundred steps and see which the reward was waiting for.",

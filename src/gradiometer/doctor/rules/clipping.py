@@ -13,8 +13,9 @@ import numpy as np
 
 from gradiometer.doctor.chart import Chart, Series
 from gradiometer.doctor.gradients import NORM, flat_outcome, log10, over, seen, stays, stuck, where
+from gradiometer.doctor.lacking import too_short, unlogged
 from gradiometer.doctor.progress import progress_of
-from gradiometer.doctor.rule import Skipped, Verdict, how_to_log, rule
+from gradiometer.doctor.rule import Skipped, Verdict, rule
 from gradiometer.doctor.signs import enough, fmt, level, near_best, number, robust_sigma, since
 from gradiometer.records import Finding
 
@@ -39,6 +40,8 @@ HALF_WAY = 0.5
 """Of the way to the known maximum that is still to go."""
 STARVED = 1e-5
 """‖Δw‖/‖w‖ at which a step is lost: healthy is 1e-4 to 1e-2 (TheDeepChecker warns below 1e-4)."""
+UNUSUAL, NEXT_TO_NOTHING = 1e-4, 1e-3
+"""The lower end of what is healthy, and the share of the gradient that makes the clip the first to ask."""
 THRESHOLDS = ("max_grad_norm", "grad_clip", "clip_grad", "gradient_clip_val", "max_norm", "clip_grad_norm")
 """What trainers call it: SB3, TRL and CleanRL, verl, timm, Lightning, torch."""
 
@@ -143,9 +146,10 @@ def _far_from_best(chart: Chart) -> bool:
 
 
 def _starved(chart: Chart, clip: Clip) -> Series | None:
-    """The update ratio where it is too small for good."""
+    """The update ratio where it is too small for good; a clip that leaves next to nothing is blamed for less."""
     moved = chart.get("grad/<block>/update_ratio", block=where(clip.ratio))
-    return moved if moved is not None and stays(moved, lambda x: x < STARVED) else None
+    limit = UNUSUAL if stays(clip.ratio, lambda x: x < NEXT_TO_NOTHING) else STARVED
+    return moved if moved is not None and stays(moved, lambda x: x < limit) else None
 
 
 def _pinned(chart: Chart, series: Series) -> Finding:
@@ -245,7 +249,5 @@ def _key(chart: Chart, series: Series) -> str:
 
 
 def _skipped(chart: Chart, id: str) -> Skipped:
-    points = max((len(series.finite) for series in chart.every(RATIO)), default=0)
-    if points:
-        return Skipped(rule=id, why=f"{RATIO} has {points} points, {MIN_POINTS} needed", metric=RATIO)
-    return Skipped(rule=id, why=how_to_log(RATIO), metric=RATIO)
+    found = chart.every(RATIO)
+    return too_short(id, found, MIN_POINTS) if found else unlogged(id, RATIO)

@@ -11,8 +11,9 @@ from dataclasses import replace
 import numpy as np
 
 from gradiometer.doctor.chart import Chart, Series
-from gradiometer.doctor.progress import Progress, key_of, number, progress_of, shown, too_short
-from gradiometer.doctor.rule import Skipped, Verdict, how_to_log, rule
+from gradiometer.doctor.lacking import too_short, unlogged
+from gradiometer.doctor.progress import Progress, key_of, number, progress_of, shown
+from gradiometer.doctor.rule import Skipped, Verdict, rule
 from gradiometer.doctor.signs import fmt, level, persists, since, trend
 from gradiometer.doctor.values import (
     MIN_SERIES,
@@ -142,9 +143,7 @@ def baseline_leak(chart: Chart) -> Verdict:
         return _measured_leak(series, before)
     beta = momentum(chart)
     if beta is None:
-        return Skipped(
-            rule="baseline-leak", why=how_to_log("explained_variance_before"), metric="explained_variance_before"
-        )
+        return unlogged("baseline-leak", "explained_variance_before")
     explained = bounded(warm(series))
     expected, without = leaked(beta), -(1.0 - beta) / (1.0 + beta)
     near = persists(explained, lambda x: abs(x - expected) <= LEAK_NEAR * expected)
@@ -217,7 +216,7 @@ def critic_diverges(chart: Chart) -> Verdict:
     given = [chart.get(name) for name in ("q_value", "value_mean", "value_loss")]
     there = [series for series in given if series is not None]
     if not there:
-        return Skipped(rule="critic-diverges", why=how_to_log("value_loss"), metric="value_loss")
+        return unlogged("critic-diverges", "value_loss")
     broken = next((series for series in there if len(series) >= 3 and not np.isfinite(series.values[-3:]).any()), None)
     if broken is not None and len(broken.finite):
         return _not_finite(broken)
@@ -328,7 +327,7 @@ def _wrong(title: str, cause: str, evidence: tuple[Evidence, ...], fix: tuple[st
 
 def _worse_than_constant(chart: Chart) -> Verdict:
     """EV below zero with a value loss that does not fall: all that can be said without the correlations, as information."""
-    unknown = Skipped(rule="returns-wrong", why=how_to_log("terminal_correlation"), metric="terminal_correlation")
+    unknown = unlogged("returns-wrong", "terminal_correlation")
     series, loss, progress = chart.get("explained_variance"), chart.get("value_loss"), progress_of(chart)
     if series is None or loss is None or len(series.finite) < MIN_POINTS or progress is None or unvaried(chart):
         return unknown

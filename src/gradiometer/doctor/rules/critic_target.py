@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from gradiometer.doctor.chart import Chart
-from gradiometer.doctor.progress import key_of, progress_of, shown, too_short
+from gradiometer.doctor.lacking import too_short
+from gradiometer.doctor.progress import key_of, progress_of, shown
 from gradiometer.doctor.rule import Verdict, rule
 from gradiometer.doctor.signs import fmt, level
 from gradiometer.doctor.values import TARGET_KEYS, never_updated

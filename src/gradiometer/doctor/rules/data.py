@@ -6,6 +6,7 @@ import numpy as np
 
 from gradiometer.doctor.chart import Chart, Series
 from gradiometer.doctor.goals import at_maximum
+from gradiometer.doctor.lacking import too_short
 from gradiometer.doctor.rule import Skipped, Verdict, rule
 from gradiometer.doctor.signs import enough, fmt, learning, level, outcome, persists, since
 from gradiometer.maths.means import mean_interval
@@ -35,9 +36,7 @@ def observation_scale(chart: Chart) -> Verdict:
         why = "no observation/std or observation/max_abs in this log: log them with meter.log(observation=observations)"
         return Skipped(rule="observation-scale", why=why, metric="observation/<statistic>")
     if not any(enough(series, MIN_POINTS) for series in given):
-        count = max(len(series.finite) for series in given)
-        why = f"{count} points of the observations, {MIN_POINTS} needed"
-        return Skipped(rule="observation-scale", why=why, metric="observation/<statistic>")
+        return too_short("observation-scale", given, MIN_POINTS)
     if _learns(chart):
         return None
     if spread is not None and persists(spread, lambda x: x < MIN_SPREAD):
@@ -104,8 +103,7 @@ def misaligned_data(chart: Chart) -> Verdict:
     series = lag if lag is not None else ends
     assert series is not None
     if not enough(series, MIN_POINTS):
-        why = f"{len(series.finite)} points, {MIN_POINTS} needed"
-        return Skipped(rule="misaligned-data", why=why, metric=series.metric.name)
+        return too_short("misaligned-data", series, MIN_POINTS)
     if lag is not None:
         return _shifted(lag, ends, learns=_learns(chart))
     return _unrelated(series) if not _learns(chart) else None

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gradiometer.doctor.chart import Chart, Series
-from gradiometer.doctor.rule import Skipped, Verdict, how_to_log, rule
+from gradiometer.doctor.lacking import too_short, unlogged
+from gradiometer.doctor.rule import Skipped, Verdict, rule
 from gradiometer.doctor.signs import fmt, level, persists, since
 from gradiometer.maths.means import holm, mean_interval
 from gradiometer.records import Evidence, Finding
@@ -108,14 +109,13 @@ def _p_beyond(series: Series, bound: float, *, below: bool) -> float:
     return interval.p_below(bound) if below else interval.p_above(bound)
 
 
-def too_short(id: str, shares: list[Share], template: str) -> Skipped | None:
-    """Why nothing can be said yet."""
+def _unmeasured(id: str, shares: list[Share], template: str) -> Skipped | None:
+    """Why nothing can be said yet; None when something can."""
     if not shares:
-        return Skipped(rule=id, why=how_to_log(template), metric=template)
-    longest = max(len(share.series.finite) for share in shares)
-    if longest >= MIN_POINTS:
-        return None
-    return Skipped(rule=id, why=f"{longest} points of {template}, {MIN_POINTS} needed", metric=template)
+        return unlogged(id, template)
+    found = [share.series for share in shares]
+    enough = any(len(series.finite) >= MIN_POINTS for series in found)
+    return None if enough else too_short(id, found, MIN_POINTS, metric=template)
 
 
 @rule("expert-starved")
@@ -127,7 +127,7 @@ def expert_starved(chart: Chart) -> Verdict:
     shares = loads(chart)
     by_load = bool(shares)
     shares = shares or gradient_shares(chart)
-    if (skipped := too_short("expert-starved", shares, LOAD)) is not None:
+    if (skipped := _unmeasured("expert-starved", shares, LOAD)) is not None:
         return skipped
     bound = STARVED if by_load else NO_GRADIENT
     starved = surely(shares, lambda share: bound / share.num, below=True)
@@ -163,7 +163,7 @@ def expert_dominates(chart: Chart) -> Verdict:
     Measured from an even share (0) to all that routing allows (1): with k experts for each token none can have more than 1/k.
     """
     loaded, shared = loads(chart), gradient_shares(chart)
-    if (skipped := too_short("expert-dominates", loaded or shared, LOAD)) is not None:
+    if (skipped := _unmeasured("expert-dominates", loaded or shared, LOAD)) is not None:
         return skipped
     top_k = _top_k(chart)
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from gradiometer.doctor.chart import Chart, Series
 from gradiometer.doctor.experts.answers import Answers
 from gradiometer.doctor.experts.judge import judge
-from gradiometer.doctor.rule import Skipped, Verdict, how_to_log, rule
+from gradiometer.doctor.lacking import unlogged
+from gradiometer.doctor.rule import Verdict, rule
 from gradiometer.doctor.signs import fmt, since
 from gradiometer.errors import UsageError
 from gradiometer.records import Evidence, Finding
@@ -60,7 +61,7 @@ def experts_converged(chart: Chart) -> Verdict:
         return _met(gone, len(distances))
     answers = _answers(chart)
     if answers is None and not distances:
-        return Skipped(rule="experts-converged", why=how_to_log(DISTANCE), metric=DISTANCE)
+        return unlogged("experts-converged", DISTANCE)
     apart = any(distance.left > STILL_APART for distance in distances)
     if answers is None or apart:
         return None

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from gradiometer.doctor.chart import Chart, Series
-from gradiometer.doctor.rule import Skipped, Verdict, how_to_log, rule
+from gradiometer.doctor.lacking import too_short, unlogged
+from gradiometer.doctor.rule import Verdict, rule
 from gradiometer.doctor.rules.experts import LAYER_NORM, MIN_POINTS, NORM, Share, surely
 from gradiometer.doctor.signs import fmt, level, since
 from gradiometer.maths.means import holm, mean_interval
@@ -57,12 +58,10 @@ def router_untrained(chart: Chart) -> Verdict:
     ratios = _ratios(chart)
     if not ratios:
         known = TASK if chart.has("router/<router>/load/<expert>") else WHOLE
-        return Skipped(rule="router-untrained", why=how_to_log(known), metric=known)
+        return unlogged("router-untrained", known)
     long = [ratio for ratio in ratios if len(ratio.values) >= MIN_TERMS]
     if not long:
-        count = max(len(ratio.values) for ratio in ratios)
-        why = f"{count} points of {ratios[0].series.metric.name}, {MIN_TERMS} needed"
-        return Skipped(rule="router-untrained", why=why, metric=ratios[0].series.metric.name)
+        return too_short("router-untrained", [ratio.series for ratio in ratios], MIN_TERMS)
     zero = [ratio for ratio in long if not ratio.values.any()]
     if zero:
         reading = f"exactly 0 on {len(zero[0].values)} measured steps"
@@ -162,13 +161,10 @@ def routing_imbalance(chart: Chart) -> Verdict:
     Some unevenness is specialisation, and information; half of the experts idle is not.
     """
     if not chart.has(BALANCE) and not chart.has(AUX):
-        return Skipped(rule="routing-imbalance", why=how_to_log(BALANCE), metric=BALANCE)
+        return unlogged("routing-imbalance", BALANCE)
     found = [finding for finding in (_uneven(chart), _led_by_aux(chart)) if finding is not None]
     if not found and not any(len(x.finite) >= MIN_POINTS for x in chart.every(BALANCE)) and not chart.has(AUX):
-        count = max(len(x.finite) for x in chart.every(BALANCE))
-        return Skipped(
-            rule="routing-imbalance", why=f"{count} points of {BALANCE}, {MIN_POINTS} needed", metric=BALANCE
-        )
+        return too_short("routing-imbalance", chart.every(BALANCE), MIN_POINTS)
     return found
 
 

@@ -10,7 +10,10 @@ import math
 import numpy as np
 
 from gradiometer.doctor.chart import Chart, Series
-from gradiometer.doctor.progress import Progress, key_of, no_outcome, number, progress_of, shown, too_short
+from gradiometer.doctor.lacking import too_short
+from gradiometer.doctor.pairs import pairs_of
+from gradiometer.doctor.progress import Progress, key_of, no_outcome, number, progress_of, shown
+from gradiometer.doctor.roles import role_of
 from gradiometer.doctor.rule import Skipped, Verdict, rule
 from gradiometer.doctor.signs import fmt, level, persists, since, trend
 from gradiometer.records import Evidence, Finding, Severity
@@ -34,6 +37,8 @@ UNIFORM = 0.005
 """How near exp(entropy) must be to a whole number to say: uniform over that many actions."""
 MAX_UNIFORM = 20
 """Actions above which every entropy is near the logarithm of some whole number. Atari has 18."""
+STANDS_UP = math.log10(0.5)
+"""Decades: half of the policy's gradient, which a bonus beside a signal that averages out outweighs."""
 DRIVES = 0.5
 """Share of the actor's gradient above which the entropy bonus is what trains it."""
 
@@ -210,11 +215,15 @@ def _uniform_over(chart: Chart, entropy: float) -> int | None:
 
 
 def _bonus_leads(chart: Chart) -> Evidence | None:
-    """The entropy term holds more than half of the actor's gradient."""
-    for block in ("actor", "policy", "all"):
-        share = chart.get("grad/<block>/term/<term>/share", block=block, term="entropy")
-        if share is not None and persists(share, lambda x: x > DRIVES):
+    """The entropy term holds more than half of the actor's gradient, or stands up to the policy's on any block of its own."""
+    for share in chart.every("grad/<block>/term/<term>/share"):
+        block, entropy = share.parts["block"], role_of(share.parts["term"]) == "entropy"
+        if entropy and block in ("actor", "policy", "all") and persists(share, lambda x: x > DRIVES):
             return shown(share, f"the entropy term has {100 * level(share.last(0.5)):.0f} % of the gradient of {block}")
+    for pair in pairs_of(chart, ("entropy",), ("policy",)):
+        if pair.block != "all" and persists(pair.ratio, lambda x: x > STANDS_UP):
+            times = 10.0 ** level(pair.ratio.last(0.5))
+            return shown(pair.first, f"{fmt(times)} times the policy's gradient on {pair.block}")
     return None
 
 

@@ -15,10 +15,10 @@ from gradiometer.doctor.gradients import (
     stays,
     stuck,
     together,
-    too_short,
     where,
 )
-from gradiometer.doctor.rule import Skipped, Verdict, how_to_log, rule
+from gradiometer.doctor.lacking import too_short, unlogged
+from gradiometer.doctor.rule import Verdict, rule
 from gradiometer.doctor.signs import enough, fmt, learning, level, since
 from gradiometer.maths import trends
 from gradiometer.maths.means import mean_interval
@@ -56,7 +56,7 @@ def gradient_drift(chart: Chart) -> Verdict:
     norms = [log10(series) for series in chart.every(NORM) if not layered(series)]
     norms = [log for log in norms if enough(log, MIN_POINTS)]
     if not norms:
-        return too_short("gradient-drift", NORM, chart.every(NORM), MIN_POINTS)
+        return too_short("gradient-drift", chart.every(NORM), MIN_POINTS)
     drifts = [(log, trends.drift(log.steps, log.values, min_effect=MIN_DRIFT)) for log in norms]
     sure = [
         (log, d)
@@ -114,7 +114,7 @@ def gradient_oscillation(chart: Chart) -> Verdict:
     if turns is not None and back:
         return _to_and_fro(turns)
     if not norms:
-        return too_short("gradient-oscillation", NORM, chart.every(NORM), MIN_PERIOD_POINTS)
+        return too_short("gradient-oscillation", chart.every(NORM), MIN_PERIOD_POINTS, metric=NORM)
     periods = [(log, trends.dominant_period(log.steps[-PERIOD_POINTS:], log.values[-PERIOD_POINTS:])) for log in norms]
     sure = [(log, p) for log, p in periods if p is not None and p.p_value * len(norms) < LEVEL]
     sure = [(log, p) for log, p in sure if p.amplitude >= MIN_AMPLITUDE and not _of_epochs(chart, p.steps)]
@@ -175,11 +175,9 @@ def direction_random(chart: Chart) -> Verdict:
     block = "actor" if chart.get("grad/<block>/cos_prev", block="actor") is not None else "all"
     previous, noise = (chart.get(f"grad/<block>/{name}", block=block) for name in ("cos_prev", "cos_noise"))
     if previous is None or not enough(previous, MIN_POINTS):
-        return too_short("direction-random", "grad/<block>/cos_prev", chart.every("grad/<block>/cos_prev"), MIN_POINTS)
+        return too_short("direction-random", chart.every("grad/<block>/cos_prev"), MIN_POINTS)
     if noise is None or not len(noise.finite):
-        return Skipped(
-            rule="direction-random", why=how_to_log("grad/<block>/cos_noise"), metric="grad/<block>/cos_noise"
-        )
+        return unlogged("direction-random", "grad/<block>/cos_noise")
     if not stuck(chart):
         return None
     floor = RANDOM * max(level(noise), SKETCH_ERROR)

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from gradiometer.doctor.chart import Chart, Series
-from gradiometer.doctor.gradients import NORM, flat_outcome, items, seen, stays, together, too_short
+from gradiometer.doctor.gradients import NORM, flat_outcome, items, seen, stays, together
+from gradiometer.doctor.lacking import too_short, unlogged
 from gradiometer.doctor.rule import Verdict, rule
 from gradiometer.doctor.signs import enough, fmt, learning, level, since
 from gradiometer.maths.pairs import LOW_RATIO, SILENT_RATIO, PairReading, read_pair
@@ -45,7 +46,7 @@ def module_dormant(chart: Chart) -> Verdict:
     """The seed's gradient is next to nothing beside the host's, and always was."""
     found = _low(chart, "dormant")
     if found is None:
-        return too_short("module-dormant", RATIO, chart.every(RATIO), MIN_POINTS)
+        return too_short("module-dormant", chart.every(RATIO), MIN_POINTS)
     return [
         _finding(
             "module-dormant",
@@ -69,7 +70,7 @@ def module_saturated(chart: Chart) -> Verdict:
     """The seed was as active as the host, and its gradient has fallen by a decade or more."""
     found = _low(chart, "saturated")
     if found is None:
-        return too_short("module-saturated", RATIO, chart.every(RATIO), MIN_POINTS)
+        return too_short("module-saturated", chart.every(RATIO), MIN_POINTS)
     return [
         _finding(
             "module-saturated",
@@ -95,7 +96,7 @@ def host_dominates(chart: Chart) -> Verdict:
     """The ratio is low because the host's gradient rose; the seed is near its usual level. Information."""
     found = _low(chart, "host-learning-fast")
     if found is None:
-        return too_short("host-dominates", RATIO, chart.every(RATIO), MIN_POINTS)
+        return too_short("host-dominates", chart.every(RATIO), MIN_POINTS)
     return [
         _finding(
             "host-dominates",
@@ -120,7 +121,7 @@ def loss_not_reaching_module(chart: Chart) -> Verdict:
     """
     series, members = chart.every(RATIO), dict(items(chart.table("pairs")))
     if not series and not members:
-        return too_short("loss-not-reaching-module", RATIO, series, 1)
+        return unlogged("loss-not-reaching-module", RATIO)
     return list(_unreached(chart, members)) or list(_ended(chart, members))
 
 

@@ -14,6 +14,7 @@ from gradiometer.doctor.chart import Chart, Series
 from gradiometer.doctor.gradients import (
     NORM,
     SPIKE_WINDOW,
+    at_rest,
     branches,
     exploded,
     flat_outcome,
@@ -27,13 +28,13 @@ from gradiometer.doctor.gradients import (
     spikes,
     stays,
     stuck,
-    too_short,
     vanished,
     where,
     worse_outcome,
 )
+from gradiometer.doctor.lacking import too_short, unlogged
 from gradiometer.doctor.nonfinite import aftermath, nonfinite_steps
-from gradiometer.doctor.rule import Skipped, Verdict, how_to_log, rule
+from gradiometer.doctor.rule import Verdict, rule
 from gradiometer.doctor.signs import enough, fmt, learning, level, outcome, since, trend
 from gradiometer.maths.health import FALLBACK_LOW
 from gradiometer.records import Evidence, Finding, Severity
@@ -77,7 +78,7 @@ def nonfinite_gradient(chart: Chart) -> Verdict:
         metric = "grad/<block>/nonfinite"
         if norms or states or any(chart.has(name) for name in (metric, "policy_loss", "value_loss")):
             return None
-        return Skipped(rule="nonfinite-gradient", why=how_to_log(metric), metric=metric)
+        return unlogged("nonfinite-gradient", metric)
     first = min([int(steps[0]) for _, steps in bad] + [event.step for event in events], default=None)
     terms = [str(name) for event in events[:1] for name in event.detail.get("terms", ())]
     terms = terms or [series.parts["term"] for series, steps in bad if "term" in series.parts and steps[0] == first]
@@ -126,7 +127,7 @@ def exploding_gradient(chart: Chart) -> Verdict:
     """
     norms = [series for series in chart.every(NORM) if enough(log10(series), MIN_POINTS)]
     if not norms:
-        return too_short("exploding-gradient", NORM, chart.every(NORM), MIN_POINTS)
+        return too_short("exploding-gradient", chart.every(NORM), MIN_POINTS)
     harm = () if learning(chart) else (*_leaps(chart), *worse_outcome(chart))
     found = [
         (log10(series), edge) for series in norms if harm and (edge := exploded(log10(series), len(norms))) is not None
@@ -174,7 +175,7 @@ def vanishing_gradient(chart: Chart) -> Verdict:
     """
     norms = [log10(series) for series in chart.every(NORM) if not layered(series) and enough(log10(series), MIN_POINTS)]
     if not norms:
-        return too_short("vanishing-gradient", NORM, chart.every(NORM), MIN_POINTS)
+        return too_short("vanishing-gradient", chart.every(NORM), MIN_POINTS)
     found = [(log, edge) for log in norms if stuck(chart) and (edge := vanished(log, len(norms))) is not None]
     if not found:
         return None
@@ -212,7 +213,7 @@ def gradient_spikes(chart: Chart) -> Verdict:
     norms = [log10(series) for series in chart.every(NORM) if not layered(series)]
     norms = [log for log in norms if enough(log, SPIKE_WINDOW)]
     if not norms:
-        return too_short("gradient-spikes", NORM, chart.every(NORM), SPIKE_WINDOW)
+        return too_short("gradient-spikes", chart.every(NORM), SPIKE_WINDOW)
     log, (steps, factors) = max(((log, spikes(log)) for log in norms), key=lambda x: len(x[1][0]))
     if len(steps) < MIN_SPIKES:
         return None
@@ -260,7 +261,7 @@ def zero_gradient_steps(chart: Chart) -> Verdict:
     norms = [series.finite for series in chart.every(NORM) if not layered(series) and enough(series, 2 * MIN_ZEROS)]
     norms = [series for series in norms if where(series) == "all" or series.values.any()]
     if not norms:
-        return too_short("zero-gradient-steps", NORM, chart.every(NORM), 2 * MIN_ZEROS)
+        return too_short("zero-gradient-steps", chart.every(NORM), 2 * MIN_ZEROS)
     worst = max(norms, key=lambda series: float(np.mean(series.last(0.5).values == 0.0)))
     share, zeros = float(np.mean(worst.last(0.5).values == 0.0)), worst.steps[worst.values == 0.0]
     if share < ZERO_INFO or len(zeros) < MIN_ZEROS or rhythm(worst.values == 0.0):
@@ -305,7 +306,7 @@ def depth_imbalance(chart: Chart) -> Verdict:
     ends = [(layers[0], layers[-1]) for layers in branches(chart, NORM) if len(layers) > 1]
     ends = [pair for pair in ends if enough(pair[0], MIN_POINTS) and enough(pair[1], MIN_POINTS)]
     if not ends:
-        return too_short("depth-imbalance", NORM, filter(layered, chart.every(NORM)), MIN_POINTS)
+        return too_short("depth-imbalance", filter(layered, chart.every(NORM)), MIN_POINTS, metric=NORM)
     off = [pair for pair in ends if _apart(chart, *pair)]
     if not off:
         return None
@@ -317,7 +318,7 @@ def depth_imbalance(chart: Chart) -> Verdict:
     return Finding(
         id="depth-imbalance",
         title=f"{where(first)} gets {fmt(now)} times the gradient of {where(last)}, the last layer of its network",
-        severity="warn" if stuck(chart) else "info",
+        severity="warn" if stuck(chart) and not at_rest(chart) else "info",
         basis="heuristic",
         since_step=since(ratio, lambda x: x > DEPTH_EXPLODES if grows else x < DEPTH_VANISHES),
         block=where(first),
@@ -354,11 +355,12 @@ def dormant_units(chart: Chart) -> Verdict:
     A dead ReLU leaves a row of zeros in its own layer and a column in the next, so two neighbours must show it: an embedding
     or a one-hot input shows it in one.
     """
-    logged, learns = chart.get("dormant_fraction"), learning(chart)
+    logged, learns = chart.get("dormant_fraction"), learning(chart) or at_rest(chart)
     networks = [layers for layers in branches(chart, "grad/<block>/zero_fraction") if len(layers) > 1]
     networks = [layers for layers in networks if all(enough(series, MIN_POINTS) for series in layers)]
     if not networks and (logged is None or not enough(logged, MIN_POINTS)):
-        return too_short("dormant-units", "dormant_fraction", [] if logged is None else [logged], MIN_POINTS)
+        id = "dormant-units"
+        return unlogged(id, "dormant_fraction") if logged is None else too_short(id, logged, MIN_POINTS)
     if logged is not None and enough(logged, MIN_POINTS) and stays(logged, lambda x: x >= DORMANT_INFO):
         now, grows = level(logged.last(0.2)), trend(logged).direction == "rises"
         harm = (now >= DORMANT_WARN or grows) and not learns

@@ -22,9 +22,8 @@ from gradiometer.doctor.goals import (
     rising_elsewhere,
     rose,
     slope,
-    too_short,
-    unlogged,
 )
+from gradiometer.doctor.lacking import too_short, unlogged
 from gradiometer.doctor.progress import progress_of
 from gradiometer.doctor.rule import Skipped, Verdict, rule
 from gradiometer.doctor.signs import enough, fmt, learning, level, outcome, persists, robust_sigma, since, trend

@@ -13,9 +13,8 @@ from gradiometer.doctor.goals import (
     length_is_return,
     reads,
     rises,
-    too_short,
-    unlogged,
 )
+from gradiometer.doctor.lacking import too_short, unlogged
 from gradiometer.doctor.rule import Skipped, Verdict, rule
 from gradiometer.doctor.signs import enough, fmt, learning, level, number, outcome, persists, since, trend
 from gradiometer.maths.trends import correlation
@@ -147,7 +146,7 @@ def truncation(chart: Chart) -> Verdict:
     cut = chart.get("truncated_fraction")
     assert cut is not None
     if not enough(cut, MIN_WINDOWED):
-        return too_short("truncation", cut, f"{MIN_WINDOWED} needed")
+        return too_short("truncation", cut, MIN_WINDOWED)
     if not persists(cut, lambda x: x > CUT) or bool((cut.finite.values >= 1.0).all()):
         return None  # all of them on every step: a task of fixed length
     reward = outcome(chart)

@@ -13,8 +13,10 @@ import numpy as np
 
 from gradiometer.doctor.chart import Chart, Series
 from gradiometer.doctor.goals import began_trained
-from gradiometer.doctor.progress import Progress, key_of, number, progress_of, shown, too_short
-from gradiometer.doctor.rule import Skipped, Verdict, how_to_log, rule
+from gradiometer.doctor.lacking import too_short, unlogged
+from gradiometer.doctor.progress import Progress, key_of, number, progress_of, shown
+from gradiometer.doctor.roles import REGULARISERS, Role, role_of
+from gradiometer.doctor.rule import Skipped, Verdict, rule
 from gradiometer.doctor.signs import fmt, level, persists, since, told_best, trend
 from gradiometer.records import Evidence, Finding, Severity
 
@@ -42,8 +44,6 @@ HELD_SHARE = 0.7
 """Of the entropy at least: below, the policy collapsed as a whole, which is another finding."""
 LOW_BUCKETS = 0.25
 """Share of the samples in buckets that the regularisers rule: less is not what moves the policy."""
-
-TASKS, REGULARISERS = ("task", "policy"), ("entropy", "kl")
 
 GROUP_KEYS = {
     "TRL": "the dataset's difficulty, num_generations and temperature",
@@ -112,7 +112,7 @@ def _idle(chart: Chart, id: str) -> _Idle | Skipped | None:
         low = spread.finite.values < NO_SPREAD * (bounds[1] - bounds[0])
         groups, by_std = replace(spread.finite, values=low.astype(np.float64)), True
     if groups is None:
-        return Skipped(rule=id, why=how_to_log("zero_variance_groups"), metric="zero_variance_groups")
+        return unlogged(id, "zero_variance_groups")
     held = persists(groups, lambda share: share >= IDLE)
     if held is None:
         return too_short(id, groups, MIN_POINTS)
@@ -213,7 +213,7 @@ def template_collapse(chart: Chart) -> Verdict:
     if information is None or entropy is None:
         if ruled is None and not chart.has("grad_norm/<bucket>/sample_pct"):
             metric = "mutual_information" if information is None else "entropy"
-            return Skipped(rule="template-collapse", why=how_to_log(metric), metric=metric)
+            return unlogged("template-collapse", metric)
         return None if ruled is None else _template(chart, (ruled,), severity="info", start=None)
     if len(information.finite) < MIN_TREND:
         return too_short("template-collapse", information, MIN_TREND)
@@ -246,7 +246,7 @@ def _ruled_buckets(chart: Chart) -> Evidence | None:
     names = sorted((name for name in spreads if name != "all"), key=lambda name: float(spreads[name].finite.values[-1]))
     ruled: list[str] = []
     for name in names[: len(names) // 2]:
-        task, rest = (_last_norm(chart, name, terms) for terms in (TASKS, REGULARISERS))
+        task, rest = (_last_norm(chart, name, roles) for roles in (("policy",), REGULARISERS))
         if task is not None and rest is not None and task < rest:
             ruled.append(name)
     held = [chart.get("grad_norm/<bucket>/sample_pct", bucket=name) for name in ruled]
@@ -257,10 +257,10 @@ def _ruled_buckets(chart: Chart) -> Evidence | None:
     return shown(spreads[ruled[0]].finite, reading)
 
 
-def _last_norm(chart: Chart, bucket: str, terms: tuple[str, ...]) -> float | None:
-    """The summed norms of these terms on a bucket in the last analysis."""
-    found = [chart.get("grad_norm/<bucket>/<term>", bucket=bucket, term=term) for term in terms]
-    norms = [float(x.finite.values[-1]) for x in found if x is not None and len(x.finite)]
+def _last_norm(chart: Chart, bucket: str, roles: tuple[Role, ...]) -> float | None:
+    """The summed norms of the terms in these roles on a bucket in the last analysis."""
+    found = [x for x in chart.every("grad_norm/<bucket>/<term>") if x.parts["bucket"] == bucket]
+    norms = [float(x.finite.values[-1]) for x in found if role_of(x.parts["term"]) in roles and len(x.finite)]
     return sum(norms) if norms else None
 
 

@@ -13,8 +13,10 @@ import numpy as np
 
 from gradiometer.doctor.chart import Chart, Series
 from gradiometer.doctor.goals import held_out
+from gradiometer.doctor.lacking import unlogged
 from gradiometer.doctor.progress import Progress, key_of, number, progress_of, shown
-from gradiometer.doctor.rule import Skipped, Verdict, how_to_log, rule
+from gradiometer.doctor.roles import role_of
+from gradiometer.doctor.rule import Skipped, Verdict, rule
 from gradiometer.doctor.signs import fmt, level, outcome, persists, since, trend
 from gradiometer.maths.means import holm
 from gradiometer.records import Evidence, Finding
@@ -43,7 +45,6 @@ CLEARLY, MIN_THIRD = 3.0, 3
 """Standard errors between the first and the last third of a held-out score, and the fewest scores of a third."""
 RAISED, MIN_GAINS = 0.1, 16
 """A correlation of earnings with the update that is no accident, and the batches it takes."""
-TASKS = ("task", "policy")
 
 BATCH_KEYS = {
     "TRL": "gradient_accumulation_steps or num_generations",
@@ -86,7 +87,8 @@ def _noise_scale(chart: Chart) -> Series | None:
 
 
 def _task(chart: Chart, template: str) -> Series | None:
-    return next((x for name in TASKS if (x := chart.get(template, bucket="all", term=name)) is not None), None)
+    found = (x for x in chart.every(template) if x.parts["bucket"] == "all" and role_of(x.parts["term"]) == "policy")
+    return next(found, None)
 
 
 def _analyses(chart: Chart) -> tuple[Evidence, bool] | None:
@@ -186,7 +188,7 @@ def reward_unreliable(chart: Chart) -> Verdict:
     groups, norm = chart.get("zero_variance_groups"), chart.get("grad/<block>/norm/raw", block="all")
     if groups is None or norm is None:
         metric = "zero_variance_groups" if groups is None else "grad/<block>/norm/raw"
-        return Skipped(rule="reward-unreliable", why=how_to_log(metric), metric=metric)
+        return unlogged("reward-unreliable", metric)
     falling, growing = trend(groups, min_change=MIN_FALL), trend(norm)
     directions = _no_direction(chart)
     if falling.direction != "falls" or growing.direction != "rises" or directions is None:
@@ -222,7 +224,7 @@ def _fooled(chart: Chart, progress: Progress) -> tuple[Evidence, ...] | None:
 def _no_reward(chart: Chart) -> Skipped | None:
     if outcome(chart) is not None:
         return None
-    return Skipped(rule="reward-unreliable", why=how_to_log("reward"), metric="reward")
+    return unlogged("reward-unreliable", "reward")
 
 
 def _like_null(chart: Chart) -> tuple[Evidence, ...] | None:

@@ -12,8 +12,10 @@ from dataclasses import replace
 import numpy as np
 
 from gradiometer.doctor.chart import Chart, Series
-from gradiometer.doctor.progress import key_of, progress_of, shown, too_short
-from gradiometer.doctor.rule import Skipped, Verdict, how_to_log, rule
+from gradiometer.doctor.lacking import too_short, unlogged
+from gradiometer.doctor.progress import key_of, progress_of, shown
+from gradiometer.doctor.roles import role_of
+from gradiometer.doctor.rule import Verdict, rule
 from gradiometer.doctor.signs import fmt, level, persists, since, trend
 from gradiometer.records import Evidence, Finding, Severity
 
@@ -107,9 +109,7 @@ def advantage_outliers(chart: Chart) -> Verdict:
     """
     largest, std = _advantages(chart, "max_abs"), _advantages(chart, "std")
     if largest is None or std is None:
-        return Skipped(
-            rule="advantage-outliers", why=how_to_log("advantages/<statistic>"), metric="advantages/<statistic>"
-        )
+        return unlogged("advantage-outliers", "advantages/<statistic>")
     found = _outliers(largest, std)
     if len(found) < MIN_POINTS:
         return too_short("advantage-outliers", found, MIN_POINTS)
@@ -193,9 +193,7 @@ def advantage_scale(chart: Chart) -> Verdict:
     loss = chart.get("policy_loss")
     seen = std if std is not None else None if loss is None else loss.finite
     if seen is None:
-        return Skipped(
-            rule="advantage-scale", why=how_to_log("advantages/<statistic>"), metric="advantages/<statistic>"
-        )
+        return unlogged("advantage-scale", "advantages/<statistic>")
     if len(seen) < MIN_POINTS:
         return too_short("advantage-scale", seen, MIN_POINTS)
     found = _scales(chart, std, mean)
@@ -266,7 +264,7 @@ def _critic_suffers(chart: Chart, targets: Series) -> list[Evidence]:
         if persists(loss, lambda x: x > DROWNING) or grown:
             found.append(shown(loss, f"{fmt(first)} at the start, {fmt(last)} at the end"))
     for share in chart.every("grad/<block>/term/<term>/share"):
-        values = share.parts.get("block") == "all" and "value" in share.parts.get("term", "")
+        values = share.parts.get("block") == "all" and role_of(share.parts["term"]) == "value"
         if values and persists(share, lambda x: x > GREEDY):
             found.append(shown(share, f"the value term has {fmt(100 * level(share.last(0.5)))} % of the gradient"))
     if explained is not None and persists(explained, lambda x: x <= BLIND):
@@ -283,7 +281,7 @@ def reward_scale(chart: Chart) -> Verdict:
     """
     known = ("returns/<statistic>", "value_mean", "value_loss")
     if not any(chart.has(name) for name in known):
-        return Skipped(rule="reward-scale", why=how_to_log(known[0]), metric=known[0])
+        return unlogged("reward-scale", known[0])
     found = _targets(chart)
     if found is None:
         return None

@@ -1,26 +1,26 @@
-"""The size of the policy's step: too large, none at all, ratios that explode, a clip that holds most samples.
+"""The size of the policy's step: too large, ratios that explode, a clip that holds most samples.
 
 KL divergences are compared with regard to their estimator: k2 and k3 are never negative, k1 is signed and noisy around a small
 value, and where a rollout is used for a single step all three are exactly 0 by construction, which says nothing. A large step
 accuses only with a reward that falls or goes nowhere, a small one only below the maximum. What drifts from a reference or from
-the data is in stepsize_drift.py.
+the data is in stepsize_drift.py, what does not move at all in stepsize_frozen.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
 from gradiometer.doctor.chart import Chart, Series
 from gradiometer.doctor.goals import suffers
-from gradiometer.doctor.progress import key_of, number, progress_of, shown, too_short
-from gradiometer.doctor.rule import Skipped, Verdict, how_to_log, rule
-from gradiometer.doctor.signs import fmt, level, near_best, persists, since, trend
+from gradiometer.doctor.lacking import too_short, unlogged
+from gradiometer.doctor.progress import key_of, number, progress_of, shown
+from gradiometer.doctor.rule import Verdict, rule
+from gradiometer.doctor.signs import fmt, level, near_best, persists, since
 from gradiometer.records import Evidence, Finding, Severity
 
-__all__ = ["policy_frozen", "ppo_clip_saturated", "ratio_explosion", "step_too_large"]
+__all__ = ["ppo_clip_saturated", "ratio_explosion", "step_too_large"]
 
 MIN_POINTS = 9
 """Three windows of three: what `persists` needs."""
@@ -42,21 +42,6 @@ FAR_KL, LOST = 0.2, 0.5
 WINDOWS, MOST, SOME = 6, 3, 2
 """Disjoint windows of a run, and in how many the median must be too high. They need not be the last: a step that was too
 large early leaves a policy without entropy, whose KL is then small."""
-
-FROZEN_KL = 1e-4
-"""Nats (public log doctors: peak KL); 0.02 of a typical log ratio."""
-FROZEN_UPDATE = 1e-5
-"""‖Δw‖/‖w‖: a thousand steps move the weights by 1 %."""
-MOVES = 1e-4
-"""The same at which weights do move, whatever a KL reads that was taken before the step."""
-CRAWLS = 1e-3
-"""Nats: a policy whose largest step is below could take a longer one."""
-ENDED = 1e-3
-"""Of its own maximum: a learning rate that has ended."""
-BELOW_BEST = 0.1
-"""Of the way to the known maximum: a policy that stands still with more than that to go is not done."""
-AWAY = 1e-3
-"""Nats from its reference: a policy that has come so far has moved, whatever the KL of one step reads."""
 
 EXPLODED = 10.0
 """The meter's own limit of π/π_old; PPO stops paying beyond 1.2."""
@@ -99,7 +84,7 @@ def step_too_large(chart: Chart) -> Verdict:
     """
     kl, update = chart.get("approx_kl"), chart.get("grad/<block>/update_ratio", block="all")
     if kl is None and update is None:
-        return Skipped(rule="step-too-large", why=how_to_log("approx_kl"), metric="approx_kl")
+        return unlogged("step-too-large", "approx_kl")
     if (jump := _jumped(chart, update)) is not None:
         return jump
     if all(series is None or len(series.finite) < MIN_POINTS for series in (kl, update)):
@@ -210,88 +195,6 @@ def _too_large(series: Series | None, evidence: tuple[Evidence, ...], *, severit
     )  # fmt: skip
 
 
-@rule("policy-frozen")
-def policy_frozen(chart: Chart) -> Verdict:
-    """The policy stands still below its maximum (F16): tiny updates or KL, or a learning rate that ended long before the run.
-
-    A schedule that ends with the run is fine, and so is a policy that is done.
-    """
-    known = ("approx_kl", "grad/<block>/update_ratio", "learning_rate")
-    if not any(chart.has(name) for name in known):
-        return Skipped(rule="policy-frozen", why=how_to_log("approx_kl"), metric="approx_kl")
-    progress = progress_of(chart)
-    if progress is None:
-        return None if chart.has("reward") else Skipped(rule="policy-frozen", why=how_to_log("reward"), metric="reward")
-    below = progress.best is not None and not near_best(progress.end, progress.best, progress.start, within=BELOW_BEST)
-    learns = progress.state == "gained" and not below
-    found = _crawls(chart) if learns else _still(chart)
-    if not found or progress.state == "best":
-        return None
-    series = found[0][0]
-    starts = [start for _, start, _ in found if start is not None]
-    key = key_of(series, STEP_KEYS, "the learning rate")
-    return Finding(
-        id="policy-frozen",
-        title=f"The policy hardly moves ({found[0][2].series}: {found[0][2].reading}) and the reward {progress.then}",
-        severity="info" if learns else "warn",
-        basis="heuristic",
-        since_step=min(starts, default=None),
-        evidence=(*(evidence for _, _, evidence in found), progress.evidence),
-        cause="The learning rate is far too small or its schedule has ended, or something (a clip, a trust region, a frozen "
-        "parameter group) takes the step away.",
-        fix=(f"Raise {key} by 10 times until approx_kl reads 0.003 to 0.02", "Let the schedule end with the run: check its "
-             "total number of steps; check warm-up, clip and which parameters are in the optimizer"),
-        confirm="Train 50 updates with 10 times the learning rate: approx_kl and the reward should move.",
-        references=("TheDeepChecker: log10 update ratio below -4", "A. Jones, Debugging RL, without the agonizing pain"),
-    )  # fmt: skip
-
-
-def _crawls(chart: Chart) -> list[tuple[Series, int | None, Evidence]]:
-    """Learning, in steps so small all along that larger ones would do: weights and policy both hardly move."""
-    kl, update = chart.get("approx_kl"), chart.get("grad/<block>/update_ratio", block="all")
-    if kl is None or update is None or min(len(kl.finite), len(update.finite)) < MIN_POINTS:
-        return []
-    peak = float(kl.finite.values.max())
-    if not (level(update) < MOVES and 0.0 < peak < CRAWLS):
-        return []
-    first = int(update.finite.steps[0])
-    reading = f"median {fmt(level(update))}, and a KL of at most {fmt(peak)}: small steps all along"
-    return [(update, first, shown(update.finite, reading))]
-
-
-def _still(chart: Chart) -> list[tuple[Series, int | None, Evidence]]:
-    """What shows that nothing moves over the last half of the run."""
-    kl, update = chart.get("approx_kl"), chart.get("grad/<block>/update_ratio", block="all")
-    rate = chart.get("learning_rate")
-    found = [] if update is None else _below(update, lambda x: x < FROZEN_UPDATE)
-    if rate is not None and len(rate.finite):
-        most = float(rate.finite.values.max())
-        found += _below(rate, lambda x: x <= ENDED * most)
-    moves = update is not None and persists(update, lambda x: x > MOVES)
-    if kl is not None and not moves and not _has_moved(chart) and np.count_nonzero(kl.finite.values):
-        size = replace(kl, values=np.abs(kl.values))  # k1 is signed: its median is near zero whatever the policy does
-        found += _below(size, lambda x: x < FROZEN_KL)
-    return found
-
-
-def _has_moved(chart: Chart) -> bool:
-    """What a KL that is taken before the only step of a rollout cannot show: a reference left behind, an entropy on its
-    way over the last half."""
-    away, entropy = chart.get("kl_ref"), chart.get("entropy")
-    if away is not None and persists(away, lambda x: abs(x) > AWAY):
-        return True
-    return entropy is not None and trend(entropy.last(0.5)).direction in ("rises", "falls")
-
-
-def _below(series: Series, low: Callable[[float], bool]) -> list[tuple[Series, int | None, Evidence]]:
-    if not persists(series, low):
-        return []
-    start = since(series, low)
-    return [
-        (series, start, shown(series, f"median {fmt(level(series.last(0.5)))} over the last half", first_step=start))
-    ]
-
-
 @rule("ratio-explosion")
 def ratio_explosion(chart: Chart) -> Verdict:
     """Policy ratios above 10, or infinite: PPO's clip does not bound them where the advantage is negative.
@@ -300,7 +203,7 @@ def ratio_explosion(chart: Chart) -> Verdict:
     """
     largest, events = chart.get("ratio/<statistic>", statistic="max"), chart.events("ratio-explosion")
     if largest is None and not events:
-        return Skipped(rule="ratio-explosion", why=how_to_log("ratio/<statistic>"), metric="ratio/<statistic>")
+        return unlogged("ratio-explosion", "ratio/<statistic>")
     seen = {event.step: number(event.detail.get("ratio")) or np.inf for event in events}
     if largest is not None:
         out = (largest.values > EXPLODED) | np.isposinf(largest.values)
@@ -337,7 +240,7 @@ def ppo_clip_saturated(chart: Chart) -> Verdict:
     clipped = chart.get("clip_fraction")
     low, high = chart.get("clip_fraction_low"), chart.get("clip_fraction_high")
     if clipped is None and (low is None or high is None):
-        return Skipped(rule="ppo-clip-saturated", why=how_to_log("clip_fraction"), metric="clip_fraction")
+        return unlogged("ppo-clip-saturated", "clip_fraction")
     held = None if clipped is None else persists(clipped, lambda x: x >= SATURATED)
     uneven = _uneven(low, high)
     if held is None and uneven is None and clipped is not None:

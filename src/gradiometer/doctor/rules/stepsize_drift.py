@@ -10,8 +10,10 @@ import numpy as np
 
 from gradiometer.doctor.chart import Chart, Series
 from gradiometer.doctor.goals import suffers
-from gradiometer.doctor.progress import Progress, key_of, number, progress_of, shown, too_short
-from gradiometer.doctor.rule import Skipped, Verdict, how_to_log, rule
+from gradiometer.doctor.lacking import too_short, unlogged
+from gradiometer.doctor.progress import Progress, key_of, number, progress_of, shown
+from gradiometer.doctor.roles import COEFFICIENTS, role_of
+from gradiometer.doctor.rule import Verdict, rule
 from gradiometer.doctor.rules.stepsize import LARGE_KL
 from gradiometer.doctor.signs import fmt, level, persists, since, trend
 from gradiometer.records import Evidence, Finding, Severity
@@ -34,8 +36,6 @@ CHAINED_KL = 1e-4
 """Nats a token (public log doctors), about what one step of a healthy policy makes."""
 RULES = 0.5
 """Norm of the KL term over the policy term's. In balance both are equal; a regulariser that only steers is far below."""
-TASKS = ("policy", "task", "pg", "actor")
-COEFFICIENTS = ("kl_coef", "kl_loss_coef", "init_kl_coef", "kl_ctrl.kl_coef", "beta")
 
 LOW_ESS = 0.3
 """Effective sample size as a share of the batch (verl's rollout correction)."""
@@ -122,7 +122,7 @@ def kl_strangled(chart: Chart) -> Verdict:
     if not persists(kl, lambda x: abs(x) < CHAINED_KL):
         return None
     progress, rules = progress_of(chart), _kl_rules(chart)
-    coefficient = number(chart.fact(*COEFFICIENTS))
+    coefficient = number(chart.fact(*COEFFICIENTS["kl"]))
     if progress is None or not progress.stuck or (rules is None and not coefficient):
         return None
     start = since(kl, lambda x: abs(x) < CHAINED_KL)
@@ -149,8 +149,7 @@ def _kl_rules(chart: Chart) -> Evidence | None:
     """The KL term where its gradient is as large as half the task's, over the last half or in the last analysis."""
     terms = {x.parts["term"]: x for x in chart.every("grad/<block>/term/<term>/norm") if x.parts.get("block") == "all"}
     terms |= {x.parts["term"]: x for x in chart.every("grad_norm/<bucket>/<term>") if x.parts.get("bucket") == "all"}
-    held = next((x for name, x in terms.items() if "kl" in name.split("_")), None)
-    task = next((terms[name] for name in TASKS if name in terms), None)
+    held, task = (next((x for name, x in terms.items() if role_of(name) == role), None) for role in ("kl", "policy"))
     if held is None or task is None:
         return None
     mine, theirs = level(held.last(0.5)), level(task.last(0.5))
@@ -166,7 +165,7 @@ def stale_data(chart: Chart) -> Verdict:
     ess, weight, kl = chart.get("ess"), chart.get("importance_weight"), chart.get("approx_kl")
     known = [x for x in (ess, weight, kl) if x is not None]
     if not known:
-        return Skipped(rule="stale-data", why=how_to_log("ess"), metric="ess")
+        return unlogged("stale-data", "ess")
     if all(len(x.finite) < MIN_POINTS for x in known):
         return too_short("stale-data", known[0], MIN_POINTS)
     progress = progress_of(chart)

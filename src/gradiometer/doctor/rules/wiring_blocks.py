@@ -9,7 +9,8 @@ from itertools import takewhile
 import numpy as np
 
 from gradiometer.doctor.chart import Chart, Series
-from gradiometer.doctor.rule import Skipped, Verdict, how_to_log
+from gradiometer.doctor.lacking import too_short, unlogged
+from gradiometer.doctor.rule import Verdict
 from gradiometer.doctor.rules.wiring import wired
 from gradiometer.doctor.signs import fmt, level
 from gradiometer.records import Evidence, Finding
@@ -38,9 +39,10 @@ def dead_block(chart: Chart) -> Verdict:
     without a gradient (an unused pooler or value head) are information.
     """
     whole = chart.get(RAW, block="all")
-    if whole is None or len(whole) < MIN_STEPS:
-        why = how_to_log(RAW) if whole is None else f"{len(whole)} points of {RAW}, {MIN_STEPS} needed"
-        return Skipped(rule="dead-block", why=why, metric=RAW)
+    if whole is None:
+        return unlogged("dead-block", RAW)
+    if len(whole) < MIN_STEPS:
+        return too_short("dead-block", whole, MIN_STEPS)
     found = [_unreached(chart, block, whole) for block in sorted(_blocks(chart)) if _is_dead(chart, block, whole)]
     found += list(_silent(chart, whole))
     return found or _unused_layers(chart, whole)
@@ -178,7 +180,7 @@ def not_in_optimizer(chart: Chart) -> Verdict:
     """
     moved = {series.parts.get("block", "all"): series for series in chart.every(UPDATE)}
     if not moved:
-        return Skipped(rule="not-in-optimizer", why=how_to_log(UPDATE), metric=UPDATE)
+        return unlogged("not-in-optimizer", UPDATE)
     asked = {series.parts["block"]: series for series in chart.every(RAW) if "block" in series.parts}
     stuck = [block for block, raw in asked.items() if _stuck(raw, moved.get(block))]
     if "all" in stuck:

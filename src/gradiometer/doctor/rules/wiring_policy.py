@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from gradiometer.doctor.chart import Chart, Series
-from gradiometer.doctor.rule import Skipped, Verdict, how_to_log
+from gradiometer.doctor.lacking import unlogged
+from gradiometer.doctor.rule import Skipped, Verdict
 from gradiometer.doctor.rules.wiring import wired
 from gradiometer.doctor.signs import fmt, level, number, persists
 from gradiometer.records import Evidence, Finding
@@ -71,7 +72,7 @@ def entropy_of_wrong_distribution(chart: Chart) -> Verdict:
     """
     series = chart.get("entropy")
     if series is None or not len(series.finite):
-        return Skipped(rule="entropy-of-wrong-distribution", why=how_to_log("entropy"), metric="entropy")
+        return unlogged("entropy-of-wrong-distribution", "entropy")
     largest = _largest_entropy(chart)
     if largest is None:
         why = "how many actions there are to choose from is not among the run's settings: watch(..., config={'num_actions': n})"

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from gradiometer.doctor.chart import Chart, Series
-from gradiometer.doctor.rule import Skipped, Verdict, how_to_log
+from gradiometer.doctor.lacking import too_short, unlogged
+from gradiometer.doctor.rule import Skipped, Verdict
 from gradiometer.doctor.rules.wiring import wired
 from gradiometer.doctor.signs import level, persists, since
 from gradiometer.maths.means import Interval, mean_interval
@@ -42,7 +43,7 @@ def sampler_mismatch(chart: Chart) -> Verdict:
     off before the first update. Off from the start, that is: what becomes so later is stale data."""
     present = [template for template in LOOKED_AT if chart.has(template)]
     if not present:
-        return Skipped(rule="sampler-mismatch", why=how_to_log("sampler_kl"), metric="sampler_kl")
+        return unlogged("sampler-mismatch", "sampler_kl")
     signs = list(_signs(chart))
     if not signs:
         return None if any(_long(chart, template) for template in present) else _short(chart, present)
@@ -144,7 +145,5 @@ def _long(chart: Chart, template: str) -> bool:
 
 
 def _short(chart: Chart, present: list[str]) -> Skipped:
-    longest = max(len(series.finite) for template in present for series in chart.every(template))
-    return Skipped(
-        rule="sampler-mismatch", why=f"{longest} points of {present[0]}, {MIN_POINTS} needed", metric=present[0]
-    )
+    found = [series for template in present for series in chart.every(template)]
+    return too_short("sampler-mismatch", found, MIN_POINTS)

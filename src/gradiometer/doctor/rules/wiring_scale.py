@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from gradiometer.doctor.chart import Chart, Series
+from gradiometer.doctor.lacking import too_short
 from gradiometer.doctor.rule import Skipped, Verdict
 from gradiometer.doctor.rules.wiring import wired
 from gradiometer.doctor.signs import fmt, level, number
@@ -86,9 +87,8 @@ def clip_before_unscale(chart: Chart) -> Verdict:
         seen = _powers_of_two(scale.finite.values)
         return _finding(chart, scale, reading, basis="proved") if seen else None
     if raw is None or len(raw.finite) < 2 * SIDE * MIN_CHANGES:
-        needed = 2 * SIDE * MIN_CHANGES
-        why = f"{len(raw.finite) if raw else 0} points of {RAW}, {needed} needed; or split the loss with meter.terms"
-        return Skipped(rule="clip-before-unscale", why=why, metric=RAW)
+        needed = f"{2 * SIDE * MIN_CHANGES} needed; or split the loss with meter.terms"
+        return too_short("clip-before-unscale", [] if raw is None else raw, needed, metric=RAW)
     followed = _follows(raw.finite, chart.get("loss_scale"))
     if followed is not None:
         return _finding(chart, raw, followed, basis="statistical")

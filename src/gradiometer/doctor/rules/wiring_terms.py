@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from gradiometer.doctor.chart import Chart, Series
-from gradiometer.doctor.rule import Skipped, Verdict, how_to_log
+from gradiometer.doctor.lacking import too_short, unlogged
+from gradiometer.doctor.roles import COEFFICIENTS, Role, role_of
+from gradiometer.doctor.rule import Verdict
 from gradiometer.doctor.rules.wiring import wired
 from gradiometer.doctor.signs import fmt, level, since
 from gradiometer.metrics import key
@@ -36,22 +37,9 @@ TYPICAL = 0.2
 bound, for a hidden term is in the loss of every step."""
 MIN_ADDITIVITY = 3
 
-ROLES = {
-    "entropy": re.compile(r"(^|_)ent(_|$)|entropy", re.I),
-    "kl": re.compile(r"(^|_)kl", re.I),
-    "value": re.compile(r"value|critic|^vf|_vf", re.I),
-    "policy": re.compile(r"policy|actor|task|^pg|surrogate", re.I),
-}
-"""What a term is for, by the names people give it."""
-COEFFICIENTS = {
-    "entropy": ("entropy_coef", "entropy_coeff", "ent_coef", "entropy_coefficient", "entropy_beta"),
-    "kl": ("kl_loss_coef", "kl_coef", "kl_coeff", "kl_beta", "beta"),
-    "value": ("vf_coef", "value_coef", "value_loss_coef", "critic_coef"),
-}
-"""Settings that switch a term off with a zero: SB3, CleanRL, verl and TRL spell them so."""
 SCALAR_LOSSES = {"task": "policy"}
 """RAGEN's gradient analysis calls the task's loss `policy`."""
-FIXES = {
+FIXES: dict[Role | None, tuple[str, ...]] = {
     "entropy": (
         "Compute the entropy outside of torch.no_grad() from the logits that are trained: "
         "entropy = Categorical(logits=logits).entropy().mean()",
@@ -99,7 +87,7 @@ def dead_term(chart: Chart) -> Verdict:
         if zeros.term not in without_path and not _switched_off(chart, zeros.term):
             found += _stationary(zeros)
     if not found and not norms and not without_path and not chart.has(LOSS):
-        return Skipped(rule="dead-term", why=how_to_log(NORM), metric=NORM)
+        return unlogged("dead-term", NORM)
     return found
 
 
@@ -140,7 +128,7 @@ def _no_path(chart: Chart, term: str, step: int) -> Finding:
         evidence=tuple(evidence),
         cause="The term was computed from values that are cut off from the weights"
         + (", or was never filled in: it is exactly zero." if empty else ". Its coefficient has no effect at all."),
-        fix=FIXES.get(_role(term), ELSE),
+        fix=FIXES.get(role_of(term), ELSE),
         confirm=f"Print {term}.requires_grad before backward(): it must be True. Then multiply its coefficient by ten: today "
         "that changes no weight.",
         references=REFERENCES,
@@ -188,7 +176,7 @@ def _zeros(chart: Chart, norms: list[tuple[str, Series, Series | None, bool]]) -
 
 def _pushes(chart: Chart, term: str, loss: Series | None, steps: Ints) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """On which steps the term's own input was not zero: KL > 1e-6, advantages ≠ 0, else its value."""
-    role = _role(term)
+    role = role_of(term)
     if role == "kl" and (kl := chart.get("kl_ref")) is not None:
         return np.abs(_at(kl, steps)) > NO_INPUT
     if role == "policy":
@@ -211,7 +199,7 @@ def _stationary(zeros: _Zeros) -> list[Finding]:
     basis: Basis = "heuristic"
     if zeros.pushed >= DEAD_AFTER:
         severity, basis = "critical", "proved"
-    elif zeros.pushed >= NOTED_AFTER and _role(zeros.term) == "entropy" and not zeros.structural:
+    elif zeros.pushed >= NOTED_AFTER and role_of(zeros.term) == "entropy" and not zeros.structural:
         severity = (
             "warn"  # no policy stands at even odds, or at none, for five steps: without a graph to ask, that is a sign
         )
@@ -234,20 +222,17 @@ def _stationary(zeros: _Zeros) -> list[Finding]:
             "on the weights cancels or is clamped."
             if severity != "info"
             else "At π = π_ref, or with advantages of zero, a gradient of exactly zero is right; it should pass.",
-            fix=FIXES.get(_role(zeros.term), ELSE),
+            fix=FIXES.get(role_of(zeros.term), ELSE),
             confirm=f"Print torch.autograd.grad({zeros.term}, parameters, allow_unused=True): every entry is None or zero.",
             references=REFERENCES,
         )
     ]
 
 
-def _role(term: str) -> str:
-    return next((role for role, names in ROLES.items() if names.search(term)), "")
-
-
 def _switched_off(chart: Chart, term: str) -> bool:
     """Whether the run says that the term's coefficient is zero: then it is meant to do nothing."""
-    coefficient = chart.fact(*COEFFICIENTS.get(_role(term), ()))
+    role = role_of(term)
+    coefficient = None if role is None else chart.fact(*COEFFICIENTS.get(role, ()))
     return isinstance(coefficient, int | float) and not isinstance(coefficient, bool) and coefficient == 0
 
 
@@ -259,12 +244,7 @@ def hidden_term(chart: Chart) -> Verdict:
     """
     series = chart.get(ADDITIVITY)
     if series is None or len(series.finite) < MIN_ADDITIVITY:
-        got = (
-            f"{len(series.finite)} points of {ADDITIVITY}, {MIN_ADDITIVITY} needed"
-            if series
-            else how_to_log(ADDITIVITY)
-        )
-        return Skipped(rule="hidden-term", why=got, metric=ADDITIVITY)
+        return too_short("hidden-term", series, MIN_ADDITIVITY) if series else unlogged("hidden-term", ADDITIVITY)
     dtype = _dtype(chart)
     bound = ROUNDING.get(dtype, max(ROUNDING.values()))
     finite = series.finite

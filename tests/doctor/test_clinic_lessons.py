@@ -1,0 +1,83 @@
+"""What trained faults taught the rules: each lesson with its least evidence, and the twin it must leave alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from gradiometer.doctor.diagnosis import diagnose
+from gradiometer.records import Finding
+from gradiometer.store.reader import Run
+
+Patient = Callable[..., Run]
+N = 60
+FLAT = 0.57 + 0.03 * np.sin(np.arange(N))
+
+
+def first(run: Run, id: str) -> Finding | None:
+    return next((each for each in diagnose(run).findings if each.id == id), None)
+
+
+def still(kl: float, entropy_moves: float) -> dict[str, np.ndarray]:
+    wave = np.sin(np.arange(N))
+    return {
+        "reward": FLAT,
+        "approx_kl": kl * (1.0 + 0.5 * wave),
+        "entropy": 3.765 + entropy_moves * np.arange(N),
+        "grad/all/update_ratio": np.full(N, 2.4e-4),
+    }
+
+
+def test_a_policy_that_keeps_its_probabilities_is_frozen_though_its_weights_move(patient: Patient) -> None:
+    found = first(patient(still(4e-8, 1e-7)), "policy-frozen")
+    assert found is not None
+    assert found.severity == "warn"
+    assert {each.series for each in found.evidence} >= {"approx_kl", "grad/all/update_ratio"}
+
+
+@pytest.mark.parametrize(("kl", "entropy_moves"), [(4e-5, 1e-7), (4e-8, -1e-3), (4e-8, 0.0)])
+def test_a_kl_that_is_small_for_another_reason_freezes_nothing(
+    patient: Patient, kl: float, entropy_moves: float
+) -> None:
+    """A larger one; an entropy on its way; an entropy that cannot move, as of a Gaussian of fixed width."""
+    assert first(patient(still(kl, entropy_moves)), "policy-frozen") is None
+
+
+@pytest.mark.parametrize(("times", "severity"), [(0.7, "warn"), (0.3, "info")])
+def test_a_bonus_that_stands_up_to_the_policy_on_a_block_holds_the_entropy(
+    patient: Patient, times: float, severity: str
+) -> None:
+    wave = 1.0 + 0.1 * np.sin(np.arange(N))
+    series = {
+        "reward": FLAT,
+        "entropy": np.full(N, 3.765),
+        "grad/policy_head/term/policy/norm": 0.01 * wave,
+        "grad/policy_head/term/entropy/norm": 0.01 * times * wave,
+    }
+    found = first(patient(series), "entropy-never-falls")
+    assert found is not None
+    assert found.severity == severity
+
+
+@pytest.mark.parametrize(("left", "told"), [(5e-4, True), (5e-2, False)])
+def test_a_clip_that_leaves_next_to_nothing_is_blamed_for_small_updates(
+    patient: Patient, left: float, told: bool
+) -> None:
+    series = {
+        "reward": FLAT,
+        "grad/all/clip/ratio": np.full(N, left),
+        "grad/all/clip/active": np.ones(N),
+        "grad/all/update_ratio": np.full(N, 3e-5),
+    }
+    assert (first(patient(series), "over-clipping") is not None) == told
+
+
+@pytest.mark.parametrize(("facts", "severity"), [({"config": {"start": "trained.pt"}}, "info"), ({}, "warn")])
+def test_units_asleep_in_a_policy_that_came_trained_and_lost_nothing_are_information(
+    patient: Patient, facts: dict[str, object], severity: str
+) -> None:
+    found = first(patient({"reward": FLAT, "dormant_fraction": np.full(N, 0.6)}, facts=facts), "dormant-units")
+    assert found is not None
+    assert found.severity == severity
