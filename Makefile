@@ -6,17 +6,17 @@ STAMP  := $(VENV)/.installed
 # Two OpenMP threads collapse when anything else uses a core; tests run one process per core instead.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup demo test proofs check bench bench-long learn clinic docs clean
+.PHONY: help setup demo test proofs check bench learn clinic soak docs clean
 help:
 	@echo "make demo    set up, train a broken and a healthy CartPole, print what the gradients say"
 	@echo "make test    set up, run the tests"
 	@echo "make proofs  the long forms of some tests, a few minutes"
 	@echo "make check   ruff, ruff format, mypy --strict, fast tests"
-	@echo "make bench   measure speed side by side with the alternatives"
-	@echo "make bench-long  whole trainings and memory, a quarter of an hour"
+	@echo "make bench   measure speed side by side with the alternatives, write docs/benchmarks.md; twenty minutes"
 	@echo "make learn   the whole trainings of the labs, with verdicts; half an hour"
 	@echo "make clinic  break real trainings and score the doctor; hours on two cores"
-	@echo "make docs    write the generated reference pages"
+	@echo "make soak    train for half an hour with doctor, pages and sinks; kill it twenty times; nothing may be lost"
+	@echo "make docs    write the generated reference pages and build the site, site/index.html"
 	@echo "make clean   remove .venv and caches"
 
 $(VENV)/.torch: constraints.txt
@@ -58,12 +58,8 @@ check: $(STAMP) $(VENV)/.chromium
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not proof" --durations=5
 
-bench: $(VENV)/.bench
-	$(BIN)/python -m benchmarks
-
-bench-long: $(VENV)/.bench
-	$(BIN)/python -m benchmarks.trainers
-	$(BIN)/python -m benchmarks.memory
+bench: $(VENV)/.bench $(VENV)/.chromium
+	$(BIN)/python -m benchmarks --write docs/benchmarks.md
 
 learn: $(VENV)/.bench
 	$(BIN)/python -m benchmarks.sokoban_learns
@@ -75,8 +71,12 @@ clinic: $(STAMP)
 	$(BIN)/gradiometer clinic --out runs/clinic --report docs/clinic.md
 	$(BIN)/python docs/precision.py runs/clinic/clinic.json
 
+soak: $(STAMP)
+	$(BIN)/python -m benchmarks.soak
+
 docs: $(STAMP)
 	$(BIN)/python docs/generate.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) site .mypy_cache .pytest_cache .ruff_cache

@@ -1,26 +1,32 @@
-"""How long a user waits: `gradiometer --help`, and `show` of a run with a million points, beside Python's own start."""
+"""How long a user waits: `gradiometer --help`, and `show --layers` of a run of 1,000,000 points in 200 series.
+
+Each is a real process, from start to end.
+"""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.timing import in_turns, row
+from benchmarks.rows import Row as Figure
+from benchmarks.rows import Scale, clock, measured
+from benchmarks.timing import in_turns
 from gradiometer.records import Row
 from gradiometer.store.writer import Writer
 
-__all__ = ["main"]
+__all__ = ["rows"]
 
-SERIES, STEPS = 200, 5_000
+SERIES = 200
 
 
-def write_a_million(folder: Path) -> None:
-    """A run of 200 series × 5,000 steps."""
+def write_run(folder: Path, steps: int) -> None:
+    """A run of 200 series."""
     names = [f"grad/layer.{number}/norm/raw" for number in range(SERIES)]
     with Writer(folder) as writer:
-        for step in range(STEPS):
+        for step in range(steps):
             writer.put(Row(step=step, wall_time=float(step), values=dict.fromkeys(names, float(step))))
             if step % 500 == 0:
                 writer.flush()
@@ -31,28 +37,21 @@ def call(*arguments: str) -> None:
     subprocess.run([sys.executable, *arguments], check=True, capture_output=True)
 
 
-def main() -> None:
-    """Print the table."""
+def rows(scale: Scale) -> Iterator[Figure]:
+    """Both, beside the import that they do without."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "run"
-        write_a_million(folder)
+        write_run(folder, scale.of(5_000, 50))
         taken = in_turns(
             {
-                "python -c pass": lambda: call("-c", "pass"),
                 "import torch": lambda: call("-c", "import torch"),
-                "gradiometer --help": lambda: call("-m", "gradiometer", "--help"),
-                "gradiometer show, 1,000,000 points": lambda: call(
-                    "-m", "gradiometer", "show", str(folder), "--layers"
-                ),
+                "--help": lambda: call("-m", "gradiometer", "--help"),
+                "show": lambda: call("-m", "gradiometer", "show", str(folder), "--layers"),
             },
-            rounds=5,
-            warm_up=1,
+            rounds=scale.rounds(),
+            warm_up=scale.of(1, 0),
         )
-    targets = {"gradiometer --help": "target ≤ 0.4 s", "gradiometer show, 1,000,000 points": "target ≤ 2 s"}
-    print("\ncommands, as a user waits for them (ratio to starting Python)")
-    for name, seconds in taken.items():
-        print(row(name, seconds, taken["python -c pass"], targets.get(name, "")))
-
-
-if __name__ == "__main__":
-    main()
+    for name, limit in (("--help", 0.4), ("show", 2.0)):
+        yield measured(f"`gradiometer {name}`", taken[name], unit="s", at_most=limit)
+        ratio = taken[name] / taken["import torch"]
+        yield measured(f'`gradiometer {name}` / `python -c "import torch"`', ratio, note=clock(taken, "import torch"))

@@ -1,51 +1,55 @@
-"""Two gloo processes: what a meeting of the ranks weighs and takes, and what default settings cost under DDP and FSDP2."""
+"""Two gloo processes on one machine: what a meeting of the ranks weighs, and what default settings take under DDP.
+
+A language model of 147 tensors and 0.9M parameters. In each rank a plain training and a watched one step in turns. A meeting
+is one all-reduce; FSDP2 has more to say to each other than DDP, whose gradients are the same on every rank.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradiometer as gm
 from benchmarks.models import transformer
+from benchmarks.relay import Runner, alternate, overhead_rows
+from benchmarks.rows import Row, Scale, counted, measured
 
-__all__ = ["main"]
+__all__ = ["rows"]
 
 WORLD = 2
-STEPS = 40
-LONG = 120
-TURNS = 3
 WIDTH, DEPTH = 64, 12  # 147 tensors, 0.9M parameters
-SIZES = 11, 3_000, 12_500, 125_000  # float64 numbers: a meeting under DDP, of 147 tensors, of 70B; and 1 MB
 ROOT = Path(__file__).parents[1]
 
 
-def in_ranks(*arguments: str) -> list[dict[str, Any]]:
-    """What each rank prints last, run in processes of their own."""
+def in_ranks(mode: str, rounds: int, steps: int) -> dict[str, Any]:
+    """What rank 0 prints last; each rank is a process of its own."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    call = [sys.executable, "-W", "ignore", "-m", "benchmarks.distributed", *arguments]
+    call = [sys.executable, "-W", "ignore", "-m", "benchmarks.distributed", mode, str(rounds), str(steps)]
     ranks = [
         subprocess.Popen([*call, str(rank)], env=environment, stdout=subprocess.PIPE, text=True, cwd=ROOT)
         for rank in range(WORLD)
     ]
     printed = [rank.communicate()[0] for rank in ranks]
     if any(rank.returncode for rank in ranks):
-        raise RuntimeError(f"a rank of {arguments} ended with {[rank.returncode for rank in ranks]}")
-    return [json.loads(text.splitlines()[-1]) for text in printed]
+        raise RuntimeError(f"a rank of {mode} ended with {[rank.returncode for rank in ranks]}")
+    found: dict[str, Any] = json.loads(printed[0].splitlines()[-1])
+    return found
 
 
 def wrapped(model: nn.Module, mode: str) -> nn.Module:
@@ -68,86 +72,57 @@ class Training:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
         self._tokens = torch.randint(2000, (4, 32))
 
-    def step(self) -> tuple[float, float]:
-        """One step; the seconds it took, by the clock and of this process, which others on the machine do not stretch."""
-        started = time.perf_counter(), time.process_time()
+    def step(self) -> None:
+        """Forward, backward, clip, step."""
         self.optimizer.zero_grad()
         logits = self.model(self._tokens)
         loss: Tensor = nn.functional.cross_entropy(logits.flatten(0, 1), self._tokens.flatten())
         torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
-        return time.perf_counter() - started[0], time.process_time() - started[1]
 
 
-def measured_steps(mode: str) -> dict[str, Any]:
-    """Every step measured, and steps of an unwatched training, in turns; and the meetings by themselves."""
-    watched, plain = Training(mode), Training(mode)
-    meetings: list[float] = []
-    times: dict[str, list[tuple[float, float]]] = {"watched": [], "plain": []}
+def side_by_side(mode: str, rounds: int, steps: int, **options: Any) -> dict[str, Any]:
+    """A plain and a watched training; what each round took, and what a meeting weighs."""
+    plain, watched, meters = Training(mode), Training(mode), list[Any]()
+    for _ in range(3):
+        plain.step()
+        watched.step()
     with tempfile.TemporaryDirectory() as folder:
-        run = Path(folder) / "run"
-        with gm.watch(watched.model, watched.optimizer, run=run, budget=None) as meter:
-            meet = meter._rig.ranks.meet
 
-            def timed(*given: Any, **named: Any) -> Any:
-                torch.distributed.barrier()  # without the wait for a slower rank, which training has anyway
-                started = time.perf_counter()
-                minutes = meet(*given, **named)
-                meetings.append(time.perf_counter() - started)
-                return minutes
+        def watch() -> tuple[Callable[[], None], Any]:
+            meters.append(gm.watch(watched.model, watched.optimizer, run=Path(folder) / "run", **options))
+            return watched.step, meters[0]
 
-            for number in range(STEPS):
-                if number == STEPS // 2:
-                    meter._rig.ranks.meet = timed  # type: ignore[method-assign]
-                seconds = watched.step()
-                if 5 <= number < STEPS // 2:
-                    times["watched"].append(seconds)
-                    times["plain"].append(plain.step())
-            num_bytes = meter._rig.ranks.num_bytes
+        other, ours = alternate(plain.step, watch, rounds, steps)
     return {
-        "bytes": num_bytes,
+        "plain": other.rounds,
+        "ours": ours.rounds,
+        "hooks": ours.hooks,
+        "bytes": meters[0]._rig.ranks.num_bytes,
         "tensors": len(list(plain.model.parameters())),
-        "meeting": statistics.median(meetings),
-        **{name: [statistics.median(column) for column in zip(*taken, strict=True)] for name, taken in times.items()},
     }
 
 
-def whole_training(mode: str, watch: str) -> dict[str, Any]:
-    """Many steps at default settings, or without a meter: seconds a step, and the share the meter counts itself."""
-    training = Training(mode)
-    with tempfile.TemporaryDirectory() as folder:
-        meter = gm.watch(training.model, training.optimizer, run=Path(folder) / "run") if watch == "yes" else None
-        for _ in range(10):
-            training.step()
-        taken = [training.step() for _ in range(LONG)]
-        share = meter._rig.cadence.share() if meter is not None else 0.0
-        if meter is not None:
-            meter.close()
-    return {"seconds": [sum(column) / LONG for column in zip(*taken, strict=True)], "share": share}
+def all_reduces(rounds: int, num_bytes: int) -> list[float]:
+    """Seconds of an all-reduce of that many bytes, with nobody late."""
+    vector, taken = torch.ones(num_bytes // 8, dtype=torch.float64), []
+    for _ in range(rounds):
+        torch.distributed.barrier()
+        started = time.perf_counter()
+        torch.distributed.all_reduce(vector)
+        taken.append(time.perf_counter() - started)
+    return taken
 
 
-def all_reduces() -> dict[str, float]:
-    """The least time of an all-reduce by its bytes: what the network takes when nobody is late."""
-    best: dict[str, float] = {}
-    for numbers in SIZES:
-        vector = torch.ones(numbers, dtype=torch.float64)
-        for _ in range(150):
-            torch.distributed.barrier()
-            started = time.perf_counter()
-            torch.distributed.all_reduce(vector)
-            taken = time.perf_counter() - started
-            best[str(8 * numbers)] = min(taken, best.get(str(8 * numbers), taken))
-    return best
-
-
-def rank_main(mode: str, part: str, rank: int) -> None:
-    """One rank of one part."""
+def rank_main(mode: str, rounds: int, steps: int, rank: int) -> None:
+    """One rank."""
+    torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", rank=rank, world_size=WORLD)
-    if mode == "sizes":
-        found: dict[str, Any] = all_reduces()
-    else:
-        found = measured_steps(mode) if part == "steps" else whole_training(mode, part)
+    found = {"measured": side_by_side(mode, rounds, 4, budget=None)}
+    found["measured"]["meeting"] = all_reduces(max(rounds, 30), found["measured"]["bytes"])
+    if mode == "ddp":
+        found["default"] = side_by_side(mode, rounds, steps)
     print(json.dumps(found))
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
@@ -155,30 +130,25 @@ def rank_main(mode: str, part: str, rank: int) -> None:
     os._exit(0)  # gloo's threads may outlive C++'s globals
 
 
-def main() -> None:
-    """Print the tables."""
-    print(f"{WORLD} gloo processes on the CPU, {torch.get_num_threads()} thread(s) each")
-    for size, seconds in in_ranks("sizes", "-")[0].items():
-        print(f"an all-reduce of {int(size):>9,} bytes: {seconds * 1e3:.2f} ms at best")
-    for mode in ("ddp", "fsdp"):
-        first = in_ranks(mode, "steps")[0]
-        print(f"{mode}: {first['tensors']} tensors, {first['bytes']:,} bytes a meeting (target 65,536)")
-        print(f"  a meeting {first['meeting'] * 1e3:.2f} ms")
-        for what, watched, plain in zip(("by the clock", "processor"), first["watched"], first["plain"], strict=True):
-            added = watched - plain
-            print(f"  a step {plain * 1e3:.1f} ms {what}; measured {added * 1e3:+.1f} ms, {added / plain:+.0%}")
-        ratios, shares = [], []
-        for _ in range(TURNS):
-            plain, watched = in_ranks(mode, "no")[0]["seconds"], in_ranks(mode, "yes")[0]
-            ratios.append([a / b - 1 for a, b in zip(watched["seconds"], plain, strict=True)])
-            shares.append(watched["share"])
-        clock, processor = (statistics.median(column) for column in zip(*ratios, strict=True))
-        print(f"  default settings, {LONG} steps: {clock:+.1%} by the clock, {processor:+.1%} processor (target 2 %)")
-        print(f"  counted by the meter itself: {statistics.median(shares):.2%} of wall time", flush=True)
+def runners(found: dict[str, Any]) -> tuple[Runner, Runner]:
+    """As they were in the rank."""
+    plain, ours = Runner(), Runner()
+    plain.rounds, ours.rounds, ours.hooks = found["plain"], found["ours"], found["hooks"]
+    return plain, ours
+
+
+def rows(scale: Scale) -> Iterator[Row]:
+    """DDP whole, FSDP2 by its measured step."""
+    for mode, name in (("ddp", "DDP"), ("fsdp", "FSDP2")):
+        found = in_ranks(mode, 1 + scale.rounds(), scale.of(40, 2))
+        if "default" in found:
+            yield from overhead_rows(f"{name}, default settings", *runners(found["default"]), at_most=0.02)
+        steps = found["measured"]
+        ratio = np.array(steps["ours"][1:]) / np.array(steps["plain"][1:])
+        yield measured(f"{name}: a measured step / a plain one", ratio)
+        told = f"{steps['tensors']} tensors; an all-reduce of it {1e3 * float(np.median(steps['meeting'])):.2f} ms"
+        yield counted(f"{name}: a meeting", steps["bytes"] / 1024, unit="KiB", at_most=64, note=told)
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        rank_main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
-    else:
-        main()
+    rank_main(sys.argv[1], *(int(each) for each in sys.argv[2:5]))

@@ -1,22 +1,29 @@
-"""How long a diagnosis takes: one long log, a hundred runs, and the live doctor's share of a training."""
+"""How long a diagnosis takes: one long log, a hundred runs, and the live doctor's share of a training.
+
+A live look runs in another process; by step is what it takes if it comes once in 5,000 logged steps.
+"""
 
 from __future__ import annotations
 
 import tempfile
-import time
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 
+from benchmarks.rows import Row as Figure
+from benchmarks.rows import Scale, clock, measured
+from benchmarks.timing import in_turns
 from gradiometer.doctor.chart import Chart
 from gradiometer.doctor.diagnosis import diagnose, judged
 from gradiometer.doctor.live import MAX_POINTS
 from gradiometer.doctor.rule import rules
 from gradiometer.records import Row
-from gradiometer.store.reader import load
+from gradiometer.store.reader import Run, load
 from gradiometer.store.writer import Writer
 
-__all__ = ["main"]
+__all__ = ["rows"]
 
 LOGGED = (
     "reward",
@@ -41,8 +48,8 @@ MEASURED = (
 )
 
 
-def make(folder: Path, steps: int, seed: int = 0) -> int:
-    """A run of 40 series that learns, with autocorrelated noise; returns how many values it holds."""
+def make(folder: Path, steps: int, seed: int = 0) -> None:
+    """A run of 40 series that learns, with autocorrelated noise."""
     rng = np.random.default_rng(seed)
     names = [*LOGGED, *(f"grad/{block}/{name}" for block in BLOCKS for name in MEASURED)]
     noise = 0.1 * np.cumsum(rng.normal(size=(steps, len(names))), 0) / np.sqrt(np.arange(1, steps + 1))[:, None]
@@ -53,35 +60,44 @@ def make(folder: Path, steps: int, seed: int = 0) -> int:
             writer.put(
                 Row(step=step, wall_time=float(step), values=dict(zip(names, values[step].tolist(), strict=True)))
             )
-    return steps * len(names)
 
 
-def main() -> None:
-    """The three tables."""
+def read(run: Run) -> None:
+    """All of its series, which is what any diagnosis has to do first."""
+    for name in run.names():
+        run.series(name)
+
+
+def rows(scale: Scale) -> Iterator[Figure]:
+    """The long log, the live look, and the hundred."""
     rules()
-    with tempfile.TemporaryDirectory() as folder:
-        count = make(Path(folder) / "long", 5000)
-        with load(Path(folder) / "long") as run:
-            diagnose(run)
-            started = time.perf_counter()
-            diagnose(run)
-            taken = time.perf_counter() - started
-            chart = Chart(run, max_points=MAX_POINTS)
-            started = time.perf_counter()
-            judged(chart, rules())
-            live = time.perf_counter() - started
-        print(f"{count:,} values, 5,000 steps × 40 series, {len(rules())} rules: {taken:.2f} s   target ≤ 1.5 s")
-        print(
-            f"a live look at the same run: {live:.2f} s in another process, {live / 5000 * 1e3:.3f} ms a step if it came once"
+    steps, number = scale.of(5000, 300), scale.of(12, 2)
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        folder = Path(name)
+        make(folder / "long", steps)
+        long = stack.enter_context(load(folder / "long"))
+        for each in range(number):
+            make(folder / f"run-{each}", scale.of(500, 100), each)
+
+        def many() -> None:
+            for each in range(number):
+                with load(folder / f"run-{each}") as run:
+                    diagnose(run)
+
+        taken = in_turns(
+            {
+                "reading": lambda: read(long),
+                "diagnosis": lambda: diagnose(long),
+                "live": lambda: judged(Chart(long, max_points=MAX_POINTS), rules()),
+                "many": many,
+            },
+            rounds=scale.rounds(),
         )
-        for number in range(100):
-            make(Path(folder) / f"run-{number}", 500, number)
-        started = time.perf_counter()
-        for number in range(100):
-            with load(Path(folder) / f"run-{number}") as run:
-                diagnose(run)
-        print(f"100 runs of 500 steps × 40 series: {time.perf_counter() - started:.1f} s   target ≤ 30 s")
-
-
-if __name__ == "__main__":
-    main()
+    log = "5,000 steps × 40 series"
+    yield measured(log, taken["diagnosis"], unit="s", at_most=1.5, note=f"{len(rules())} rules")
+    ratio = taken["diagnosis"] / taken["reading"]
+    yield measured(f"{log}: diagnosing / reading every series", ratio, note=clock(taken, "reading"))
+    told = f"{clock(taken, 'live')}, in a process of its own"
+    yield measured("a live look at it, by step", 1e3 * taken["live"] / steps, unit="ms", at_most=1, note=told)
+    hundred = 100 / number * taken["many"]
+    yield measured("100 runs of 500 steps × 40 series", hundred, unit="s", at_most=30, note="by twelve in each round")

@@ -1,22 +1,25 @@
-"""What looking at experts costs: against the training step, and against lists of numbers in Python.
+"""What one look at experts costs (tiers, products, routing, the row) against a training step, and against lists in Python.
 
-Eight layers of eight experts, top-2 of 4,096 and of 16,384 tokens a step. The alternative is what loops of this kind usually
-do: turn every gradient and weight into a Python list, sort the weights, and add up squares one by one.
+Eight layers of eight experts, 4.2M weights, top-2, attention left out. A look costs what it costs, whatever the batch, so its
+share of a step falls with the tokens; at the default cadence of ten steps the average share is a tenth of these. The
+alternative is what loops of this kind usually do: turn every gradient and weight into a Python list, sort the weights, and add
+up squares one by one.
 """
 
 from __future__ import annotations
 
 import tempfile
-import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 import gradiometer as gm
+from benchmarks.rows import Row, Scale, clock, counted, measured
 from benchmarks.timing import in_turns
 
-__all__ = ["main"]
+__all__ = ["rows"]
 
 LAYERS, EXPERTS, WIDTH, HIDDEN = 8, 8, 128, 256
 TOKENS, MANY_TOKENS = 4096, 16_384
@@ -111,43 +114,44 @@ def look(training: Training) -> None:
     training.meter.log_gradient_dynamics()
 
 
-def storage() -> tuple[float, int]:
+def storage(looks: int) -> tuple[float, int]:
     """Bytes per value of a run that holds expert series only, and how many values."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        training = Training(True, run)
+        training = Training(True, run, 64)
         training.step()
         assert training.meter is not None
-        for step in range(1, 200):
+        for step in range(1, looks):
             training.meter.log_gradient_dynamics(step=step)
         training.meter.close()
-        opened = gm.load(run)
-        count = sum(len(opened.series(name)[0]) for name in opened.names())
+        with gm.load(run) as opened:
+            count = sum(len(opened.series(name)[0]) for name in opened.names())
         return (run / "run.db").stat().st_size / count, count
 
 
-def main() -> None:
+def rows(scale: Scale) -> Iterator[Row]:
     """The share of the step, the ratio to lists, the bytes."""
-    torch.set_num_threads(1)
-    bare, many, watched = Training(None), Training(None, tokens=MANY_TOKENS), Training(True)
-    for training in (bare, watched):
-        training.step()
-    count = sum(p.numel() for name, p in watched.model.named_parameters() if "experts" in name)
-    steps = {"step": bare.step, "many": many.step, "look": lambda: look(watched)}
-    taken = in_turns(steps, rounds=10, warm_up=1, calls=2)
-    started = time.perf_counter()
-    tiers_in_python(watched.model)
-    lists = time.perf_counter() - started
-    print(f"{LAYERS} layers × {EXPERTS} experts, {count:,} weights, top-2, one thread")
-    print(f"  one look at the experts          {taken['look'] * 1e3:9.2f} ms")
-    for tokens, seconds in ((TOKENS, taken["step"]), (MANY_TOKENS, taken["many"])):
-        share = f"look = {taken['look'] / seconds:.2%} of it   target ≤ 3 %"
-        print(f"  training step of {tokens:6} tokens   {seconds * 1e3:9.1f} ms   {share}")
-    ratio = f"look = 1/{lists / taken['look']:.0f} of it   target ≤ 1/20"
-    print(f"  the same tiers with Python lists {lists * 1e3:9.1f} ms   {ratio}")
-    bytes_per_value, values = storage()
-    print(f"  storage                          {bytes_per_value:9.1f} bytes per value, {values:,} values   target ≤ 30")
-
-
-if __name__ == "__main__":
-    main()
+    few, many = scale.of((TOKENS, MANY_TOKENS), (64, 128))
+    short, long, watched = Training(None, tokens=few), Training(None, tokens=many), Training(True, tokens=few)
+    watched.step()
+    taken = in_turns(
+        {
+            "few": short.step,
+            "many": long.step,
+            "look": lambda: look(watched),
+            "lists": lambda: tiers_in_python(watched.model),
+        },
+        rounds=scale.rounds(),
+    )
+    assert watched.meter is not None
+    watched.meter.close()
+    for tokens, name in ((TOKENS, "few"), (MANY_TOKENS, "many")):
+        share, told = (
+            100 * taken["look"] / taken[name],
+            clock({"step": taken[name], "look": taken["look"]}, "step", "look"),
+        )
+        yield measured(f"a look, of a step of {tokens:,} tokens", share, unit="%", at_most=3, note=told)
+    told = clock(taken, "lists")
+    yield measured("the tiers with Python lists / a look", taken["lists"] / taken["look"], at_least=20, note=told)
+    size, count = storage(scale.of(200, 5))
+    yield counted("storage of a value", size, unit="bytes", at_most=30, note=f"{count:,} values")

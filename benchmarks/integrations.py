@@ -1,65 +1,74 @@
-"""What the integrations with their default settings take of a real training, each by its own callback.
+"""What the callbacks with their default settings take of real trainings: SB3's PPO, TRL's GRPO, the Hugging Face Trainer.
 
-A part is a function that prints its table; `python -m benchmarks.integrations sb3` runs one, without a name all of them.
+Two trainings, one with the callback, run in two threads of which one runs at a time: they hand over at the end of a rollout or
+before a step. PPO plays CartPole-v1 as SB3 has it by default, a round is a rollout of 2,048 steps and its update. GRPO has a
+Qwen2 of 0.1M parameters, 8 groups of 4 completions of 16 tokens, a KL penalty and an entropy bonus; the Trainer a GPT-2 of
+0.8M parameters on 16 × 32 tokens. Setting up, before the first step, is not in it.
 """
 
 from __future__ import annotations
 
-import sys
 import tempfile
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from benchmarks import integrations_trl
-from benchmarks.trainers import PPO_STEPS, Taken, side_by_side
+from benchmarks.relay import Runner, follow, overhead_rows, race
+from benchmarks.rows import Row, Scale
 
-__all__ = ["main"]
+__all__ = ["rows"]
+
+HandOver = Callable[..., None]
+ROLLOUT = 2_048
 
 
-def train_sb3(run: Path | None) -> Taken:
-    """SB3's PPO on CartPole-v1, with the callback when there is a folder; the callback opens and closes the run itself."""
+def train_sb3(folder: Path, rollouts: int, num_steps: int, runner: Runner, hand_over: HandOver, watched: bool) -> None:
+    """SB3's PPO on CartPole-v1: a turn is a rollout, or its update with what is logged of it."""
     from stable_baselines3 import PPO
+    from stable_baselines3.common.callbacks import BaseCallback
 
     from gradiometer.integrations.sb3 import GradiometerCallback
 
-    model = PPO("MlpPolicy", "CartPole-v1", seed=0, device="cpu", verbose=0)
-    callback = None if run is None else GradiometerCallback(run=run)
-    start, start_cpu = time.perf_counter(), time.process_time()
-    model.learn(PPO_STEPS, callback=callback)
-    wall, cpu = time.perf_counter() - start, time.process_time() - start_cpu
-    return Taken(wall=wall, cpu=cpu, hooks=seconds_in(callback), setting_up=0.0, run=run)
+    callback = GradiometerCallback(run=folder / "sb3") if watched else None
+
+    class Turns(BaseCallback):
+        begun = False
+
+        def _on_rollout_start(self) -> None:
+            if not self.begun:
+                if callback is not None:
+                    follow(runner, callback.meter, lambda: seconds_in(callback))
+                runner.restart()
+            hand_over(end_round=self.begun)
+            self.begun = True
+
+        def _on_rollout_end(self) -> None:
+            hand_over()
+
+        def _on_step(self) -> bool:
+            return True
+
+    model = PPO("MlpPolicy", "CartPole-v1", n_steps=num_steps, seed=0, device="cpu", verbose=0)
+    model.learn(rollouts * num_steps, callback=[Turns()] if callback is None else [callback, Turns()])
 
 
 def seconds_in(callback: Any) -> float:
     """What the meter's hooks took, and the callback's own: reading the logger, saying where steps lie."""
-    if callback is None:
-        return 0.0
     return float(callback.meter._rig.seconds + callback._reader.seconds + callback.session.seconds)
 
 
-def sb3(folder: Path) -> None:
-    """Stable-Baselines3; the time of `watch()`, once, and of closing is in it."""
-    side_by_side(f"SB3 PPO on CartPole-v1, {PPO_STEPS:,} steps", train_sb3, 4, "target ≤ 1.02 ×", folder)
-
-
-PARTS: dict[str, Callable[[Path], None]] = {
-    "sb3": sb3,
-    "trl": integrations_trl.grpo,
-    "transformers": integrations_trl.trainer,
-}
-
-
-def main(names: list[str] | None = None) -> None:
-    """The parts that are named, or all of them."""
-    torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as temporary:
-        for name in names or PARTS:
-            PARTS[name](Path(temporary))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+def rows(scale: Scale) -> Iterator[Row]:
+    """Trainer by trainer; a first round warms up, and what follows the last whole one is dropped."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        plain, ours = race(partial(train_sb3, folder, 2 + scale.rounds(), scale.of(ROLLOUT, 128)))
+        yield from overhead_rows("SB3 PPO", plain, ours, at_most=0.02)
+        integrations_trl.prepare(folder)
+        for trainer, train, steps in (
+            ("TRL GRPO", integrations_trl.train_grpo, scale.of(25, 2)),
+            ("transformers Trainer", integrations_trl.train_trainer, scale.of(30, 2)),
+        ):
+            plain, ours = race(partial(train, folder, 1 + scale.rounds(), steps))
+            yield from overhead_rows(trainer, plain, ours, at_most=0.02)

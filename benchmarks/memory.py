@@ -1,119 +1,81 @@
-"""What the meter takes of memory, by tier, and whether it grows: resident size, each candidate in a fresh process."""
+"""What the meter takes of memory, and whether it grows: resident size, each candidate in a fresh process.
+
+The tiers are told apart after 12 measured steps of the 10M transformer, with the gradients still there: `light` keeps nothing
+of the size of the parameters, `standard` one scratch beside its sketch tables. A run of the 2×64 MLP of 20,000 measured steps,
+kept on disk, is looked at after every 2,000; the first 2,000, which fill SQLite's page cache, are left out.
+"""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
-import torch
+import numpy as np
 
 import gradiometer as gm
-from benchmarks.alternatives import actor_critic_loss, sgd, token_loss
-from benchmarks.models import mlp, num_parameters, transformer
-from benchmarks.trainers import train_step
+from benchmarks.fresh import MIB, in_fresh_processes, resident
+from benchmarks.models import actor_critic_loss, mlp, num_parameters, sgd, token_loss, train_step, transformer
+from benchmarks.rows import Row, Scale, measured
+from gradiometer.capture.settings import Tier
 
-__all__ = ["main"]
+__all__ = ["rows"]
 
-MEASURED_STEPS = 30
-EARLY, LATE = 2_000, 20_000
-MIB = 2**20
-ROOT = Path(__file__).parents[1]
-
-
-def resident(field: str = "VmRSS") -> int:
-    """Bytes of this process in memory now; `VmHWM` is the most there ever were."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field + ":"):
-            return int(line.split()[1]) * 1024
-    raise AssertionError(f"/proc/self/status has no {field}")
+MEASURED_STEPS = 12
+TIERS: dict[Tier, float] = {
+    "light": 0.1,
+    "standard": 1.1,
+}  # "none" and "one scratch", and a tenth for what moves by itself
+FLAT = 1.01
 
 
-def in_new_process(part: str, tier: str) -> dict[str, int]:
-    """What that part prints, run by itself."""
-    command = [sys.executable, "-m", "benchmarks.memory", part, tier]
-    printed = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout
-    sizes: dict[str, int] = json.loads(printed.splitlines()[-1])
-    return sizes
-
-
-def tier_sizes(tier: str) -> dict[str, int]:
-    """After 30 measured steps of the 10M transformer, with the gradients still there."""
-    model = transformer(384, 5)
+def tier_size(tier: Tier | None, size: tuple[int, int]) -> tuple[int, int]:
+    """Bytes in memory after some measured steps, and those of the parameters."""
+    model = transformer(*size)
     optimizer = sgd(model)
-    meter = None if tier == "none" else gm.watch(model, optimizer, run=None, tier=tier, budget=None)  # type: ignore[arg-type]
+    meter = None if tier is None else gm.watch(model, optimizer, run=None, tier=tier, budget=None)
     step = train_step(model, optimizer, token_loss(model))
     for _ in range(MEASURED_STEPS):
         step()
-    sizes = {"after": resident(), "peak": resident("VmHWM"), "parameters": 4 * num_parameters(model)}
+    now = resident()
     if meter is not None:
         meter.close()
-    return sizes
+    return now, 4 * num_parameters(model)
 
 
-def growth_sizes(tier: str) -> dict[str, int]:
-    """After 2,000 and after 20,000 steps of the MLP, all measured and kept on disk."""
+def growth(tier: Tier, marks: int, steps: int) -> list[int]:
+    """Bytes after every so many measured steps of the MLP."""
     model = mlp()
     optimizer = sgd(model)
     step = train_step(model, optimizer, actor_critic_loss(model))
-    if tier == "none":
-        return dict(sizes_at(step))
     with (
         tempfile.TemporaryDirectory() as folder,
-        gm.watch(model, optimizer, run=Path(folder) / "run", tier=tier, budget=None),  # type: ignore[arg-type]
+        gm.watch(model, optimizer, run=Path(folder) / "run", tier=tier, budget=None),
     ):
-        return dict(sizes_at(step))
+        return [_after(step, steps) for _ in range(marks)]
 
 
-def sizes_at(step: Callable[[], None]) -> Iterator[tuple[str, int]]:
-    """The resident size at both marks."""
-    for number in range(1, LATE + 1):
+def _after(step: Callable[[], None], steps: int) -> int:
+    for _ in range(steps):
         step()
-        if number in (EARLY, LATE):
-            yield str(number), resident()
+    return resident()
 
 
-def print_tiers() -> None:
-    """Beyond what the training takes without a meter, as a multiple of the parameters."""
-    found = {tier: in_new_process("tier", tier) for tier in ("none", "light", "standard")}
-    without = found["none"]
-    size = without["parameters"]
-    print(f"\nmemory of the 10M transformer after {MEASURED_STEPS} measured steps; parameters are {size / MIB:.1f} MiB")
-    targets = {"light": "target ~ 0 ×", "standard": "target ~ 1 ×"}
-    for tier, sizes in found.items():
-        extra, peak = sizes["after"] - without["after"], sizes["peak"] - without["peak"]
-        print(
-            f"{tier:<14} {sizes['after'] / MIB:>9.1f} MiB, {extra / MIB:>+7.1f} MiB = {extra / size:>+5.2f} ×"
-            f"   at the peak {peak / size:>+5.2f} ×   {targets.get(tier, '')}"
-        )
-
-
-def print_growth() -> None:
-    """From an early step to a late one."""
-    print(f"\nmemory of the 2×64 MLP after {EARLY:,} and {LATE:,} measured steps, kept on disk")
-    for tier in ("none", "light", "standard"):
-        sizes = in_new_process("growth", tier)
-        early, late = sizes[str(EARLY)], sizes[str(LATE)]
-        print(
-            f"{tier:<14} {early / MIB:>9.1f} MiB {late / MIB:>9.1f} MiB"
-            f"   {(late - early) / (LATE - EARLY):>+8.1f} bytes a step   target: flat"
-        )
-
-
-def main() -> None:
-    """Print both tables."""
-    print_tiers()
-    print_growth()
-
-
-def be_measured(part: str, tier: str) -> None:
-    """The process in which one candidate runs."""
-    torch.set_num_threads(1)
-    print(json.dumps({"tier": tier_sizes, "growth": growth_sizes}[part](tier)))
-
-
-if __name__ == "__main__":
-    be_measured(*sys.argv[1:]) if len(sys.argv) == 3 else main()
+def rows(scale: Scale) -> Iterator[Row]:
+    """By tier, then by steps; what is not timed may use both cores."""
+    size = scale.of((384, 5), (64, 2))
+    calls = [partial(tier_size, tier, size) for _ in range(scale.rounds()) for tier in (None, *TIERS)]
+    found = np.array(in_fresh_processes(calls, at_once=2), dtype=np.float64).reshape(-1, 1 + len(TIERS), 2)
+    parameters = found[0, 0, 1]
+    for place, (tier, limit) in enumerate(TIERS.items(), 1):
+        extra = (found[:, place, 0] - found[:, 0, 0]) / parameters
+        told = f"{np.median(extra) * parameters / MIB:.1f} of {parameters / MIB:.1f} MiB"
+        yield measured(f"10M transformer: `{tier}` takes / the parameters", extra, at_most=limit, note=told)
+    marks, steps = 1 + scale.rounds(), scale.of(2_000, 20)
+    grown = in_fresh_processes([partial(growth, tier, marks, steps) for tier in TIERS], at_once=2)
+    for tier, sizes in zip(TIERS, np.array(grown, dtype=np.float64), strict=True):
+        told = f"{sizes[0] / MIB:.1f} to {sizes[-1] / MIB:.1f} MiB from 2,000 to 20,000 steps"
+        name = f"2×64 MLP: `{tier}`, resident after 2,000 more steps / before"
+        yield measured(name, sizes[1:] / sizes[:-1], at_most=FLAT, note=told)
+        yield measured(f"2×64 MLP: `{tier}`, resident after 2,000·n steps / after 2,000", sizes[1:] / sizes[0])

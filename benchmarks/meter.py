@@ -1,17 +1,30 @@
-"""What the meter costs on a step, against `clip_grad_norm_` on the same gradients."""
+"""What a measured step adds to `clip_grad_norm_` and an optimizer step that does nothing, in clips of the same gradients.
+
+Every step is measured (`every=1, budget=None`), and what is done at every fourth measured step counts with its share.
+Reading the gradient, the previous gradient and the weights before and after is more than four clips by itself. On a small
+network the cost is Python's alone, a clip takes a tenth of a millisecond, and the budget decides what the meter costs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import torch
 from torch import nn
 
 import gradiometer as gm
-from benchmarks.models import mlp, num_parameters, transformer, with_gradients
-from benchmarks.timing import in_turns, row
+from benchmarks.models import mlp, transformer, with_gradients
+from benchmarks.rows import Row, Scale, clock, measured
+from benchmarks.timing import in_turns
+from gradiometer.capture.settings import Tier
 
-__all__ = ["main"]
+__all__ = ["rows"]
+
+TIERS: tuple[Tier, ...] = ("light", "standard", "deep")
+UNMEASURED = "standard, not measured"
+UNMEASURABLE = 0.05  # of a clip: "nothing measurable"
+WATCHES: dict[str, tuple[Tier, int]] = {**{tier: (tier, 1) for tier in TIERS}, UNMEASURED: ("standard", 10**9)}
 
 
 class StillSGD(torch.optim.Optimizer):
@@ -25,12 +38,9 @@ class StillSGD(torch.optim.Optimizer):
         return None
 
 
-def step_with(model: nn.Module, tier: str | None, every: int = 1) -> Callable[[], None]:
-    """Clip and step, watched by a meter of that tier (None: not watched)."""
-    optimizer = StillSGD(model.parameters())
+def step_of(model: nn.Module, optimizer: StillSGD) -> Callable[[], None]:
+    """Clip and step."""
     parameters = list(model.parameters())
-    if tier is not None:
-        gm.watch(model, optimizer, run=None, tier=tier, every=every, budget=None)  # type: ignore[arg-type]
 
     def step() -> None:
         torch.nn.utils.clip_grad_norm_(parameters, 1e9)
@@ -39,43 +49,36 @@ def step_with(model: nn.Module, tier: str | None, every: int = 1) -> Callable[[]
     return step
 
 
-def measure(name: str, make: Callable[[], nn.Module], rounds: int = 12) -> None:
-    """Print the table of one model. Each candidate has its own copy, so that no meter listens to another's clip."""
-    models = [with_gradients(make()) for _ in range(5)]
-    clip_only = list(models[0].parameters())
-    taken = in_turns(
-        {
-            "clip": lambda: torch.nn.utils.clip_grad_norm_(clip_only, 1e9),
-            "bare": step_with(models[0], None),
-            "light": step_with(models[1], "light"),
-            "standard": step_with(models[2], "standard"),
-            "deep": step_with(models[4], "deep"),
-            "unmeasured": step_with(models[3], "standard", every=10**9),
-        },
-        rounds=rounds,
-        warm_up=1,
-        calls=20,  # what is done at every fourth or tenth measured step counts with its share
-    )
-    base = taken["clip"]
-    print(
-        f"\n{name}: {num_parameters(models[0]):,} parameters in {len(clip_only)} tensors, {torch.get_num_threads()} threads"
-    )
-    print(row("clip_grad_norm_", base, base))
-    print(row("light adds, on a measured step", taken["light"] - taken["bare"], base, "target ≤ 1.5 ×"))
-    print(row("standard adds, on a measured step", taken["standard"] - taken["bare"], base, "target ≤ 6 ×"))
-    print(row("deep adds, on a measured step", taken["deep"] - taken["bare"], base))
-    print(
-        row("standard adds, on another step", taken["unmeasured"] - taken["bare"], base, "target: nothing measurable")
-    )
+def model_rows(
+    name: str, make: Callable[[], nn.Module], limits: dict[str, float], *, rounds: int, calls: int
+) -> Iterator[Row]:
+    """One model. Each candidate has its own copy, so that no meter listens to another's clip."""
+    bare = with_gradients(make())
+    clipped = list(bare.parameters())
+    candidates: dict[str, Callable[[], object]] = {
+        "clip": lambda: torch.nn.utils.clip_grad_norm_(clipped, 1e9),
+        "bare": step_of(bare, StillSGD(bare.parameters())),
+    }
+    with ExitStack() as stack:
+        for watch, (tier, every) in WATCHES.items():
+            model = with_gradients(make())
+            optimizer = StillSGD(model.parameters())
+            stack.enter_context(gm.watch(model, optimizer, run=None, tier=tier, every=every, budget=None))
+            candidates[watch] = step_of(model, optimizer)
+        taken = in_turns(candidates, rounds=rounds, calls=calls)
+    for watch in WATCHES:
+        added = {"clip": taken["clip"], "adds": taken[watch] - taken["bare"]}
+        ratio, told = added["adds"] / added["clip"], clock(added, "clip", "adds")
+        yield measured(f"{name}: what `{watch}` adds / a clip", ratio, at_most=limits.get(watch), note=told)
 
 
-def main() -> None:
-    """The three models."""
-    torch.set_num_threads(1)
-    measure("transformer", lambda: transformer(384, 5))
-    measure("transformer", lambda: transformer(768, 11), rounds=3)
-    measure("2×64 MLP", mlp)
-
-
-if __name__ == "__main__":
-    main()
+def rows(scale: Scale) -> Iterator[Row]:
+    """The three models, with the targets that were set for each."""
+    small, rounds = {"light": 1.5, "standard": 6.0, UNMEASURED: UNMEASURABLE}, scale.rounds()
+    size = scale.of((384, 5), (64, 2))
+    yield from model_rows("10M transformer", lambda: transformer(*size), small, rounds=rounds, calls=scale.of(20, 1))
+    if not scale.quick:
+        yield from model_rows(
+            "81M transformer", lambda: transformer(768, 11), {"standard": 6.0}, rounds=rounds, calls=4
+        )
+    yield from model_rows("2×64 MLP", mlp, {"standard": 6.0}, rounds=scale.rounds(15), calls=scale.of(20, 1))

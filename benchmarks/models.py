@@ -1,11 +1,24 @@
-"""The models that are measured."""
+"""The models that are measured, and a training step of each."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
-__all__ = ["mlp", "num_parameters", "transformer", "with_gradients"]
+__all__ = [
+    "actor_critic_loss",
+    "mlp",
+    "next_token_loss",
+    "num_parameters",
+    "sgd",
+    "token_loss",
+    "train_step",
+    "transformer",
+    "with_gradients",
+]
 
 
 def transformer(width: int, depth: int, vocabulary: int = 2000) -> nn.Module:
@@ -50,3 +63,39 @@ def with_gradients(model: nn.Module, scale: float = 1e-3) -> nn.Module:
     for p in model.parameters():
         p.grad = torch.randn(p.shape, generator=generator) * scale
     return model
+
+
+def next_token_loss(model: nn.Module, batch: int, length: int, vocabulary: int = 2000) -> Callable[[], Tensor]:
+    """The loss on one batch of noise, forward anew at each call."""
+    tokens = torch.randint(vocabulary, (batch, length + 1), generator=torch.Generator().manual_seed(2))
+    return lambda: cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def token_loss(model: nn.Module) -> Callable[[], Tensor]:
+    """Of 2 × 16 tokens: a short step, so that what is added to it stands out."""
+    return next_token_loss(model, 2, 16)
+
+
+def actor_critic_loss(model: nn.Module) -> Callable[[], Tensor]:
+    """Of both heads on 64 observations."""
+    assert isinstance(model, nn.ModuleDict)
+    observations = torch.randn(64, 4, generator=torch.Generator().manual_seed(2))
+    return lambda: sum((head(observations).square().mean() for head in model.values()), torch.zeros(()))
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    """The cheapest step there is."""
+    return torch.optim.SGD(model.parameters(), lr=1e-4)
+
+
+def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Callable[[], Tensor]) -> Callable[[], None]:
+    """Forward, backward, clip, step."""
+    parameters = list(model.parameters())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss().backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+
+    return step

@@ -1,19 +1,26 @@
-"""Replicates: memory against instances, two workers against one, the share of statistics, and the estimators alone."""
+"""Replicates of a gradient, on policies of the tsp lab with fresh weights: workers, the share of statistics, memory, weights.
+
+Two workers start by importing torch, which takes seconds; their speed is that between the first results and the last, and the
+whole study with their start stands beside it. Statistics are timed by wrapping what makes them, beside the gradients of 128
+instances of TSP-20; their share falls with the instances.
+"""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.memory import MIB, ROOT, resident
+from benchmarks.fresh import MIB, in_fresh_processes, resident
+from benchmarks.rows import Row, Scale, measured
+from benchmarks.timing import in_turns
 from gradiometer.labs.tsp.checkpoint import make_policy
 from gradiometer.labs.tsp.config import Config
 from gradiometer.maths import estimators
@@ -21,9 +28,11 @@ from gradiometer.probes import spread
 from gradiometer.probes.replicates import study
 from gradiometer.probes.subject import Recipe, Subject
 
-__all__ = ["main"]
+__all__ = ["rows"]
 
 FEW, MANY = 128, 8_192
+WORKERS = 2
+STATISTICS = ("unit_row", "combined", "described")
 
 
 def subject(num_loc: int, embed_dim: int) -> Subject:
@@ -37,43 +46,23 @@ def instances(num: int, num_loc: int) -> Tensor:
     return torch.rand(num, num_loc, 2, generator=torch.Generator().manual_seed(0))
 
 
-def peak_with(num: int) -> int:
-    """Peak bytes beyond the loaded policy, with that many instances."""
-    load = partial(subject, 6, 16)
-    load()
-    cities = instances(num, 6)
-    before = resident()
-    study(load, cities, Recipe(algorithm="pomo"), num_replicates=2, controls=False)
-    return resident("VmHWM") - before
+def weights(scale: Scale) -> Iterator[Row]:
+    """Of 4,096 instances of 512 rollouts, by estimator; max@K beside POMO."""
+    rewards = torch.randn(*scale.of((4_096, 512), (64, 32)))
+    k = scale.of(64, 8)
+    named: dict[str, Callable[[], object]] = {"pomo": partial(estimators.find("pomo"), rewards)}
+    for baseline in ("none", "subloo", "sample_loo"):
+        named[f"maxk, {baseline}"] = partial(estimators.find("maxk"), rewards, k=k, baseline=baseline)
+    taken = in_turns(named, rounds=scale.rounds())
+    for name, seconds in taken.items():
+        yield measured(f"weights of 4,096 × 512, {name}", seconds, unit="s", at_most=1)
+    yield measured("weights, the dearest max@K / pomo", np.max(list(taken.values()), 0) / taken["pomo"])
 
 
-def print_memory() -> None:
-    """Each in a fresh process."""
-    sizes: dict[int, int] = {}
-    for num in (FEW, MANY):
-        command = [sys.executable, "-m", "benchmarks.replicates", str(num)]
-        sizes[num] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout)
-    few, many = (sizes[num] / MIB for num in (FEW, MANY))
-    whole = (sizes[MANY] - sizes[FEW]) / resident()
-    print(f"peak beyond the policy: {few:.0f} MiB with {FEW} instances, {many:.0f} MiB with {MANY}")
-    print(f"  the difference is {100 * whole:.1f} % of the process (target at most 10 %)")
-
-
-def print_workers() -> None:
-    """The same study in one process and in two, after each has started."""
-    load, cities = partial(subject, 20, 64), instances(4 * FEW, 20)
-    taken: dict[str, float] = {}
-    for name, options in {"one": {"engine": "serial"}, "two": {"engine": "processes", "workers": 2}}.items():
-        start = time.perf_counter()
-        study(load, cities, Recipe(algorithm="pomo"), num_replicates=8, controls=False, **options)  # type: ignore[arg-type]
-        taken[name] = time.perf_counter() - start
-    print(f"one process {taken['one']:.1f} s, two workers {taken['two']:.1f} s with their start:", end=" ")
-    print(f"{taken['one'] / taken['two']:.2f} × (target 1.6)")
-
-
-def print_share() -> None:
-    """Time in the statistics of a serial study, by wrapping what makes them."""
-    spent = 0.0
+def share(scale: Scale) -> Iterator[Row]:
+    """Time in the statistics of one serial study: a round is some of its tasks; what comes at the end is spread over all."""
+    recipe = Recipe(algorithm="maxk", options={"k": 8, "baseline": "subloo"})
+    spent, marks = 0.0, list[tuple[float, float]]()
 
     def timed(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
@@ -85,45 +74,73 @@ def print_share() -> None:
 
         return call
 
-    originals = {name: getattr(spread, name) for name in ("unit_row", "combined", "described")}
-    for name, function in originals.items():
-        setattr(spread, name, timed(function))
+    def mark(*_: int) -> None:
+        marks.append((time.perf_counter(), spent))
+
+    load, cities = partial(subject, 20, scale.of(64, 16)), instances(scale.of(FEW, 8), 20)
+    with ExitStack() as stack:
+        for name in STATISTICS:
+            stack.enter_context(patch.object(spread, name, timed(getattr(spread, name))))
+        mark()
+        study(load, cities, recipe, num_replicates=scale.of(9, 2), progress=mark)
+        mark()
+    *tasks, end = np.diff(np.array(marks), axis=0)
+    rounds = np.array([part.sum(0) for part in np.array_split(tasks, scale.rounds())])
+    statistics = rounds[:, 1] + end[1] / len(rounds)
+    yield measured("statistics / gradients", 100 * statistics / (rounds[:, 0] - rounds[:, 1]), unit="%", at_most=5)
+
+
+def studied(engine: str, num: int, replicates: int) -> tuple[float, float]:
+    """Seconds of a study, and seconds a task once every worker has given its first."""
+    seen: list[float] = []
+    cities, recipe = instances(num, 20), Recipe(algorithm="pomo")
+    options: dict[str, Any] = {"engine": engine, "workers": 1 if engine == "serial" else WORKERS}
     start = time.perf_counter()
     study(
-        partial(subject, 20, 64), instances(FEW, 20), Recipe(algorithm="maxk", options={"k": 8, "baseline": "subloo"})
+        partial(subject, 20, 64),
+        cities,
+        recipe,
+        num_replicates=replicates,
+        controls=False,
+        progress=lambda done, total: seen.append(time.perf_counter()),
+        **options,
     )
     whole = time.perf_counter() - start
-    for name, function in originals.items():
-        setattr(spread, name, function)
-    print(
-        f"statistics {spent:.2f} s of {whole:.1f} s: {100 * spent / (whole - spent):.1f} % of the gradients (target 5 %)"
-    )
+    return whole, (seen[-1] - seen[WORKERS - 1]) / (len(seen) - WORKERS)
 
 
-def print_estimators() -> None:
-    """Weights of 4,096 instances of 512 rollouts."""
-    rewards = torch.randn(4_096, 512)
-    for name, options in (
-        ("pomo", {}),
-        *(("maxk", {"k": 64, "baseline": b}) for b in ("none", "subloo", "sample_loo")),
-    ):
-        start = time.perf_counter()
-        estimators.find(name)(rewards, **options)
-        label = f"{name} {options.get('baseline', '')}"
-        print(f"{label:<18} {time.perf_counter() - start:.2f} s for 4,096 × 512 (target 1 s)")
+def workers(scale: Scale) -> Iterator[Row]:
+    """The same study in one process and in two, in turns."""
+    num, replicates = scale.of((FEW, 6), (4, 4))
+    rounds = [[studied(engine, num, replicates) for engine in ("serial", "processes")] for _ in range(scale.rounds())]
+    one, two = np.array(rounds).transpose(1, 2, 0)
+    told = f"a study takes {np.median(one[0]):.1f} s alone"
+    yield measured("two workers / one process, once started", one[1] / two[1], at_least=1.6, note=told)
+    yield measured("two workers / one process, their start included", one[0] / two[0])
 
 
-def main() -> None:
+def peak_with(num: int) -> int:
+    """Peak bytes beyond the loaded policy, with that many instances."""
+    load = partial(subject, 6, 16)
+    load()
+    cities = instances(num, 6)
+    before = resident()
+    study(load, cities, Recipe(algorithm="pomo"), num_replicates=1, controls=False)
+    return resident("VmHWM") - before
+
+
+def memory(scale: Scale) -> Iterator[Row]:
+    """Of few and of many instances, each in a fresh process."""
+    few, many = FEW, scale.of(MANY, 2 * FEW)
+    calls = [partial(peak_with, num) for _ in range(scale.rounds()) for num in (few, many)]
+    peaks = np.array(in_fresh_processes(calls, at_once=2), dtype=np.float64).reshape(-1, 2).T
+    told = f"beyond the policy {np.median(peaks[0]) / MIB:.0f} and {np.median(peaks[1]) / MIB:.0f} MiB"
+    yield measured(f"peak with {MANY:,} instances / with {FEW}", peaks[1] / peaks[0], at_most=1.1, note=told)
+
+
+def rows(scale: Scale) -> Iterator[Row]:
     """All four."""
-    print_estimators()
-    print_share()
-    print_workers()
-    print_memory()
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    if len(sys.argv) > 1:
-        print(peak_with(int(sys.argv[1])))
-    else:
-        main()
+    yield from weights(scale)
+    yield from share(scale)
+    yield from workers(scale)
+    yield from memory(scale)

@@ -1,8 +1,8 @@
 """How fast a run is kept and read, beside what people write when they have no store.
 
-    python benchmarks/store.py
-
-Beside the writer, on the same rows: JSON lines flushed row by row, and one SQLite transaction a row.
+Rows of 50 values. The alternatives are JSON lines, flushed row by row, and SQLite with every value an INSERT and every row a
+commit. A JSON-lines file takes more points a second than we do; it costs the training thread several times as much a row, and
+has to be read whole to be asked anything.
 """
 
 from __future__ import annotations
@@ -11,124 +11,129 @@ import json
 import sqlite3
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
+import numpy as np
+
+from benchmarks.rows import Row as Figure
+from benchmarks.rows import Scale, clock, measured
+from benchmarks.timing import in_turns, seconds_of
 from gradiometer.records import Row
 from gradiometer.store.reader import load
 from gradiometer.store.writer import Writer
 
+__all__ = ["rows"]
+
 WIDTH = 50
-ROWS = 40_000
 ROWS_PER_FLUSH = 2_000
-SPACED_ROWS = 2_000
 SPACING_SECONDS = 0.0005
-PLAIN_SQLITE_ROWS = 400
 
 
-def rows(count: int, first: int = 0) -> list[Row]:
+def made(number: int, first: int = 0) -> list[Row]:
     """Rows of WIDTH values each, made beforehand so that making them is not timed."""
     names = [f"grad/layer.{index}/norm/raw" for index in range(WIDTH)]
     return [
         Row(step=step, wall_time=float(step), values={name: step + place / WIDTH for place, name in enumerate(names)})
-        for step in range(first, first + count)
+        for step in range(first, first + number)
     ]
 
 
-def through_writer(folder: Path, count: int) -> float:
-    """Seconds from the first row put to the run closed, the training thread always putting."""
-    spent = 0.0
+def through_writer(folder: Path, batch: list[Row]) -> None:
+    """From the first row put to the run closed, the training thread always putting."""
     with Writer(folder) as writer:
-        for first in range(0, count, ROWS_PER_FLUSH):
-            batch = rows(ROWS_PER_FLUSH, first)
-            start = time.perf_counter()
-            for row in batch:
+        for first in range(0, len(batch), ROWS_PER_FLUSH):
+            for row in batch[first : first + ROWS_PER_FLUSH]:
                 writer.put(row)
             writer.flush()
-            spent += time.perf_counter() - start
-        start = time.perf_counter()
     assert not writer.dropped
-    return spent + time.perf_counter() - start
 
 
-def through_json_lines(folder: Path, count: int) -> tuple[float, float]:
-    """Seconds in all, and the median seconds of one row."""
-    with (folder / "rows.jsonl").open("w") as file:
+def through_json_lines(path: Path, batch: list[Row]) -> list[float]:
+    """Seconds of each row."""
+    with path.open("w") as file:
 
         def append(row: Row) -> None:
             file.write(json.dumps({"step": row.step, "wall_time": row.wall_time, **row.values}) + "\n")
             file.flush()
 
-        costs = _costs(append, rows(count))
-    return sum(costs), sorted(costs)[count // 2]
+        return [seconds_of(lambda row=row: append(row)) for row in batch]  # type: ignore[misc]
 
 
-def through_plain_sqlite(folder: Path, count: int) -> tuple[float, float]:
-    """Seconds in all, and the median seconds of one row, when every value is an INSERT and every row a commit."""
-    db = sqlite3.connect(folder / "plain.db")
+def through_plain_sqlite(path: Path, batch: list[Row]) -> list[float]:
+    """Seconds of each row."""
+    db = sqlite3.connect(path)
     db.execute("CREATE TABLE points (name TEXT, step INTEGER, value REAL, PRIMARY KEY (name, step))")
 
     def insert(row: Row) -> None:
         with db:
             db.executemany("INSERT INTO points VALUES (?, ?, ?)", [(n, row.step, v) for n, v in row.values.items()])
 
-    costs = _costs(insert, rows(count))
+    costs = [seconds_of(lambda row=row: insert(row)) for row in batch]  # type: ignore[misc]
     db.close()
-    return sum(costs), sorted(costs)[count // 2]
+    return costs
 
 
-def training_thread(folder: Path, count: int) -> list[float]:
-    """Seconds of each `put`, sorted, with a little work between two of them as in a training."""
+def on_training_thread(folder: Path, batch: list[Row]) -> list[float]:
+    """Seconds of each `put`, with a little work between two of them as in a training."""
     costs = []
     with Writer(folder) as writer:
-        for row in rows(count):
-            start = time.perf_counter()
-            writer.put(row)
-            costs.append(time.perf_counter() - start)
+        for row in batch:
+            costs.append(seconds_of(lambda row=row: writer.put(row)))  # type: ignore[misc]
             time.sleep(SPACING_SECONDS)
     assert not writer.dropped
-    return sorted(costs)
+    return costs
 
 
-def reading(folder: Path) -> float:
-    """Seconds of `summaries()`, the best of three."""
-    with load(folder) as run:
-        return min(_seconds(run.summaries) for _ in range(3))
+def writing(folder: Path, scale: Scale) -> Iterator[Figure]:
+    """Points a second, and what a row costs the thread that has better things to do."""
+    many, some, few = made(scale.of(10_000, 500)), made(scale.of(600, 50)), made(scale.of(150, 20))
+    costs: dict[str, list[float]] = {"writer": [], "JSON lines": [], "SQLite": []}
+    row: dict[str, list[float]] = {"writer": [], "JSON lines": [], "SQLite": []}
+    for number in range(scale.rounds()):
+        place = folder / str(number)
+        place.mkdir()
+        costs["writer"].append(seconds_of(partial(through_writer, place / "many", many)) / len(many))
+        row["writer"].append(float(np.median(on_training_thread(place / "spaced", some))))
+        for name, each in (
+            ("JSON lines", through_json_lines(place / "rows.jsonl", many)),
+            ("SQLite", through_plain_sqlite(place / "plain.db", few)),
+        ):
+            costs[name].append(float(np.mean(each)))
+            row[name].append(float(np.median(each)))
+    rate = {name: WIDTH / np.array(taken) for name, taken in costs.items()}
+    yield measured("sustained through the writer", rate["writer"], unit="points/s", at_least=200_000)
+    for name in ("JSON lines", "SQLite"):
+        told = f"{name} {np.median(rate[name]):,.0f} points/s"
+        yield measured(f"points a second, the writer / {name}", rate["writer"] / rate[name], note=told)
+    put = np.array(row["writer"])
+    yield measured("`put` of a row, on the training thread", 1e6 * put, unit="µs", at_most=30)
+    for name in ("JSON lines", "SQLite"):
+        told = f"{name} {1e6 * np.median(row[name]):,.1f} µs"
+        yield measured(f"a row on the training thread, {name} / `put`", np.array(row[name]) / put, note=told)
 
 
-def main() -> None:
-    """Measure all of it in a temporary folder and print one line each."""
+def reading(folder: Path, scale: Scale) -> Iterator[Figure]:
+    """The summary of a million points, beside reading the JSON lines of the same."""
+    batch = made(scale.of(1_000_000, 10_000) // WIDTH)
+    through_writer(folder / "read", batch)
+    through_json_lines(folder / "read.jsonl", batch)
+
+    def read_lines() -> None:
+        with (folder / "read.jsonl").open() as file:
+            for line in file:
+                json.loads(line)
+
+    with load(folder / "read") as run:
+        taken = in_turns({"JSON lines": read_lines, "summaries": run.summaries}, rounds=scale.rounds())
+    ratio = taken["JSON lines"] / taken["summaries"]
+    name = "a million points, reading JSON lines / `summaries()`"
+    yield measured(name, ratio, note=clock(taken, "JSON lines", "summaries"))
+
+
+def rows(scale: Scale) -> Iterator[Figure]:
+    """Writing, then reading."""
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        ours = ROWS * WIDTH / through_writer(folder / "ours", ROWS)
-        json_seconds, json_row = through_json_lines(folder, ROWS // 4)
-        plain_seconds, plain_row = through_plain_sqlite(folder, PLAIN_SQLITE_ROWS)
-        jsonl, plain = ROWS // 4 * WIDTH / json_seconds, PLAIN_SQLITE_ROWS * WIDTH / plain_seconds
-        costs = training_thread(folder / "spaced", SPACED_ROWS)
-        median, p99 = costs[len(costs) // 2], costs[len(costs) * 99 // 100]
-        million = folder / "million"
-        through_writer(million, 1_000_000 // WIDTH)
-        summaries = reading(million)
-    print(f"sustained, {ROWS * WIDTH:,} points in rows of {WIDTH}")
-    print(f"  writer               {ours:>12,.0f} points/s")
-    print(f"  JSON lines, flushed  {jsonl:>12,.0f} points/s   writer {ours / jsonl:.2f} x")
-    print(f"  SQLite, row commits  {plain:>12,.0f} points/s   writer {ours / plain:.2f} x")
-    print(f"on the training thread, a row of {WIDTH} values")
-    print(f"  writer.put           {median * 1e6:>12.1f} µs median, {p99 * 1e6:.1f} µs 99th percentile")
-    print(f"  JSON lines, flushed  {json_row * 1e6:>12.1f} µs median   {json_row / median:.0f} x as much")
-    print(f"  SQLite, row commits  {plain_row * 1e6:>12.1f} µs median   {plain_row / median:.0f} x as much")
-    print(f"summaries() of 1,000,000 points: {summaries:.3f} s")
-
-
-def _costs(keep: Callable[[Row], None], batch: list[Row]) -> list[float]:
-    return [_seconds(lambda row=row: keep(row)) for row in batch]  # type: ignore[misc]
-
-
-def _seconds(action: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    action()
-    return time.perf_counter() - start
-
-
-if __name__ == "__main__":
-    main()
+        yield from writing(Path(name), scale)
+        yield from reading(Path(name), scale)

@@ -1,29 +1,32 @@
-"""How a time is taken: in turns, so that a busy machine slows all candidates alike, and the median of many."""
+"""How a time is taken: in turns, so that a busy machine slows all candidates alike."""
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Mapping
 
-__all__ = ["in_turns", "row"]
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Taken", "in_turns", "seconds_of"]
+
+Taken = dict[str, NDArray[np.float64]]
+"""Seconds by candidate and round."""
 
 
-def in_turns(
-    candidates: Mapping[str, Callable[[], object]], rounds: int = 30, warm_up: int = 3, *, calls: int = 1
-) -> dict[str, float]:
-    """Median over rounds of the seconds a call takes, each candidate called `calls` times in a row in every round."""
+def in_turns(candidates: Mapping[str, Callable[[], object]], *, rounds: int, warm_up: int = 1, calls: int = 1) -> Taken:
+    """Seconds a call takes, by round: each candidate is called `calls` times in a row, every other round backwards."""
     times: dict[str, list[float]] = {name: [] for name in candidates}
     for number in range(warm_up + rounds):
-        for name, call in candidates.items():
-            start = time.perf_counter()
-            for _ in range(calls):
-                call()
+        for name in list(candidates)[:: 1 if number % 2 == 0 else -1]:
+            taken = sum(seconds_of(candidates[name]) for _ in range(calls)) / calls
             if number >= warm_up:
-                times[name].append((time.perf_counter() - start) / calls)
-    return {name: statistics.median(taken) for name, taken in times.items()}
+                times[name].append(taken)
+    return {name: np.array(taken) for name, taken in times.items()}
 
 
-def row(name: str, seconds: float, base: float, target: str = "") -> str:
-    """A line of a table: milliseconds and the ratio to the base."""
-    return f"{name:<44} {seconds * 1e3:>10.3f} ms {seconds / base:>8.2f} ×   {target}"
+def seconds_of(call: Callable[[], object]) -> float:
+    """Of one call."""
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start

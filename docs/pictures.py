@@ -1,8 +1,13 @@
-"""Draw the pictures of the docs from real runs: `gradiometer demo --no-serve`, the commands of docs/guide/sparsify.md, then
-`python docs/pictures.py`."""
+"""Draw the pictures of the docs from real runs: `python docs/pictures.py dead_term` after `gradiometer demo --no-serve`,
+`... sparsify` after the commands of docs/guide/sparsify.md, `... tabs` after those of docs/guide/tabs.md."""
 
 from __future__ import annotations
 
+import io
+import shutil
+import sys
+import threading
+import time
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -17,6 +22,16 @@ STUDY = Path("runs")
 CONTROL = 1.0665
 """What those trainings say a random policy earns."""
 COLOURS = {"policy": "#3b6fb6", "entropy": "#d1603d"}
+TABS = {
+    "overview": "overview?run=broken",
+    "gradients": "gradients?run=ppo/seed-1",
+    "terms": "terms?run=sokoban",
+    "estimators": "estimators?run=estimators",
+    "dynamics": "dynamics?run=prismatic",
+    "compare": "compare?" + "&".join(f"run={name}/seed-{seed}" for name in ("ppo", "slow") for seed in (1, 2, 3)),
+    "findings": "findings?run=broken",
+}
+"""The dashboard's tabs, and the view of runs/tabs that shows each."""
 
 
 def dead_term() -> None:
@@ -79,7 +94,34 @@ def sparsify() -> None:
     figure.savefig(PICTURES / "sparsify.png", dpi=130)
 
 
+def tabs() -> None:
+    """A photograph of each tab of the dashboard, over runs/tabs."""
+    import uvicorn
+    from PIL import Image
+    from playwright.sync_api import sync_playwright
+
+    from gradiometer.dashboard.app import create_app
+    from gradiometer.dashboard.server import bind
+
+    listening = bind("127.0.0.1", 0)
+    server = uvicorn.Server(uvicorn.Config(create_app(STUDY / "tabs"), log_level="warning"))
+    threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True).start()
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-lcd-text"]
+        )
+        page = browser.new_page(viewport={"width": 1280, "height": 900})
+        for name, view in TABS.items():
+            page.goto(f"http://127.0.0.1:{listening.getsockname()[1]}/{view}")
+            page.wait_for_selector(f"html[data-ready={name}]", timeout=60_000)
+            time.sleep(4)  # the doctor reads in the background, and charts are drawn one by one
+            photograph = Image.open(io.BytesIO(page.screenshot())).convert("RGB").quantize(256, kmeans=1)
+            photograph.save(PICTURES / f"tab_{name}.png", optimize=True)
+        browser.close()
+    server.should_exit = True
+
+
 if __name__ == "__main__":
     PICTURES.mkdir(exist_ok=True)
-    dead_term()
-    sparsify()
+    for wanted in sys.argv[1:]:
+        {"dead_term": dead_term, "sparsify": sparsify, "tabs": tabs}[wanted]()

@@ -1,4 +1,9 @@
-"""Watch a plain PyTorch loop: three lines around a training you already have."""
+"""Watch a plain PyTorch loop: three lines around a training you already have.
+
+`python examples/01_plain_loop.py` prints how the gradient norm and the reward moved, read back from the run. As many
+steps are measured as fit into 1 % of the time; `budget=None` measures all.
+Needs `pip install "gradiometer[torch]"`.
+"""
 
 import torch
 
@@ -26,5 +31,6 @@ run = gm.load("runs/plain")
 steps, norms = run.series("grad/all/norm/raw")
 _, rewards_seen = run.series("reward")
 print(
-    f"{len(steps)} steps, raw norm {norms[0]:.3g} -> {norms[-1]:.3g}, reward {rewards_seen[0]:.2f} -> {rewards_seen[-1]:.2f}"
+    f"{len(steps)} of {run.newest_step + 1} steps measured: raw norm {norms[0]:.3g} -> {norms[-1]:.3g}, "
+    f"reward {rewards_seen[0]:.2f} -> {rewards_seen[-1]:.2f}"
 )

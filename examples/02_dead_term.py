@@ -1,4 +1,9 @@
-"""Find an entropy bonus that has no gradient: the mistake of computing it under no_grad, shown at the first step."""
+"""Find an entropy bonus that has no gradient: the mistake of computing it under no_grad, shown at the first step.
+
+`python examples/02_dead_term.py` prints the event that names the dead term, at step 0, and what the two living terms
+do to the shared trunk.
+Needs `pip install "gradiometer[torch]"`.
+"""
 
 import torch
 

@@ -1,4 +1,9 @@
-"""Two optimizers with different cadences (SAC, TD3): blocks are named, rounds are counted for you."""
+"""Two optimizers with different cadences (SAC, TD3): blocks are named, rounds are counted for you.
+
+`python examples/03_actor_and_critic.py` prints how often each block was measured, the actor half as often as the
+critic, and its last update.
+Needs `pip install "gradiometer[torch]"`.
+"""
 
 import torch
 

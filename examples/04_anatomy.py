@@ -1,4 +1,9 @@
-"""Which groups teach, and which terms push: gm.anatomy on a small policy of your own, between two training steps."""
+"""Which groups teach, and which terms push: gm.anatomy on a small policy of your own, between two training steps.
+
+`python examples/04_anatomy.py` prints three times the task's gradient by how much a prompt's rewards vary, beside
+its shuffled null.
+Needs `pip install "gradiometer[torch]"`.
+"""
 
 import torch
 
@@ -51,7 +56,8 @@ with gm.watch(policy, optimizer, run="runs/anatomy", overwrite=True) as meter:
             for bucket in found.buckets:
                 names = ("task", "null/task", "signal_low/task", "signal_high/task")  # an interval may be missing
                 norm, shuffled, *interval = (found.metrics.get(f"grad_norm/{bucket}/{name}") for name in names)
-                print(f"step {step} {bucket}: norm {norm:.3f}, shuffled {shuffled:.3f}, 95 % of signal {interval}")
+                signal = [limit and round(limit, 3) for limit in interval]
+                print(f"step {step} {bucket}: norm {norm:.3f}, shuffled {shuffled:.3f}, 95 % of signal {signal}")
         optimizer.zero_grad()
         with meter.terms(**{name: loss.mean() for name, loss in loss_terms(batch).items()}) as loss:
             loss.backward()

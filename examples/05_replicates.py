@@ -1,4 +1,9 @@
-"""Which estimator has less variance, and is that more than chance? gm.replicates on a policy of your own."""
+"""Which estimator has less variance, and is that more than chance? gm.replicates on a policy of your own.
+
+`python examples/05_replicates.py` prints the signal-to-noise ratio with three baselines, and how much less the
+gradient varies with two of them than without any.
+Needs `pip install "gradiometer[torch]"`.
+"""
 
 import torch
 

@@ -1,4 +1,8 @@
-"""Is the loss wired right, before a night is spent on it? gm.audit on a policy with three published mistakes."""
+"""Is the loss wired right, before a night is spent on it? gm.audit on a policy with three published mistakes.
+
+`python examples/06_audit.py` prints the checks that fail, each with what to change, and those that pass.
+Needs `pip install "gradiometer[torch]"`.
+"""
 
 from types import SimpleNamespace
 

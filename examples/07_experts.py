@@ -1,4 +1,9 @@
-"""Do two experts learn different things? One merge of their weights per batch, and the gradients say: never."""
+"""Do two experts learn different things? One merge of their weights per batch, and the gradients say: never.
+
+`python examples/07_experts.py` prints that the experts' gradients point the same way, and differ only by how often
+each is asked.
+Needs `pip install "gradiometer[torch]"`.
+"""
 
 import torch
 from torch import nn

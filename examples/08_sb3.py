@@ -1,4 +1,9 @@
-"""Stable-Baselines3: one callback. Actor and critic are found, what SB3 logs is read, the training is not changed."""
+"""Stable-Baselines3: one callback. Actor and critic are found, what SB3 logs is read, the training is not changed.
+
+`python examples/08_sb3.py` prints reward and explained variance as SB3 logs them, and beside them the gradient norms
+of actor and critic.
+Needs `pip install "gradiometer[sb3]"`.
+"""
 
 from stable_baselines3 import PPO
 

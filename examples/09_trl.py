@@ -1,4 +1,9 @@
-"""Watch TRL's GRPO: norms by stage, what policy, KL and entropy each do to the weights, and an anatomy every 10 steps."""
+"""Watch TRL's GRPO: norms by stage, what policy, KL and entropy each do to the weights, and an anatomy every 10 steps.
+
+`python examples/09_trl.py` prints the reward, the share of each term in the gradient, and the norms of groups that
+teach little and much.
+Needs `pip install "gradiometer[trl]"`.
+"""
 
 from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers

@@ -1,6 +1,9 @@
 """CleanRL's ppo.py, watched: `with gm.watch(...)` around the loop, `with meter.terms(...)` around the backward.
 
 Everything else is the script as it was: one file, read from top to bottom. Its scalars keep CleanRL's names.
+
+`python examples/11_cleanrl.py` prints the share that each term of the loss has in the actor's gradient.
+Needs `pip install "gradiometer[labs]"`.
 """
 
 from dataclasses import asdict, dataclass

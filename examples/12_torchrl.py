@@ -1,4 +1,8 @@
-"""torchrl's Trainer: one line registers the hook. The terms of the loss module are taken apart by themselves."""
+"""torchrl's Trainer: one line registers the hook. The terms of the loss module are taken apart by themselves.
+
+`python examples/12_torchrl.py` prints the return, and the share that each term of the loss has in the gradient.
+Needs `pip install "gradiometer[torchrl]"`.
+"""
 
 import torch
 from tensordict.nn import TensorDictModule

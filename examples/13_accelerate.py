@@ -1,4 +1,9 @@
-"""Watch a loop with accelerate: accumulation, mixed precision and clipping are its own, three lines are ours."""
+"""Watch a loop with accelerate: accumulation, mixed precision and clipping are its own, three lines are ours.
+
+`python examples/13_accelerate.py` prints how many micro-batches make a step, and the gradient norm before and after
+the clip.
+Needs `pip install "gradiometer[transformers]"`.
+"""
 
 import torch
 from accelerate import Accelerator

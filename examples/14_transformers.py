@@ -1,4 +1,9 @@
-"""Watch a Hugging Face Trainer: one callback, here on a tiny language model that learns to count in threes."""
+"""Watch a Hugging Face Trainer: one callback, here on a tiny language model that learns to count in threes.
+
+`python examples/14_transformers.py` prints the loss, and at one step the gradient norm that the trainer logged beside
+the meter's.
+Needs `pip install "gradiometer[transformers]"`.
+"""
 
 import torch
 from torch.utils.data import Dataset

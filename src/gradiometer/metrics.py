@@ -14,14 +14,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from gradiometer.errors import UnknownName
 
-__all__ = ["CATALOGUE", "Alias", "Metric", "find", "key", "parse", "resolve"]
+__all__ = ["CATALOGUE", "TIERS", "Alias", "Metric", "Tier", "find", "key", "parse", "resolve"]
 
 Scale = Literal["linear", "log"]
-Origin = Literal["light", "standard", "deep", "logged", "terms", "anatomy", "replicates", "experts"]
+Tier = Literal["light", "standard", "deep"]
+TIERS: tuple[Tier, ...] = get_args(Tier)
+"""How much the meter measures; each has all that is in those before it."""
+Origin = Literal[Tier, "logged", "terms", "anatomy", "replicates", "experts"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -142,7 +142,7 @@ def test_env_says_what_is_missing_and_how_to_get_it() -> None:
 
 def test_labs_lists_labs_and_faults() -> None:
     found = {lab["name"]: lab for lab in json.loads(gradiometer("labs", "--json").stdout)["labs"]}
-    assert set(found) == {"bugs", "cartpole", "pendulum", "prismatic", "sokoban", "sparsify", "tsp"}
+    assert {"cartpole", "sokoban", "tsp"} <= set(found)
     assert (found["sokoban"]["length"], found["tsp"]["length"]) == ("trainer.total_training_steps", "steps")
     faults = {fault["name"]: fault for fault in found["cartpole"]["faults"]}
     assert faults["entropy_no_grad"]["expected"] == ["dead-term"]

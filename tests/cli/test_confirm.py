@@ -21,11 +21,12 @@ from gradiometer.cli.main import run as gradiometer
 from gradiometer.doctor.diagnosis import Diagnosis
 from gradiometer.errors import UsageError
 from gradiometer.labs.config import configure
-from gradiometer.labs.confirm import BENCHES, LabProbe, _Sitter, _weights, probe_of
+from gradiometer.labs.confirm import LabProbe, _Sitter, _weights, probe_of
 from gradiometer.probes.confirm import Experiment, confirmed
 from gradiometer.probes.confirmjudges import CHECKSUM
 from gradiometer.records import Evidence, Finding
 
+BENCHES = {name: lab.bench for name, lab in labs.LABS.items() if lab.bench is not None}
 CARTPOLE = ("num_envs=2", "num_steps=24", "num_minibatches=2", "update_epochs=2", "total_steps=48000", "seed=5")
 PRISMATIC = ("router_type=topk", "width=16", "context=12", "prompt=4", "batch_size=4", "num_layers=1", "num_heads=2")
 TSP = ("num_loc=6", "batch_size=4", "embed_dim=16", "num_layers=1", "num_heads=2")

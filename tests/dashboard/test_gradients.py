@@ -324,7 +324,7 @@ def test_a_log_with_a_gradient_norm_shows_it_and_says_what_the_meter_would_add(t
     found = charts(seen(tmp_path, "trl"))
     assert set(found) == {"layers", "norms"}
     assert [line["name"] for line in found["norms"]["lines"]] == ["grad_norm"]
-    assert "gm.watch(" in found["layers"]["empty"]["code"]
+    assert "callbacks=[GradiometerCallback(" in found["layers"]["empty"]["code"]
 
 
 def test_a_log_without_gradients_is_one_empty_view() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -137,7 +138,10 @@ def test_logs_of_other_tools_show_the_same_curves_under_their_names() -> None:
     assert max(entropy["points"]["values"]) < 0, "drawn as logged"
     assert "other sign" in found["entropy"]["subtitle"]
     assert found["norm"]["lines"] == []
-    assert "gm.watch(" in found["norm"]["empty"]["code"]
+    assert "callback=GradiometerCallback(" in found["norm"]["empty"]["code"], "as SB3 has it"
+    assert re.search(r"lets \d+ more rules of the doctor look", found["norm"]["empty"]["fix"])
+    assert [line["name"] for line in found["policy_loss"]["lines"]] == ["train/policy_gradient_loss"]
+    assert [line["name"] for line in found["value_loss"]["lines"]] == ["train/value_loss"]
     assert "health" not in found
 
 
@@ -146,13 +150,18 @@ def test_trl_and_cleanrl_logs_too(tmp_path: Path) -> None:
     shutil.copytree(FIXTURES / "cleanrl_ppo", tmp_path / "cleanrl")
     found = charts(seen(tmp_path, "trl", "cleanrl"))
     drawn = {id: [(line["run"], line["name"]) for line in chart["lines"]] for id, chart in found.items()}
-    assert drawn == {
+    wanted = {
         "reward": [("trl", "reward"), ("cleanrl", "charts/episodic_return")],
+        "loss": [("trl", "loss")],
+        "val_loss": [("trl", "eval_loss")],
+        "policy_loss": [("cleanrl", "losses/policy_loss")],
+        "value_loss": [("cleanrl", "losses/value_loss")],
         "norm": [("trl", "grad_norm")],
         "entropy": [("trl", "entropy"), ("cleanrl", "losses/entropy")],
         "kl": [("cleanrl", "losses/approx_kl")],
         "kl_ref": [("trl", "kl")],
     }
+    assert {id: drawn.get(id) for id in wanted} == wanted
     for chart in found.values():
         for line in chart["lines"]:
             assert_true_to(line, tmp_path)
@@ -336,7 +345,7 @@ def test_a_tick_of_a_live_run_brings_only_new_points(tmp_path: Path) -> None:
     with Writer(tmp_path / "r", facts={"started": "then"}) as writer:
 
         def put(step: int) -> None:
-            values = {"reward": float(step), "grad/all/norm/raw": 1.0 + step, "grad/all/health": 1.0}
+            values = {"reward": 1.0, "grad/all/norm/raw": 1.0 + step, "grad/all/health": 1.0}
             writer.put(Row(step=step, wall_time=float(step), values=values))
 
         for step in range(10):

@@ -101,7 +101,7 @@ def test_with_a_token_the_printed_address_opens_it_and_no_other_does(tmp_path: P
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [(["nowhere"], "no folder and no run at nowhere"), (["-p", "{taken}"], "is taken"), (["-p", "99999"], "65535")],
+    [(["nowhere"], "no run at nowhere"), (["-p", "{taken}"], "is taken"), (["-p", "99999"], "65535")],
 )
 def test_wrong_input_is_one_line_and_two(tmp_path: Path, arguments: list[str], words: str) -> None:
     with socket.socket() as taken:

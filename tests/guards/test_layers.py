@@ -15,7 +15,7 @@ SOURCE = Path(gradiometer.__file__).parent
 
 # Lower rooms first: a module may import from its own room and from those before it.
 ROOMS = (
-    ("version", "errors"),
+    ("version", "errors", "extras", "words"),
     ("metrics", "records"),
     ("maths",),
     ("store",),

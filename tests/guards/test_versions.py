@@ -9,21 +9,14 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+import gradiometer
+from gradiometer.store.sinks import KNOWN
+
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
-TRAINERS = (
-    "sb3",
-    "trl",
-    "transformers",
-    "lightning",
-    "torchrl",
-    "rl4co",
-    "ray",
-    "tensorboard",
-    "wandb",
-    "mlflow",
-    "trackio",
-)
+INTEGRATIONS = {file.stem for file in (Path(gradiometer.__file__).parent / "integrations").glob("*.py")}
+FOREIGN = sorted({*INTEGRATIONS, *KNOWN, "ray"} & EXTRAS.keys())
+"""Trainers and trackers: what others may change under us."""
 
 
 def requirements() -> list[Requirement]:
@@ -36,7 +29,7 @@ def test_what_is_installed_is_in_the_range_we_state(wanted: Requirement) -> None
     assert wanted.specifier.contains(metadata.version(wanted.name), prereleases=True)
 
 
-@pytest.mark.parametrize("extra", TRAINERS)
+@pytest.mark.parametrize("extra", FOREIGN)
 def test_a_trainer_or_tracker_has_a_lower_and_an_upper_bound(extra: str) -> None:
     (own,) = (
         each

@@ -15,7 +15,7 @@ import gradiometer as gm
 from gradiometer.errors import UsageError
 from gradiometer.labs import faults
 from gradiometer.labs.config import Progress
-from gradiometer.labs.confirm import BENCHES, probe_of
+from gradiometer.labs.confirm import probe_of
 from gradiometer.labs.faults import faults_of
 from gradiometer.labs.sparsify.config import Config, ModelConfig, ProblemConfig, SolverConfig, TemperatureConfig
 from gradiometer.labs.sparsify.pieces import Pieces
@@ -209,7 +209,7 @@ def test_doctor_confirm_knows_a_run_of_this_lab(tmp_path: Path) -> None:
         probe = probe_of(run.facts)
     assert probe is not None
     assert probe.lab.name == "sparsify"
-    assert BENCHES["sparsify"].terms == {"entropy": "entropy_coef", "value": "vf_coef"}
+    assert probe.lab.bench.terms == {"entropy": "entropy_coef", "value": "vf_coef"}
 
 
 # What each fault changes, on the same rollouts or in a short training.

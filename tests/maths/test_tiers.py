@@ -9,7 +9,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradiometer.maths.tiers import on_device, source_tiers, thresholds, tier_masks, tier_size, tier_sums
+from gradiometer.maths.tiers import (
+    on_device,
+    source_tiers,
+    thresholds,
+    tier_masks,
+    tier_size,
+    tier_sums,
+    tier_sums_by_row,
+)
 
 
 def oracle_sound(weights: list[float]) -> tuple[set[int], set[int]]:
@@ -137,3 +145,22 @@ def test_nothing_is_changed() -> None:
     tier_sums(grad, weight, thresholds(weight.abs()), exact=True)
     assert torch.equal(weight, before[0])
     assert torch.equal(grad, before[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("columns", [700, 5000])
+def test_row_by_row_in_a_scratch_is_the_same_as_all_at_once(dtype: torch.dtype, columns: int) -> None:
+    torch.manual_seed(2)
+    weights, grads = torch.randn(4, 5000).to(dtype), torch.randn(4, 5000).to(dtype)
+    weights[1] = 0.5  # all of it ties: top and bottom
+    weights[2, :4000] = 0.0
+    grads[3, 17] = torch.nan
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    cuts = thresholds(weights.to(wide).abs())
+    sums = tier_sums(grads.to(wide), weights.to(wide), cuts)
+    scratch = torch.full((5, columns), torch.nan, dtype=wide)  # what was in it does not matter
+    found = tier_sums_by_row(list(grads), list(weights), cuts, scratch=scratch)
+    torch.testing.assert_close(found, torch.cat([sums.source, sums.counts], 1), rtol=5e-5, atol=0.0, equal_nan=True)
+    assert found[3, :4].isnan().all()
+    without = tier_sums_by_row(list(grads), list(weights), cuts)
+    torch.testing.assert_close(without, found, rtol=5e-5, atol=0.0, equal_nan=True)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradiometer.doctor.consequences import IDS
+from gradiometer.doctor.rule import rules
 from gradiometer.errors import UnknownName, UsageError
 from gradiometer.probes.confirm import (
     EXPERIMENTS,
@@ -47,7 +47,7 @@ ENTROPY = {"evidence": (Evidence(series="grad/all/term/entropy/loss", reading=""
 
 
 def test_every_experiment_belongs_to_a_finding_that_exists() -> None:
-    assert EXPERIMENTS.keys() <= IDS
+    assert EXPERIMENTS.keys() <= {rule.id for rule in rules()}
 
 
 # -- dead terms

@@ -207,7 +207,7 @@ def test_a_step_that_is_there_twice_is_one_row(tmp_path: Path) -> None:
         ("\n\n  \n", "is an empty file"),
         ("step,loss\n", "no rows with a step"),
         ("step,loss\n,1\n", "no column that counts the steps"),
-        ("loss,reward\n1,2\n", "no column that counts the steps: one of _step, step, .*found: loss, reward"),
+        ("a,b\n1,2\n", "no column that counts the steps: one of _step, step, .*found: a, b"),
         ("hello\n", "no column that counts the steps"),
         ("step,a\n0," + "x" * 200_000 + "\n", "cannot be read as CSV .*field larger"),
         ("#{}\nr,l,t\n1,2,3\n", "no column that counts the steps.*found: r, l, t"),
@@ -219,6 +219,15 @@ def test_a_csv_without_a_curve_is_an_error_that_says_why(tmp_path: Path, text: s
     (tmp_path / "x.csv").write_text(text)
     with pytest.raises(UsageError, match=says):
         open_log(tmp_path / "x.csv")
+
+
+def test_where_no_column_counts_the_steps_of_a_log_its_rows_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("reward,loss\n" + "".join(f"{row},{-row}\n" for row in range(5000)))
+    with pytest.warns(GradiometerWarning, match="no column counts the steps, so its rows are counted"):
+        log = open_log(tmp_path / "x.csv")
+    steps, values = log.series("reward")
+    assert steps.tolist() == values.tolist() == list(range(5000))
+    assert "step" not in log.facts["imported"]
 
 
 def test_a_binary_file_called_csv_is_refused(tmp_path: Path) -> None:

@@ -113,9 +113,16 @@ def test_a_folder_of_many_logs_lists_them_and_asks_for_one(tmp_path: Path) -> No
 def test_a_folder_without_a_log_says_what_can_be_read(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("hello")
     with pytest.raises(
-        NotARun, match=r"not a run: no run\.db in it, nor a log; what can be read is .*trainer_state\.json"
+        NotARun,
+        match=r"not a run: no run\.db in it, nor a log; in it: notes\.txt; what can be read is .*trainer_state\.json",
     ):
         open_log(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(bytes(8))
+    with pytest.raises(NotARun, match=r"model\.safetensors holds weights, which do not say how they were trained"):
+        open_log(tmp_path)
+    (tmp_path / "new").mkdir()
+    with pytest.raises(NotARun, match="nor a log, it is empty"):
+        open_log(tmp_path / "new")
 
 
 @pytest.mark.parametrize(
@@ -125,6 +132,7 @@ def test_a_folder_without_a_log_says_what_can_be_read(tmp_path: Path) -> None:
         (b"\x7fELF" + bytes(100), "a binary file"),
         (b"\x1f\x8b\x08" + bytes(20), r"compressed \(gzip\): unpack it first"),
         (b"PK\x03\x04" + bytes(20), r"compressed \(zip\)"),
+        (b"PK\x03\x04" + bytes(20) + b"archive/data.pkl", "a checkpoint, .* give the log of that training"),
         (b"some words\nand more\n", "text without a line of names that counts steps"),
         (b"\x89PNG\r\n\x1a\n" + bytes(50), "a binary file"),
     ],

@@ -259,7 +259,7 @@ def test_a_path_where_nothing_is_names_the_runs_close_to_it(written: Path, tmp_p
     written.rename(tmp_path / "ppo-7")
     with pytest.raises(RunNotFound, match=r"did you mean '.*ppo-7'"):
         load(tmp_path / "ppo-8")
-    with pytest.raises(RunNotFound, match=r"no run at \S+$"):
+    with pytest.raises(RunNotFound, match=r"no run at \S+: there is no folder \S+/no/such$"):
         load(tmp_path / "no" / "such" / "place")
 
 

@@ -59,6 +59,10 @@ class Analyst:
         self.sheet = Sheet(blocks, shapes)
         self._directions = Directions(self.sheet, atoms, settings.sketch_size)
         self._vitals = Vitals(self.sheet)
+        self._named_members = {
+            name: frozenset(members)
+            for name, members in zip(blocks.names, blocks.members[: blocks.num_named], strict=False)
+        }
         self._noise: dict[str, noise.NoiseState] = {}
         self._layer_norms = [f"grad/{layer}/norm/raw" for layer in blocks.names[blocks.num_named :]]
         self._pairs = {name: _pair(name, pair, parameters) for name, pair in settings.pairs.items()}
@@ -116,11 +120,9 @@ class Analyst:
         return {n: {"seed": p.seed.tolist(), "host": p.host.tolist()} for n, p in self._pairs.items()}
 
     def _clips(self, values: dict[str, float], fetched: Fetched, current: Round) -> None:
-        blocks = self.sheet.blocks
-        named = {
-            name: frozenset(members) & current.captured
-            for name, members in zip(blocks.names, blocks.members[: blocks.num_named], strict=False)
-        }
+        if not current.clips:
+            return
+        named = {name: members & current.captured for name, members in self._named_members.items()}
         self._vitals.note_clips(values, current.clip_values(fetched, values, named))
 
     def _concentration(self, values: dict[str, float]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from gradiometer.capture import hooks
@@ -58,7 +59,8 @@ class ExpertBook:
         self._left_out = sharded
         parameters: Sequence[Tensor] = list(named.values())
         self._names = list(named)
-        self._gauges = [ExpertGauge(layer, parameters) for layer in self.layers]
+        scratch: dict[torch.dtype, Tensor] = {}
+        self._gauges = [ExpertGauge(layer, parameters, scratch) for layer in self.layers]
         self._tallies = [Tally(layer, wanted=self._tallying) for layer in self.layers]
         for layer, tally in zip(self.layers, self._tallies, strict=True):
             if layer.router is not None:

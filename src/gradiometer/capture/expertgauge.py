@@ -6,7 +6,7 @@ at once. They are found anew whenever they move, and seldom once they stand stil
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -19,16 +19,21 @@ from gradiometer.maths.stats import filled
 
 __all__ = ["ExpertGauge"]
 
-AT_ONCE = 2**17  # elements of all experts that are looked at together: they and what is made of them stay in the cache
+AT_ONCE = 2**17  # elements of all experts that are copied side by side
+SOURCE = 4  # of the ten sums of an expert, the first four are over the source's tiers
 SMALL = 4096  # up to here a tensor is cut anew each time, and ties are resolved: a sort of it costs little
 
 
 class ExpertGauge:
     """One layer of experts, with the thresholds of its tiers."""
 
-    def __init__(self, layer: ExpertLayer, parameters: Sequence[Tensor]) -> None:
+    def __init__(
+        self, layer: ExpertLayer, parameters: Sequence[Tensor], scratch: dict[torch.dtype, Tensor] | None = None
+    ) -> None:
         self.layer = layer
         self._parameters = parameters
+        self._scratch = {} if scratch is None else scratch
+        """Memory to cut in on a CPU, which all layers use in turn."""
         self._columns = max(1024, AT_ONCE // layer.num)
         self._cuts: dict[int, Tensor] = {}
         """The thresholds of each slab, [N, 2]."""
@@ -62,24 +67,41 @@ class ExpertGauge:
     def _read_slab(self, reading: Reading, name: str, number: int, *, fresh: bool) -> None:
         slab = self.layer.slabs[number]
         grads, weights = self._rows(slab, of_grads=True), self._rows(slab, of_grads=False)
-        length = weights[0].numel()
-        small = length <= SMALL
-        old = self._cuts.get(number)
-        if fresh or small or old is None:
-            self._cuts[number] = new = torch.cat([tiers.thresholds(_wide(row).abs()[None]) for row in weights])
-            if old is not None and not small:
-                reading.add_array(f"{name}/moved/{number}", ((new - old).abs() / old).max().reshape(1))
         # Tensors of one dimension are in the source's tiers and not in the sound ones.
         matrix = self._parameters[slab.parts[0]].ndim - slab.fused >= 2
-        columns = length if small else self._columns  # whose ties are resolved is cut whole
-        for first in range(0, length, columns):
-            part = slice(first, first + columns)
-            grad, weight = _side_by_side(grads, part), _side_by_side(weights, part)
-            sums = tiers.tier_sums(grad, weight, self._cuts[number], exact=small and matrix)
-            sound = torch.cat([sums.sound, sums.counts], 1)
-            sound = sound if matrix else torch.zeros_like(sound)
-            reading.add_array(f"{name}/sums", torch.cat([sums.source, sound], 1))
-            reading.add_array(f"{name}/gram", grad @ grad.T)
+        if len(weights[0]) <= SMALL:
+            grad, weight = _side_by_side(grads), _side_by_side(weights)
+            sums = torch.cat(tiers.tier_sums(grad, weight, tiers.thresholds(weight.abs()), exact=matrix), 1)
+            products = grad @ grad.T
+        else:
+            sums = self._sums(grads, weights, self._large_cuts(reading, name, number, weights, fresh=fresh))
+            products = torch.stack([part @ part.T for part in _parts(grads, self._columns)]).sum(0)
+        if not matrix:
+            sums[:, SOURCE:] = 0.0
+        reading.add_array(f"{name}/sums", sums)
+        reading.add_array(f"{name}/gram", products)
+
+    def _large_cuts(
+        self, reading: Reading, name: str, number: int, weights: Sequence[Tensor], *, fresh: bool
+    ) -> Tensor:
+        """The thresholds of a slab, [N, 2], as they are or found anew; one expert after the other, for it takes copies."""
+        old = self._cuts.get(number)
+        if old is not None and not fresh:
+            return old
+        self._cuts[number] = new = torch.cat([tiers.thresholds(_wide(row).abs()[None]) for row in weights])
+        if old is not None:
+            reading.add_array(f"{name}/moved/{number}", ((new - old).abs() / old).max().reshape(1))
+        return new
+
+    def _sums(self, grads: Sequence[Tensor], weights: Sequence[Tensor], cuts: Tensor) -> Tensor:
+        """The ten numbers of each expert's large tensor, [N, 10]; its sound tiers count ties as the source's do."""
+        if cuts.device.type == "cpu":
+            if cuts.dtype not in self._scratch:
+                self._scratch[cuts.dtype] = torch.empty(5, tiers.IN_CACHE, dtype=cuts.dtype)
+            seven = tiers.tier_sums_by_row(grads, weights, cuts, scratch=self._scratch[cuts.dtype])
+            return torch.cat([seven[:, :SOURCE], seven[:, :3], seven[:, SOURCE:]], 1)
+        pairs = zip(_parts(grads, self._columns), _parts(weights, self._columns), strict=True)
+        return torch.stack([torch.cat(tiers.tier_sums(grad, weight, cuts), 1) for grad, weight in pairs]).sum(0)
 
     def _read_histograms(self, reading: Reading, slab: Slab) -> None:
         for e in range(self.layer.num):
@@ -93,7 +115,8 @@ class ExpertGauge:
         """The gradient, or the weights, of each expert as a row; zeros for an expert that has no gradient."""
         parts = [self._parameters[i] for i in slab.parts]
         held = [
-            p.detach() if not of_grads else torch.zeros_like(p) if p.grad is None else filled(p.grad) for p in parts
+            p.detach() if not of_grads else torch.zeros_like(p) if p.grad is None else filled(p.grad.detach())
+            for p in parts
         ]
         return list(held[0].reshape(self.layer.num, -1)) if slab.fused else [p.reshape(-1) for p in held]
 
@@ -111,9 +134,14 @@ class ExpertGauge:
         return filled(grad)[e] if slab.fused else filled(grad)
 
 
-def _side_by_side(rows: Sequence[Tensor], part: slice) -> Tensor:
-    """[N, columns] of the same columns of each row."""
-    return _wide(torch.stack([row[part] for row in rows]))
+def _parts(rows: Sequence[Tensor], columns: int) -> Iterator[Tensor]:
+    """The rows side by side, [N, columns] of them at a time."""
+    for first in range(0, len(rows[0]), columns):
+        yield _side_by_side([row[first : first + columns] for row in rows])
+
+
+def _side_by_side(rows: Sequence[Tensor]) -> Tensor:
+    return _wide(torch.stack(list(rows)))
 
 
 def _wide(x: Tensor) -> Tensor:

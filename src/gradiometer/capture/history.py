@@ -32,6 +32,10 @@ class Ring:
         self._rows[found, column] = value
         return bool(found.any())
 
+    def mean(self) -> float:
+        """Over all that is held, in which order does not matter."""
+        return float(self._rows[: self._count].mean())
+
     def rows(self) -> Numbers:
         """What is held, [length, width]."""
         held = len(self._rows)

@@ -59,7 +59,7 @@ class Meter:
         self.settings = settings
         self.seconds = self.entered = 0.0
         self._model, self._writer, self._doctor = model, writer, doctor
-        self._closed = self._audited = False
+        self.closed = self._audited = False
         self._coordinates: dict[str, int | None] = {"env_steps": None, "rollout": None, "epoch": None}
         self._scalars = Scalars()
         self._states = States()
@@ -87,13 +87,18 @@ class Meter:
         """Each parameter's state at the last measured step: finite, nonfinite, missing or frozen."""
         return dict(self._states.current)
 
+    @property
+    def terms_due(self) -> bool:
+        """Whether `terms` would split the coming loss: for those whose terms cost something to make."""
+        return self._rig.terms_due
+
     @guarded
     def log(self, values: Mapping[str, Any] | None = None, /, **scalars: Any) -> None:
         """Your own scalars, on the step axis of the gradients. Tensors wait for the next measured step's sync.
 
         `ratio` (π/π_old), `advantages`, `returns` and `observation` may be whole tensors: mean, spread and extremes are kept.
         """
-        if self._closed:
+        if self.closed:
             return
         step = self._rig.last_step if self._rig.open is None else self._rig.open.step
         where = Where(step=step, wall_time=time.time(), **self._coordinates)
@@ -131,7 +136,7 @@ class Meter:
         A probe looks at the weights from which a step starts: without `step` it belongs to the step in progress, or else
         to the coming one. A NaN is kept as a NaN.
         """
-        if self._closed:
+        if self.closed:
             return
         at = self._rig.open.step if self._rig.open is not None else self._rig.next_step
         where = Where(step=at if step is None else int(step), wall_time=time.time(), **self._coordinates)
@@ -158,7 +163,7 @@ class Meter:
         went backward, `terms-hooked` that you hooked an activation.
         """
         split = terms.resolve(given, advantages)
-        if not self._closed:
+        if not self.closed:
             self._rig.measure_terms(split)
         try:
             yield terms.total(split.terms.values())
@@ -174,7 +179,7 @@ class Meter:
         gradient; None when the model has no experts.
         """
         self._asked = None
-        if not self._closed:
+        if not self.closed:
             self._look_at_experts(step)
         return self._asked
 
@@ -228,9 +233,9 @@ class Meter:
 
     def close(self) -> None:
         """Remove every hook and finish the file. Closing twice is fine."""
-        if self._closed:
+        if self.closed:
             return
-        self._closed = True
+        self.closed = True
         try:
             self._finish()
         finally:

@@ -74,11 +74,14 @@ class Reading:
         numbers = _transfer([*columns, *self._scalars.values(), *(a.reshape(-1) for a in self._arrays.values())])
         values: dict[str, NDArray[np.float64]] = {}
         present: dict[str, NDArray[np.bool_]] = {}
+        places: dict[int, NDArray[np.int64]] = {}  # most quantities are of one and the same list of parameters
         for (quantity, indices, _), column in zip(self._parts, numbers, strict=False):
             if quantity not in values:
                 values[quantity] = np.zeros(self._num_parameters)
                 present[quantity] = np.zeros(self._num_parameters, dtype=np.bool_)
-            at = np.asarray(indices, dtype=np.int64)
+            at = places.get(id(indices))
+            if at is None:
+                at = places[id(indices)] = np.asarray(indices, dtype=np.int64)
             values[quantity][at] = column
             present[quantity][at] = True
         single = numbers[len(columns) : len(columns) + len(self._scalars)]
@@ -93,16 +96,17 @@ class Reading:
 
 def _transfer(tensors: list[Tensor]) -> list[NDArray[np.float64]]:
     """Each 1-dim tensor on the host, joined on its device first: one copy per device, whatever their number."""
-    by_device: dict[torch.device, list[int]] = {}
+    by_device: dict[torch.device, dict[torch.dtype, list[int]]] = {}
     for place, tensor in enumerate(tensors):
-        by_device.setdefault(tensor.device, []).append(place)
+        by_device.setdefault(tensor.device, {}).setdefault(tensor.dtype, []).append(place)
     numbers: list[NDArray[np.float64]] = [np.empty(0)] * len(tensors)
-    for device, places in by_device.items():
+    for device, by_dtype in by_device.items():
         # float64 keeps what a float64 model measured and counts past 2^24; MPS has none.
         wide = torch.float32 if device.type == "mps" else torch.float64
-        joined = torch.cat([tensors[place].to(wide) for place in places])
-        host = joined.cpu().numpy().astype(np.float64, copy=False)  # the sync
-        cuts = np.cumsum([tensors[place].numel() for place in places])[:-1]
-        for place, part in zip(places, np.split(host, cuts), strict=True):
-            numbers[place] = part
+        alike = [torch.cat([tensors[place] for place in places]).to(wide) for places in by_dtype.values()]
+        host = torch.cat(alike).cpu().numpy().astype(np.float64, copy=False)  # the sync
+        end = 0
+        for place in (place for places in by_dtype.values() for place in places):
+            start, end = end, end + len(tensors[place])
+            numbers[place] = host[start:end]
     return numbers

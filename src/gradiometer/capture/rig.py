@@ -231,6 +231,11 @@ class Rig(Closing):
         number = self._round_number if self.open is None else self.open.number + 1
         return number if self.cadence.due(number) else None
 
+    @property
+    def terms_due(self) -> bool:
+        """Whether the round in progress, or else the next one, splits its loss."""
+        return self._measured_round() is not None and self._terms.due(self.num_measured)
+
     def move_to(self, step: int) -> None:
         """The step in progress, or else the next one, has this number."""
         if self.open is not None and not self.open.stepped:

@@ -10,12 +10,12 @@ from gradiometer.capture.blocks import Selector
 from gradiometer.capture.experts import Experts
 from gradiometer.errors import UsageError
 from gradiometer.maths.sketch import MAX_K
+from gradiometer.metrics import Tier
 
 __all__ = ["Direction", "OnNonfinite", "Pairs", "Settings", "Tier"]
 
 HELD = ("blocks", "pairs", "experts")  # these may hold modules
 
-Tier = Literal["light", "standard", "deep"]
 OnNonfinite = Literal["record", "warn", "raise"]
 Direction = Literal["exact", "sketch"]
 Pairs: TypeAlias = Mapping[str, tuple[Selector, Selector]]

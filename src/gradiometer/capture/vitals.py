@@ -72,7 +72,7 @@ class Vitals:
             ring = self._clips.setdefault(block, Ring(CLIP_WINDOW, 1))
             active = values[f"grad/{block}/clip/active"]
             ring.add(np.array([1.0 if np.isnan(active) else active]))  # a NaN norm clips everything to NaN
-            values[f"grad/{block}/clip/rate"] = float(ring.rows().mean())
+            values[f"grad/{block}/clip/rate"] = ring.mean()
 
     def _refresh_bands(self) -> None:
         rows = self._tensors.rows()

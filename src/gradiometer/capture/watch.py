@@ -103,7 +103,7 @@ class NullMeter(Meter):
     """The meter that does nothing: what `watch` returns when GRADIOMETER_DISABLED is set."""
 
     def __init__(self) -> None:
-        self.run = None
+        self.run, self.closed = None, False
 
     @property
     def blocks(self) -> Blocks:
@@ -114,6 +114,11 @@ class NullMeter(Meter):
     def states(self) -> dict[str, str]:
         """Nothing is known."""
         return {}
+
+    @property
+    def terms_due(self) -> bool:
+        """Nothing is measured."""
+        return False
 
     def log(self, values: Mapping[str, Any] | None = None, /, **scalars: Any) -> None:
         """Nothing is kept."""

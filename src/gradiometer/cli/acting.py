@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from gradiometer.cli import completing
 from gradiometer.cli.frame import DIAGNOSE, MEASURE, Json, app
 from gradiometer.cli.lists import WordLists
 from gradiometer.cli.requests import Request, command_of
@@ -50,7 +51,12 @@ def run(
 @app.command(rich_help_panel=MEASURE)
 def analyze(
     target: Annotated[
-        str, typer.Argument(metavar="CHECKPOINT_OR_LAB", help="A folder global_step_<N>, or a lab such as sokoban.")
+        str,
+        typer.Argument(
+            metavar="CHECKPOINT_OR_LAB",
+            help="A folder global_step_<N>, or a lab such as sokoban.",
+            autocompletion=completing.labs,
+        ),
     ],
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="What to change.")] = None,
     config_name: Annotated[
@@ -72,7 +78,9 @@ def doctor(
     paths: Annotated[
         list[str],
         typer.Argument(
-            metavar="RUN_OR_LOG...", help="Run folders, or logs of SB3, TRL, verl, CleanRL, W&B, CSV, JSONL."
+            metavar="RUN_OR_LOG...",
+            help="Run folders, or logs of SB3, TRL, verl, CleanRL, W&B, CSV, JSONL.",
+            autocompletion=completing.runs,
         ),
     ],
     since: Annotated[int | None, typer.Option(metavar="STEP", help="Only what happened from this step on.")] = None,
@@ -134,7 +142,12 @@ def audit(
 
 @app.command(rich_help_panel=DIAGNOSE)
 def experts(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run folder, its run.db, a dynamics.db, or a log.")],
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN", help="A run folder, its run.db, a dynamics.db, or a log.", autocompletion=completing.runs
+        ),
+    ],
     since: Annotated[int | None, typer.Option(metavar="STEP", help="Only what was measured from this step on.")] = None,
     json: Json = False,
 ) -> None:

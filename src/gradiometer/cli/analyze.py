@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gradiometer import labs
-from gradiometer.cli.printing import console, number, print_json, table
+from gradiometer.cli.printing import console, print_json, table
 from gradiometer.cli.train import prepared, progress_bar
 from gradiometer.errors import UnknownName, UsageError
 from gradiometer.metrics import key
+from gradiometer.words import number
 
 if TYPE_CHECKING:
     from gradiometer.probes.anatomy import Anatomy

@@ -12,13 +12,14 @@ from typing import Any
 from rich.console import Console
 
 from gradiometer.cli.lists import words
-from gradiometer.cli.printing import console, number, print_json, table, warnings_in_a_line
+from gradiometer.cli.printing import console, print_json, table, warnings_in_a_line
 from gradiometer.errors import UsageError
 from gradiometer.store.comparison import Reading, Source, chosen, mean_std, quantities, read
 from gradiometer.store.database import DATABASE_NAME
 from gradiometer.store.differences import Difference, Differences, differences, grouped, usual_grouping
 from gradiometer.store.importers import Log, logs_in, open_log
 from gradiometer.store.reader import Run
+from gradiometer.words import number
 
 __all__ = ["compare"]
 
@@ -201,7 +202,8 @@ def _print_differences(out: Console, made: _Comparison) -> None:
     found = made.differences
     if len(found.unknown) == len(made.runs):
         out.print("none of these runs wrote a config down")
-    elif found.unknown:
+        return
+    if found.unknown:
         out.print(f"{_some(found.unknown)} without a config")
     equal = sum(found.equal.values())
     if not found.differs:

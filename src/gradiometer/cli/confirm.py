@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gradiometer.cli.printing import console, print_json
 from gradiometer.doctor.diagnosis import Diagnosis
+from gradiometer.doctor.report.text import labelled
 from gradiometer.errors import UsageError
 from gradiometer.store.importers import open_log
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Confirmations", "as_lines", "as_markdown", "prepared"]
 
-LABELS = 10
 NOT_OURS = (
     "this is no run of a lab that could be trained again here: give an experiment of yours, --probe module:function"
 )
@@ -81,8 +80,8 @@ def as_lines(found: Confirmation, *, width: int = 100) -> str:
     """A confirmation for a terminal."""
     lines = [f"CONFIRM {found.finding} · {_outcome(found)}"]
     ran = found.outcome != "not-run"
-    lines += _labelled("did" if ran else "by hand", found.done, width) if found.done else []
-    return "\n".join(lines + _labelled("saw" if ran else "why", found.seen, width))
+    lines += labelled("did" if ran else "by hand", found.done, width) if found.done else []
+    return "\n".join(lines + labelled("saw" if ran else "why", found.seen, width))
 
 
 def as_markdown(found: Confirmation) -> str:
@@ -127,8 +126,3 @@ def _progress() -> Callable[[str, int, int], None]:
             print(f"confirming {finding}: {done}/{total}", file=sys.stderr, flush=True)
 
     return say
-
-
-def _labelled(label: str, words: str, width: int) -> list[str]:
-    start = f"  {label:<{LABELS}}"
-    return textwrap.wrap(words, width, initial_indent=start, subsequent_indent=" " * len(start)) or [start]

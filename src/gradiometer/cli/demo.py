@@ -11,13 +11,14 @@ from pathlib import Path
 import numpy as np
 
 from gradiometer import labs
-from gradiometer.cli.printing import console, number, table
+from gradiometer.cli.printing import console, table
 from gradiometer.cli.train import progress_bar
 from gradiometer.dashboard import server
 from gradiometer.doctor.diagnosis import diagnose
 from gradiometer.doctor.report.text import as_text
 from gradiometer.errors import MissingExtra, UsageError
 from gradiometer.store.reader import Run, load
+from gradiometer.words import number
 
 __all__ = ["demo"]
 

@@ -18,7 +18,7 @@ from gradiometer.store.importers import open_log
 __all__ = ["FORMATS", "counting", "export"]
 
 DYNAMICS = "dynamics-db"
-FORMATS = ("tensorboard", "wandb", "csv", "parquet", "jsonl", DYNAMICS)
+FORMATS = (*exporters.FORMATS, DYNAMICS)
 QUIET_SECONDS = 5.0
 
 

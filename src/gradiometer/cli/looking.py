@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from gradiometer.cli import completing
 from gradiometer.cli.frame import LOOK, Json, LogPath, RunPath, app
 from gradiometer.cli.lists import StepLists
 
@@ -28,7 +29,12 @@ def show(
 @app.command(rich_help_panel=LOOK)
 def metrics(
     name: Annotated[
-        str, typer.Argument(metavar="[NAME]", help="A metric, a series of a run, or another library's name.")
+        str,
+        typer.Argument(
+            metavar="[NAME]",
+            help="A metric, a series of a run, or another library's name.",
+            autocompletion=completing.metrics,
+        ),
     ] = "",
     json: Json = False,
 ) -> None:
@@ -46,6 +52,7 @@ def serve(
             metavar="[DIR|RUN]",
             help="A folder of runs, a run, or a log; unless told ./runs, or this folder.",
             show_default=False,
+            autocompletion=completing.runs,
         ),
     ] = "",
     port: Annotated[
@@ -70,7 +77,12 @@ def serve(
 @app.command(rich_help_panel=LOOK)
 def compare(
     runs: Annotated[
-        list[str], typer.Argument(metavar="RUN...", help="Run folders, folders of runs, or logs; two or more.")
+        list[str],
+        typer.Argument(
+            metavar="RUN...",
+            help="Run folders, folders of runs, or logs; two or more.",
+            autocompletion=completing.runs,
+        ),
     ],
     match: Annotated[
         str, typer.Option(metavar="REGEX", help="Every series whose name this regular expression finds.")
@@ -97,6 +109,7 @@ def plot(
         typer.Argument(
             metavar="[RUN]...",
             help="A run folder, or a log (dynamics.db, JSONL, W&B, CSV, TensorBoard, ...); several are compared.",
+            autocompletion=completing.runs,
         ),
     ] = None,
     wandb_path: Annotated[
@@ -149,7 +162,12 @@ def figure(
 
 @app.command(rich_help_panel=LOOK)
 def export(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run folder, or a log with the same series.")],
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN", help="A run folder, or a log with the same series.", autocompletion=completing.runs
+        ),
+    ],
     to: Annotated[str, typer.Option(metavar="FORMAT", help="tensorboard, wandb, csv, parquet, jsonl, dynamics-db.")],
     output: Annotated[str, typer.Option("--output", "-o", metavar="PATH", help="The file, or the folder.")],
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what was exported there before.")] = False,
@@ -169,6 +187,7 @@ def import_(
             metavar="LOG",
             help="SB3's progress.csv or any CSV, TensorBoard event files, a trainer_state.json, a .jsonl log, an offline W&B "
             "file, a dynamics.db; or a folder with one of them.",
+            autocompletion=completing.runs,
         ),
     ],
     output: Annotated[str, typer.Option("--output", "-o", metavar="DIR", help="The folder of the new run.")],

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from gradiometer.cli import completing
 from gradiometer.cli.frame import LABS, Json, app
 from gradiometer.cli.lists import PatientLists
 
@@ -22,8 +23,14 @@ def labs(json: Json = False) -> None:
 
 @app.command(rich_help_panel=LABS)
 def train(
-    lab: Annotated[str, typer.Argument(metavar="LAB", help="Which lab; `gradiometer labs` lists them.")],
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="What to change.")] = None,
+    lab: Annotated[
+        str,
+        typer.Argument(metavar="LAB", help="Which lab; `gradiometer labs` lists them.", autocompletion=completing.labs),
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="What to change.", autocompletion=completing.overrides),
+    ] = None,
     config_name: Annotated[
         str | None, typer.Option("--config-name", metavar="NAME", help="A lab's named configuration.")
     ] = None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
@@ -16,7 +15,7 @@ from rich.table import Table
 from gradiometer.errors import GradiometerWarning
 from gradiometer.store.strictjson import to_json
 
-__all__ = ["console", "number", "print_json", "table", "warnings_in_a_line"]
+__all__ = ["console", "print_json", "table", "warnings_in_a_line"]
 
 
 def console() -> Console:
@@ -24,25 +23,20 @@ def console() -> Console:
     return Console(highlight=False, markup=False, soft_wrap=False)
 
 
-def number(value: float | None) -> str:
-    """Four significant digits; NaN, Inf and missing stay what they are."""
-    if value is None:
-        return "-"
-    if math.isnan(value) or math.isinf(value):
-        return "NaN" if math.isnan(value) else "Inf" if value > 0 else "-Inf"
-    if value == int(value) and abs(value) < 1e6:
-        return f"{int(value)}"
-    return f"{value:.4g}"
-
-
 def table(*columns: str, rows: Iterable[tuple[str, ...]], right: Iterable[str] = ()) -> Table:
     """A plain table; columns named in `right` are numbers."""
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    numeric = set(right)
-    for column in columns:
-        # A long text wraps in its last column; names and numbers never do.
+    numeric, rows = set(right), list(rows)
+    # Where there is too little room a text wraps in its last column, and before numbers in its first; numbers never do.
+    wraps = columns[0] if columns[-1] in numeric else columns[-1]
+    for place, column in enumerate(columns):
+        width = max(len(column), *(len(row[place]) for row in rows), 1) if column in numeric else None
         made.add_column(
-            column, justify="right" if column in numeric else "left", no_wrap=column != columns[-1], overflow="fold"
+            column,
+            justify="right" if column in numeric else "left",
+            no_wrap=column != wraps,
+            overflow="fold",
+            min_width=width,
         )
     for row in rows:
         made.add_row(*row)

@@ -17,13 +17,13 @@ from gradiometer.integrations.script.printed import Printed, overhear
 from gradiometer.integrations.script.running import INTERRUPTED, NothingToRun, Outcome, Program, execute
 from gradiometer.integrations.script.scalars import SOURCES, Loggers
 from gradiometer.integrations.script.wishes import Wishes, is_first_rank
+from gradiometer.metrics import TIERS
 
 if TYPE_CHECKING:
     from gradiometer.integrations.script.watching import Watcher
 
 __all__ = ["run"]
 
-TIERS = ("light", "standard", "deep")
 NOT_WATCHED = "Processes that the script starts (multiprocessing, ray, a launcher) are not watched."
 
 
@@ -54,7 +54,7 @@ def run(
         folder=Path(os.path.abspath(name)),
         every=every,
         budget=_share(budget),
-        tier=tier,  # type: ignore[arg-type]
+        tier=tier,
         doctor=doctor,
     )
     _check_free(wishes.folder, name)

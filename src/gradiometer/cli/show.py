@@ -7,11 +7,12 @@ import re
 from collections import Counter
 from typing import Any
 
-from gradiometer.cli.printing import console, number, print_json, table, warnings_in_a_line
+from gradiometer.cli.printing import console, print_json, table, warnings_in_a_line
 from gradiometer.errors import UsageError
 from gradiometer.records import Summary
 from gradiometer.store.importers import Log, open_log
 from gradiometer.store.reader import Run
+from gradiometer.words import number
 
 __all__ = ["show"]
 

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from gradiometer import labs
-from gradiometer.cli.printing import console, number
+from gradiometer.cli.printing import console
+from gradiometer.words import number
 
 if TYPE_CHECKING:
     from gradiometer.labs.config import LabConfig, Progress

@@ -83,8 +83,8 @@ class Desk:
         return made
 
     def _points(self, run: Open, name: str, most: int) -> Points:
-        asked = (run.id, run.signature, name, self.ask.first, self.ask.last, most, self.ask.x)
-        return self.shelf.points.get(asked, lambda: self._read(run, name, most))
+        asked = (run.id, name, self.ask.first, self.ask.last, most, self.ask.x)
+        return self.shelf.points.get(asked, run.signature, lambda: self._read(run, name, most))
 
     def _read(self, run: Open, name: str, most: int) -> Points:
         return points_of(run.log, name, self.ask, most=most, axis=partial(self.axis, run))

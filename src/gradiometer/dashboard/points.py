@@ -30,29 +30,40 @@ ALWAYS_THERE = {
 
 
 class PointCache:
-    """Series as they were last sent, so that another tab or another page costs no second reading. Any thread may ask."""
+    """Series as they were last sent, so that another tab or another page costs no second reading. Any thread may ask.
+
+    Of a run that is being written only the state last asked for is held: nobody will ask for an older one.
+    """
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         self._capacity = capacity
         self._held = 0
         self._guard = threading.Lock()
-        self._points: dict[Hashable, Points] = {}
+        self._points: dict[Hashable, tuple[Hashable, Points]] = {}
 
-    def get(self, key: Hashable, read: Callable[[], Points]) -> Points:
-        """What is held under a key, or what `read` gives. The key says which state of which file it is of."""
+    def get(self, key: Hashable, state: Hashable, read: Callable[[], Points]) -> Points:
+        """What is held under a key, or what `read` gives when that is of another state of the file."""
         with self._guard:
-            known = self._points.pop(key, None)
-            if known is not None:
-                self._points[key] = known  # the newest again
-                return known
+            known = self._take(key)
+            if known is not None and known[0] == state:
+                self._put(key, known)  # the newest again
+                return known[1]
         made = read()
         with self._guard:
-            if key not in self._points:
-                self._held += _weight(made)
-                self._points[key] = made
+            self._take(key)
+            self._put(key, (state, made))
             while self._held > self._capacity and self._points:
-                self._held -= _weight(self._points.pop(next(iter(self._points))))
+                self._take(next(iter(self._points)))
         return made
+
+    def _take(self, key: Hashable) -> tuple[Hashable, Points] | None:
+        known = self._points.pop(key, None)
+        self._held -= 0 if known is None else _weight(known[1])
+        return known
+
+    def _put(self, key: Hashable, known: tuple[Hashable, Points]) -> None:
+        self._points[key] = known
+        self._held += _weight(known[1])
 
 
 def _weight(points: Points) -> int:

@@ -13,6 +13,7 @@ from pathlib import Path
 from urllib.parse import quote, urlencode
 
 from gradiometer.errors import MissingExtra, RunNotFound, UsageError
+from gradiometer.store.reader import nothing_at
 
 __all__ = ["DEFAULT_PORT", "address", "bind", "check_extra", "is_loopback", "serve"]
 
@@ -34,7 +35,7 @@ def serve(
     """Serve until interrupted. `path` is what the printed address points at."""
     check_extra()
     if not root.exists():
-        raise RunNotFound(f"no folder and no run at {root}: give a folder of runs, a run, or a log")
+        raise RunNotFound(nothing_at(root))
     if not is_loopback(host) and not token:
         raise UsageError(
             f"--host {host} can be reached from other machines, so it needs --token: choose a long one, "

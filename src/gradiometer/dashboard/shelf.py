@@ -189,9 +189,7 @@ class Shelf:
             self._places[id] = _Place(id=id, path=found[id], colour=next(free))
 
     def _there(self) -> list[Path]:
-        found = logs_in(self.root)
-        alone = found == [self.root] and self.root.is_dir()
-        return [] if alone and choose(self.root) is None else found
+        return logs_in(self.root, or_itself=False)
 
     def _id(self, path: Path) -> str:
         if path == self.root:

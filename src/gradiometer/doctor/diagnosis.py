@@ -12,12 +12,13 @@ from gradiometer.doctor.arbitration import arbitrate
 from gradiometer.doctor.chart import Chart
 from gradiometer.doctor.progress import MIN_REWARDS, progress_of
 from gradiometer.doctor.rule import Rule, Skipped, rules
-from gradiometer.doctor.signs import fmt, level
+from gradiometer.doctor.signs import level
 from gradiometer.records import Finding
 from gradiometer.store.logs import Log
 from gradiometer.store.origins import place_of
 from gradiometer.store.readable import Floats, Ints
 from gradiometer.store.reader import Run
+from gradiometer.words import fmt
 
 __all__ = ["Curve", "Diagnosis", "diagnose", "judged"]
 

@@ -10,11 +10,12 @@ import numpy as np
 
 from gradiometer.doctor.chart import Chart, Series
 from gradiometer.doctor.progress import Progress, shown
-from gradiometer.doctor.signs import NEAR_BEST, fmt, level, near_best, number, robust_sigma, told_best
+from gradiometer.doctor.signs import NEAR_BEST, level, near_best, number, robust_sigma, told_best
 from gradiometer.maths.means import mean_interval
 from gradiometer.maths.series import LEVEL
 from gradiometer.maths.trends import Drift, autocorrelation_time, drift
 from gradiometer.records import Evidence
+from gradiometer.words import fmt
 
 __all__ = [
     "Fall",

@@ -15,9 +15,10 @@ import numpy as np
 from gradiometer.doctor.chart import Chart, Series
 from gradiometer.doctor.lacking import too_short, unlogged
 from gradiometer.doctor.rule import Skipped
-from gradiometer.doctor.signs import fmt, near_best, number, outcome, told_best, trend
+from gradiometer.doctor.signs import near_best, number, outcome, told_best, trend
 from gradiometer.maths import trends
 from gradiometer.records import Evidence
+from gradiometer.words import fmt
 
 __all__ = ["MIN_REWARDS", "Progress", "key_of", "no_outcome", "number", "progress_of", "shown"]
 

@@ -22,7 +22,6 @@ __all__ = [
     "NEAR_BEST",
     "Trend",
     "enough",
-    "fmt",
     "learning",
     "level",
     "near_best",
@@ -155,8 +154,3 @@ def told_best(chart: Chart) -> float | None:
 def near_best(end: float, best: float, start: float, *, within: float = NEAR_BEST) -> bool:
     """Whether the end is so close to the maximum, by shares of the way from the start. A maximum may be below zero."""
     return end >= best - within * max(abs(best), best - start)
-
-
-def fmt(value: float) -> str:
-    """A number as a finding shows it."""
-    return f"{value:.3g}"

@@ -8,7 +8,8 @@ import numpy as np
 
 from gradiometer.doctor.chart import Chart, Series
 from gradiometer.doctor.progress import Progress, number
-from gradiometer.doctor.signs import fmt, level, outcome, persists, since, trend
+from gradiometer.doctor.signs import level, outcome, persists, since, trend
+from gradiometer.words import fmt
 
 __all__ = [
     "MIN_SERIES",

@@ -50,7 +50,7 @@ class Session:
     @property
     def open(self) -> Meter | None:
         """The meter of the training in progress."""
-        return self.meter if self.meter in _OPEN and not getattr(self.meter, "_closed", False) else None
+        return self.meter if self.meter in _OPEN and not self.meter.closed else None
 
     def start(self, model: Model, optimizers: Optimizers, *, config: Config | None = None, **defaults: Any) -> Meter:
         """Watch, unless that is so already. The trainer gives `config` and `defaults` of `watch`; the user's own win."""
@@ -111,7 +111,7 @@ class Session:
 
 def _end(meter: Meter, error: BaseException | None) -> None:
     with _OPEN.pop(meter)[1]:
-        error = None if getattr(meter, "_closed", False) else error  # the user has closed it
+        error = None if meter.closed else error  # the user has closed it
         meter.__exit__(None if error is None else type(error), error, None)
 
 

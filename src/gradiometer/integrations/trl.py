@@ -88,7 +88,7 @@ class GradiometerCallback(transformers.GradiometerCallback):
 
     def _compute_loss(self, compute: Callable[..., Tensor], model: Any, inputs: Batch) -> Tensor:
         trainer, meter = self._trainer(), self.session.open
-        if meter is None or not self._terms or not torch.is_grad_enabled() or not _terms_due(meter):
+        if meter is None or not self._terms or not torch.is_grad_enabled() or not meter.terms_due:
             return compute(model, inputs)
         with noting_forward(trainer) as seen:
             loss = compute(model, inputs)
@@ -121,12 +121,6 @@ class GradiometerCallback(transformers.GradiometerCallback):
                 self._anatomy_every = None
                 _say(meter, "anatomy-failed", f"Gradiometer takes no more anatomies: {problem!r}")
         return batch
-
-
-def _terms_due(meter: Meter) -> bool:
-    """Whether this step splits its loss: the terms cost something to make."""
-    rig = getattr(meter, "_rig", None)  # a disabled meter has none
-    return rig is not None and rig._measured_round() is not None and rig._terms.due(rig.num_measured)
 
 
 def _say(meter: Meter, kind: str, message: str) -> None:

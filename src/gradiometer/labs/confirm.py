@@ -13,7 +13,6 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +21,12 @@ import numpy as np
 from gradiometer import labs, metrics
 from gradiometer.labs import faults
 from gradiometer.labs.config import Progress, configure, keys_of, overrides_of
+from gradiometer.labs.lab import Bench
 from gradiometer.probes.confirm import REPLICATES, Experiment
 from gradiometer.probes.confirmjudges import BATCHES, CHECKSUM, PROJECTION, WEIGHTS
 from gradiometer.store.reader import Run, load
 
-__all__ = ["BENCHES", "Bench", "LabProbe", "probe_of"]
+__all__ = ["LabProbe", "probe_of"]
 
 SECONDS = 6.0
 """Of one training; ten of them are a minute. A slower lab trains fewer batches, the same number in each training."""
@@ -39,60 +39,16 @@ SAME = 0.9
 KEPT = ("reward", "success_rate", "loss", "entropy", "grad/<block>/norm/raw")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bench:
-    """What the experiments need to know of a lab."""
-
-    terms: Mapping[str, str] = field(default_factory=dict)
-    """From a loss term to the setting that is its coefficient."""
-    batches: int
-    """To train on: enough to see a difference, and seconds."""
-    searched: int = 0
-    """The same for a line search, which takes 20 trainings; 0 where that is no matter of a minute or two."""
-    brief: tuple[str, ...] = ()
-    """Settings that make it quick and leave no files; they do not change the loss."""
-
-
-BENCHES = {
-    "cartpole": Bench(terms={"entropy": "ent_coef", "value": "vf_coef"}, batches=12, searched=8),
-    "pendulum": Bench(batches=12, searched=6),
-    "prismatic": Bench(terms={"aux": "aux_coef"}, batches=40, searched=15, brief=("val_size=0",)),
-    "sokoban": Bench(
-        terms={"entropy": "actor_rollout_ref.actor.entropy_coeff", "kl": "actor_rollout_ref.actor.kl_loss_coef"},
-        batches=3,
-        brief=(
-            "warm_start.steps=8",
-            "warm_start.num_levels=64",
-            "es_manager.train.env_groups=4",
-            "es_manager.train.env_configs.n_groups=null",
-            "actor_rollout_ref.actor.ppo_mini_batch_size=null",
-            "trainer.gradient_analysis_mode=false",
-            "trainer.exit_after_gradient_analysis=false",
-            "trainer.val_before_train=false",
-            "trainer.test_freq=-1",
-            "trainer.save_freq=-1",
-            "trainer.default_local_dir=null",
-            "trainer.resume_mode=disable",
-            "trainer.resume_from_path=null",
-        ),
-    ),
-    "sparsify": Bench(
-        terms={"entropy": "entropy_coef", "value": "vf_coef"}, batches=40, searched=15, brief=("val_size=0",)
-    ),
-    "tsp": Bench(batches=30, searched=15, brief=("val_size=0", "resume=null")),
-}
-
-
 def probe_of(facts: Mapping[str, Any], *, seconds: float = SECONDS) -> LabProbe | None:
     """The probe that trains the lab of these facts again; None when they are not those of a lab."""
     config = facts.get("config")
     if not isinstance(config, Mapping):
         return None
     saved = dict(_leaves(config))
-    for name, bench in BENCHES.items():
-        known = keys_of(labs.find(name).config()())
-        if saved.keys() <= known.keys() and len(saved) >= SAME * len(known):
-            return LabProbe(labs.find(name), _as_it_ran(saved, name), bench, seconds=seconds)
+    for name, lab in labs.LABS.items():
+        known = keys_of(lab.config()())
+        if lab.bench and saved.keys() <= known.keys() and len(saved) >= SAME * len(known):
+            return LabProbe(lab, _as_it_ran(saved, name), lab.bench, seconds=seconds)
     return None
 
 

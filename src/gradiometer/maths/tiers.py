@@ -8,15 +8,16 @@ tied weights first, and top wins. Weights that are exactly zero are never bottom
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 __all__ = [
     "FRACTION",
+    "IN_CACHE",
     "TIERS",
     "TierSums",
     "Tiers",
@@ -25,12 +26,11 @@ __all__ = [
     "tier_masks",
     "tier_size",
     "tier_sums",
-    "tier_sums_on_host",
+    "tier_sums_by_row",
 ]
 
-Numbers = NDArray[np.float32] | NDArray[np.float64]
-
 FRACTION = 0.05
+IN_CACHE = 2**15  # elements of a row that are cut at once: with the five rows made of them they stay in a core's cache
 TIERS = ("top", "bottom", "middle")
 
 
@@ -130,31 +130,28 @@ def _over(square: Tensor, masks: Tensor) -> Tensor:
     return (masks * square).sum(2).T
 
 
-def tier_sums_on_host(grad: Tensor, weight: Tensor, cut: Tensor) -> list[float]:
-    """The same of one large tensor [n] on a CPU: top, bottom, middle and all of Σ g², and the sizes of the three.
+@torch.no_grad()
+def tier_sums_by_row(
+    grads: Sequence[Tensor], weights: Sequence[Tensor], cuts: Tensor, *, scratch: Tensor | None = None
+) -> Tensor:
+    """The same of N large rows [n] on a CPU, [N, 7]: the source's top, bottom, middle and all, and the three sizes.
 
-    One unsigned comparison of the bits of |w| tells who lies strictly between the thresholds, and only the others, about a
-    tenth, are looked at one by one. A difference of sums would lose a small middle, so the others' squares are set to zero.
+    So few columns of one row are cut at a time that they, and the `scratch` [5, columns] that is used again for each, stay
+    in the cache; memory that is new to it takes a third of the time more.
     """
-    plain, sizes, (low, high) = grad.numpy(), weight.numpy(), cut.numpy()
-    square = plain * plain
-    places = np.flatnonzero(_beyond(sizes, low, high))
-    size, picked = np.abs(sizes[places]), square[places]
-    top = (size >= high).astype(plain.dtype)
-    bottom = ((size <= low) & (size > 0)).astype(plain.dtype)
-    middle = np.maximum(top, bottom) == 0
-    square[places] = picked * middle
-    counts = float(top.sum()), float(bottom.sum()), float(len(sizes) - len(places) + np.count_nonzero(middle))
-    sums = float(top @ picked), float(bottom @ picked), float(torch.from_numpy(square).sum())
-    return [*sums, float(plain @ plain), *counts]
-
-
-def _beyond(weight: Numbers, low: Any, high: Any) -> NDArray[np.bool_]:
-    """Where |w| ≤ low or |w| ≥ high or |w| = 0: bits without their sign are in the order of the sizes."""
-    kind = np.uint32 if weight.dtype == np.float32 else np.uint64
-    first, last = (int(x.view(kind)) * 2 for x in (low, high))
-    bits = weight.view(kind)
-    bits = bits + bits  # without the sign
-    bits -= kind(first + 1)
-    beyond: NDArray[np.bool_] = bits >= kind(max(last - first - 1, 0))
-    return beyond
+    room = torch.empty(5, IN_CACHE, dtype=cuts.dtype) if scratch is None else scratch
+    limits = [cut.unbind() for cut in cuts.unbind()]
+    found: list[Tensor] = []
+    for first in range(0, len(weights[0]), room.shape[1]):
+        part = slice(first, min(first + room.shape[1], len(weights[0])))
+        made = room[:, : part.stop - first]
+        (square, size, top, bottom, middle), masks = made.unbind(), made[2:]
+        for row, weight, (low, high) in zip(grads, weights, limits, strict=True):
+            grad = row[part].to(room.dtype)
+            torch.mul(grad, grad, out=square)
+            torch.abs(weight[part].to(room.dtype), out=size)
+            torch.ge(size, high, out=top)
+            torch.le(size, low, out=bottom).sub_(size.le_(0.0))
+            torch.maximum(top, bottom, out=middle).le_(0.0)
+            found += (torch.mv(masks, square), torch.dot(grad, grad)[None], masks.sum(1))
+    return torch.cat(found).view(-1, len(grads), 7).sum(0)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gradiometer.plots.panels import Reading
 from gradiometer.plots.studies import TRACE, Studies
 from gradiometer.plots.style import INK, OTHER_COLOURS, TERM_COLOURS, sheet
+from gradiometer.words import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,9 +53,9 @@ def header(figure: Figure, found: Studies, title: str, *, intervals: bool = True
     loc, problem = found.common("num_loc"), found.common("problem")
     parts = [
         f"{problem}{f', {loc} nodes' if loc else ''}" if problem else "",
-        _counted(found.common("num_instances"), "instance"),
-        _counted(found.common("num_starts"), "rollout"),
-        _counted(replicates.pop() if len(replicates) == 1 else None, "replicate"),
+        counted(found.common("num_instances"), "instance"),
+        counted(found.common("num_starts"), "rollout"),
+        counted(replicates.pop() if len(replicates) == 1 else None, "replicate"),
         f"{found.common('reduction')} reduction" if found.common("reduction") else "",
         f"intervals over {sure.pop()} units of instances" if intervals and len(sure) == 1 else "",
     ]
@@ -73,10 +74,6 @@ def headline(figure: Figure, title: str, small: str) -> None:
     # The blank lines keep the place of the small print.
     figure.suptitle(title + "\n" * len(lines), fontsize=9, fontweight="bold", x=0.01, ha="left")
     figure.text(0.01, 1 - 0.205 / height, "\n".join(lines), ha="left", va="top", fontsize=6.3, color="#5A5A5A")
-
-
-def _counted(number: Any, word: str) -> str:
-    return "" if number is None else f"{number} {word}{'' if number == 1 else 's'}"
 
 
 def under(figure: Figure, marks: Sequence[Any], caption: Sequence[str], *, columns: int | None = None) -> None:

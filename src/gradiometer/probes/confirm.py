@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from gradiometer import metrics
+from gradiometer.doctor.roles import role_of
 from gradiometer.errors import UsageError
 from gradiometer.probes import confirmjudges as judges
 from gradiometer.probes.confirmjudges import Judge, Numbers, Outcome, Seen
@@ -48,7 +49,6 @@ LENGTHS = (0.1, 0.3, 1.0, 3.0)
 """Of a step, as multiples of what the optimizer takes."""
 FROM_NOTHING = (0.0, 0.1, 0.3, 1.0)
 """The same where the question is whether a step of any length is better than none."""
-POLICY = ("policy", "task", "actor")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,6 +255,6 @@ def _term_of(finding: Finding) -> str | None:
                 return parts["term"]
         pair = re.search(r"/term/([^/]+)~([^/]+)/cos$", evidence.series)
         if pair is not None:
-            return next((name for name in pair.groups() if name not in POLICY), pair[2])
+            return next((name for name in pair.groups() if role_of(name) != "policy"), pair[2])
     quoted = re.search(r"'([^']+)'", finding.title)
     return None if quoted is None else quoted[1]

@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 
 from gradiometer.errors import GradiometerWarning, NotARun, UsageError
+from gradiometer.metrics import resolve
 from gradiometer.store.logs import INT64, SPOKEN, Gathered, Log, short_id
-from gradiometer.store.origins import config_beside, expected_steps, name_of, origin, step_key
+from gradiometer.store.origins import STEP_KEYS, config_beside, expected_steps, name_of, origin, step_key
 from gradiometer.store.readable import Floats, Ints
 
 __all__ = ["read_csv", "reads_like_csv"]
@@ -39,6 +40,7 @@ def read_csv(path: str | os.PathLike[str]) -> Log:
 
     Of a name that is there twice, the second is called `name#2`. A line with more cells than names is skipped, because its
     cells may belong to other names; one with fewer lacks the last ones. Both, and lines without a step, are reported.
+    Where no name is that of a step, but one is known to the catalogue, the rows are counted.
     """
     return Sheet(Path(path)).read()
 
@@ -62,7 +64,9 @@ class Sheet:
         self.skipped: Counter[str] = Counter()
         self.names: list[str] = []
         self.nameless: set[int] = set()
-        self.step_place = 0
+        self.step_place: int | None = None
+        """None where rows are counted."""
+        self.counted = 0
         self.first: list[str] = []
 
     def read(self) -> Log:
@@ -119,12 +123,20 @@ class Sheet:
         filled.update(name for row in rows for name, cell in zip(self.names, row, strict=False) if cell.strip())
         counted = filled if rows else Counter(self.names)
         name = step_key(counted, len(rows))
+        if name is None and self._is_a_log_without_steps():
+            _warn(
+                f"{self.path}: no column counts the steps, so its rows are counted; known are step, episode, epoch, ..."
+            )
+            return
         if name is None:
             raise UsageError(
                 f"{self.path} has no column that counts the steps: one of {expected_steps()} is needed; "
                 f"found: {_some(self.names)}"
             )
         self.step_place = self.names.index(name)
+
+    def _is_a_log_without_steps(self) -> bool:
+        return not any(name.lower() in STEP_KEYS for name in self.names) and any(map(resolve, self.names))
 
     def _take(self, rows: list[list[str]]) -> None:
         width = len(self.names)
@@ -133,7 +145,9 @@ class Sheet:
         if not rows:
             return
         columns: list[Sequence[str]] = list(zip(*rows, strict=True))
-        steps, kept = self._steps(columns[self.step_place])
+        steps, kept = (
+            self._rows_counted(len(rows)) if self.step_place is None else self._steps(columns[self.step_place])
+        )
         if not self.first and len(steps):
             self.first = [cell for cell in rows[kept[0] if kept is not None else 0] if cell]
         self.gathered.steps.frombytes(steps.tobytes())
@@ -151,13 +165,17 @@ class Sheet:
             elif any(cell.strip() for cell in row):
                 yield row[:width] + [""] * (width - len(row))
 
+    def _rows_counted(self, count: int) -> tuple[Ints, None]:
+        first, self.counted = self.counted, self.counted + count
+        return np.arange(first, self.counted, dtype=np.int64), None
+
     def _steps(self, cells: Sequence[str]) -> tuple[Ints, list[int] | None]:
         """The steps of a block of rows, and which rows have one; None when all have."""
         try:
             return np.array(list(map(int, cells)), dtype=np.int64), None
         except (ValueError, OverflowError):
             found = [(row, step) for row, cell in enumerate(cells) if (step := _step(cell)) is not None]
-            self.skipped[f"no whole number as {self.names[self.step_place]}"] += len(cells) - len(found)
+            self.skipped[f"no whole number as {self._step_name}"] += len(cells) - len(found)
             return np.array([step for _, step in found], dtype=np.int64), [row for row, _ in found]
 
     def _column(self, name: str, steps: Ints, cells: Sequence[str]) -> None:
@@ -184,6 +202,10 @@ class Sheet:
             values = [number for number in read if number is not None]
         return np.array(places, dtype=np.int64), np.array(values, dtype=np.float64)
 
+    @property
+    def _step_name(self) -> str:
+        return "" if self.step_place is None else self.names[self.step_place]
+
     def _log(self) -> Log:
         for what, count in self.skipped.items():
             if count:
@@ -192,7 +214,7 @@ class Sheet:
             raise UsageError(f"{self.path} has names and no rows with a step: nothing was logged yet")
         run_id = short_id(name_of(self.path), *self.first)
         log = Log(self.path, name=name_of(self.path), run_id=run_id, rows=self.gathered, facts={"imported": {}})
-        log.facts["imported"] |= origin("csv", self.names, step=self.names[self.step_place])
+        log.facts["imported"] |= origin("csv", self.names, step=self._step_name)
         if config := config_beside(self.path):
             log.facts["config"] = config
         return log

@@ -9,20 +9,16 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from gradiometer.extras import extras, version_of
 from gradiometer.store.strictjson import plain
 
 __all__ = ["collect", "redact", "redact_argv"]
 
 REDACTED = "[redacted]"
 GIT_SECONDS = 2.0
-PACKAGES = (
-    "gradiometer", "numpy", "torch", "gymnasium", "stable-baselines3", "trl", "transformers", "lightning", "torchrl",
-    "accelerate",
-)  # fmt: skip
 
 SECRET_KEY = re.compile(
     r"secret|passw(or)?d|passphrase|credential|authori[sz]ation|bearer|(api|access|private|auth|account|signing)[-_. ]?key",
@@ -101,13 +97,10 @@ def _option(word: str) -> str:
 
 
 def _versions() -> dict[str, str]:
-    found = {}
-    for package in PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+    """Of ours, and of what we can work with where the training has loaded it."""
+    known = {name: name.replace("-", "_") for group in extras().values() for name in group}
+    loaded = [name for name, module in known.items() if module in sys.modules]
+    return {name: version_of(name) for name in ("gradiometer", *loaded)}
 
 
 def _git() -> dict[str, Any] | None:

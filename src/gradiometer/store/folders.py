@@ -60,23 +60,24 @@ def choose(folder: Path) -> Choice | None:
     return Choice(files=tuple(chosen), others=tuple(others))
 
 
-def logs_in(path: Path) -> list[Path]:
+def logs_in(path: Path, *, or_itself: bool = True) -> list[Path]:
     """What to open one by one when somebody names a path: itself; of a folder with several logs of one kind each of them;
-    of a folder without a log of its own the logs below it."""
+    of a folder without a log of its own the logs below it, and where there are none the folder, whose opening says why."""
     if not path.is_dir():
         return [path]
     there = _there(path)
     if there and len(there[0]) > 1 and not is_event_file(there[0][0]):
         return there[0]
-    return [path] if there else (logs_below(path) or [path])
+    return [path] if there else logs_below(path) or ([path] if or_itself else [])
 
 
-def logs_below(folder: Path) -> list[Path]:
-    """The folders below one that hold a run or a log, at most three levels down; files where one holds several of a kind."""
+def logs_below(folder: Path, most: int = MOST_FOLDERS) -> list[Path]:
+    """The folders below one that hold a run or a log, at most three levels down and `most` a level; files where one holds
+    several of a kind."""
     found: list[Path] = []
     level = [folder]
     for _ in range(DEPTH):
-        level = sorted(path for above in level for path in _folders(above))[:MOST_FOLDERS]
+        level = sorted(path for above in level for path in _folders(above))[:most]
         without = []
         for path in level:
             there = _there(path)

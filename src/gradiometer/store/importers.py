@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 from gradiometer.errors import GradiometerWarning, NotARun, RunNotFound
@@ -16,24 +17,18 @@ from gradiometer.store import reader
 from gradiometer.store.csvfiles import read_csv, reads_like_csv
 from gradiometer.store.database import APPLICATION_ID, DATABASE_NAME, owner
 from gradiometer.store.dynamics_db import DYNAMICS_NAME, read_dynamics_db
-from gradiometer.store.folders import JSONL_SUFFIXES, READABLE, choose, logs_below, logs_in
+from gradiometer.store.folders import JSONL_SUFFIXES, choose, logs_below, logs_in
 from gradiometer.store.jsonl import read_json, read_jsonl
 from gradiometer.store.logs import Log, short_id
 from gradiometer.store.reader import Run
 from gradiometer.store.tfevents import begins_like_events, is_event_file, read_tfevents
+from gradiometer.store.unreadable import no_log, no_log_in
 from gradiometer.store.wandb_api import is_server_path, read_wandb_server
 from gradiometer.store.wandb_files import MAGIC, read_wandb_file, wandb_files_in
 
-__all__ = ["Log", "identify", "load", "logs_in", "open_log", "open_wandb"]
+__all__ = ["Log", "identify", "load", "logs_in", "open_log", "open_wandb", "reader_of"]
 
 CSV_SUFFIXES = (".csv", ".tsv")
-COMPRESSED = {
-    b"\x1f\x8b": "gzip",
-    b"PK\x03\x04": "zip",
-    b"BZh": "bzip2",
-    b"\xfd7zXZ": "xz",
-    b"\x28\xb5\x2f\xfd": "zstd",
-}
 SHOWN = 10
 
 
@@ -46,10 +41,7 @@ def load(path: str | os.PathLike[str]) -> Run | Log:
     path = Path(path)
     if path.is_dir() and not (path / DATABASE_NAME).exists():
         return _load_folder(path)
-    # A run.db is left to SQLite: closing a second descriptor of a file that this process writes would drop SQLite's locks.
-    if path.is_file() and path.name != DATABASE_NAME:
-        return _load_file(path)
-    return reader.load(path)
+    return reader_of(path)(path)
 
 
 open_log = load  # among ourselves, where `load` is the reader's
@@ -86,7 +78,7 @@ def _load_folder(folder: Path) -> Run | Log:
             _warn(f"{folder}: read is {read}; also there, not read: {shown}")
         if is_event_file(choice.files[0]):
             return read_tfevents(choice.files[0], also=choice.files[1:])
-        return _load_file(choice.files[0])
+        return reader_of(choice.files[0])(choice.files[0])
     if wandb_files_in(folder):
         return read_wandb_file(_only_file(folder))
     below = logs_below(folder)
@@ -96,37 +88,30 @@ def _load_folder(folder: Path) -> Run | Log:
         names = [str(path.relative_to(folder)) for path in below]
         shown = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
         raise NotARun(f"{folder} is not a run but a folder of runs: open one of {shown}")
-    raise NotARun(f"{folder} is not a run: no {DATABASE_NAME} in it, nor a log; what can be read is {READABLE}")
+    raise NotARun(no_log_in(folder))
 
 
-def _load_file(path: Path) -> Run | Log:
+def reader_of(path: Path) -> Callable[[Path], Run | Log]:
+    """What reads a file, or a run's folder, by how it begins; an error for what nobody reads."""
+    # A run.db is left to SQLite: closing a second descriptor of a file that this process writes would drop SQLite's locks.
+    if not path.is_file() or path.name == DATABASE_NAME:
+        return reader.load
     with path.open("rb") as file:
         start = file.read(1 << 16)
     if start.startswith(MAGIC) or path.suffix == ".wandb":
-        return read_wandb_file(path)
+        return read_wandb_file
     whose = owner(start)
     if whose is not None or path.name == DYNAMICS_NAME:
-        return reader.load(path) if whose == APPLICATION_ID else read_dynamics_db(path)
+        return reader.load if whose == APPLICATION_ID else read_dynamics_db
     if is_event_file(path) or begins_like_events(start):
-        return read_tfevents(path)
+        return read_tfevents
     if path.suffix in JSONL_SUFFIXES or (path.suffix != ".json" and _begins_with_an_object(start)):
-        return read_jsonl(path)
+        return read_jsonl
     if path.suffix == ".json" or start.lstrip()[:1] in (b"{", b"["):
-        return read_json(path)
+        return read_json
     if path.suffix in CSV_SUFFIXES or reads_like_csv(start):
-        return read_csv(path)
-    raise NotARun(
-        f"{path} is not a run, nor a log that can be read: it is {_looks(start)}; what can be read is {READABLE}"
-    )
-
-
-def _looks(start: bytes) -> str:
-    if not start:
-        return "an empty file"
-    packed = next((name for magic, name in COMPRESSED.items() if start.startswith(magic)), None)
-    if packed is not None:
-        return f"compressed ({packed}): unpack it first"
-    return "a binary file" if b"\0" in start else "text without a line of names that counts steps"
+        return read_csv
+    raise NotARun(no_log(path, start))
 
 
 def _only_file(folder: Path) -> Path:

@@ -13,7 +13,7 @@ from gradiometer.metrics import resolve
 from gradiometer.store.facts import redact
 from gradiometer.store.logs import ENV_STEPS
 
-__all__ = ["STEP_KEYS", "config_beside", "expected_steps", "name_of", "origin", "step_key"]
+__all__ = ["STEP_KEYS", "config_beside", "expected_steps", "name_of", "origin", "place_of", "step_key"]
 
 STEP_KEYS: dict[str, str] = {
     "_step": "",
@@ -56,9 +56,11 @@ MARKS = (
     ("completions/", "TRL"),
     ("train/completions/", "TRL"),
     ("objective/", "TRL"),
+    ("hp_metric", "Lightning"),
 )
 """Beginnings that only one library uses, beside the aliases of the catalogue."""
 
+OF_A_FOLDER = ("run.db", "progress.csv", "trainer_state.json")
 GENERIC = ("progress", "trainer_state", "metrics", "log", "history", "train", "results")
 CHECKPOINT = re.compile(r"checkpoint-\d+|global_step_\d+")
 CONFIGS = ("args.json", "training_args.json", "hparams.json", "hyperparameters.json", "config.json")
@@ -99,6 +101,15 @@ def name_of(path: Path) -> str:
         return path.stem
     folder = path.resolve().parent
     return (folder.parent if CHECKPOINT.fullmatch(folder.name) else folder).name or path.stem
+
+
+def place_of(path: Path) -> Path:
+    """What to call a log when it is found in a folder: the folder, where the file says nothing; a checkpoint's is its run's."""
+    if path.name not in OF_A_FOLDER and "tfevents" not in path.name and path.suffix != ".wandb":
+        return path
+    folder = path.parent
+    place = folder.parent if CHECKPOINT.fullmatch(folder.name) else folder
+    return place if place.name else path
 
 
 def config_beside(path: Path) -> dict[str, Any]:

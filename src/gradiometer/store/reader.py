@@ -6,6 +6,7 @@ import os
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from gradiometer.store.readable import Floats, Ints, Readable, unknown_step
 from gradiometer.store.strictjson import from_json
 from gradiometer.store.thinning import Thinned, bucket_edges, thin, whole
 
-__all__ = ["Run", "finding_of", "load"]
+__all__ = ["Run", "finding_of", "load", "nothing_at"]
 
 SUMMARIES = """
 SELECT name, count, nans,
@@ -31,6 +32,8 @@ FROM series JOIN (
 ) ON series_id = id
 ORDER BY name
 """
+MOST_NAMES = 1_000
+"""Of a folder, among which a mistyped one is looked for."""
 IN_PYTHON = 20_000
 """Points up to which it is quicker to fetch a series than to let SQLite look at it bucket by bucket."""
 INFINITIES = (float("inf"), float("-inf"))
@@ -252,12 +255,15 @@ def _locate(path: Path) -> Path:
             raise NotARun(f"{path} is not a run but a folder of runs: open one of {shown}")
         raise NotARun(f"{path} is not a run: no {database.DATABASE_NAME} in it")
     if not path.exists():
-        raise RunNotFound(_nothing_there(path))
+        raise RunNotFound(nothing_at(path))
     return path
 
 
-def _nothing_there(path: Path) -> str:
-    close = close_names(path.name, _runs_in(path.parent)) if path.parent.is_dir() else []
+def nothing_at(path: Path) -> str:
+    """Of a path where nothing is: the names beside it that are close, or the folder that is missing."""
+    if not path.parent.is_dir():
+        return f"no run at {path}: there is no folder {path.parent}"
+    close = close_names(path.name, (each.name for each in islice(path.parent.iterdir(), MOST_NAMES)))
     found = " or ".join(repr(str(path.parent / name)) for name in close)
     return f"no run at {path}" + (f"; did you mean {found}?" if close else "")
 

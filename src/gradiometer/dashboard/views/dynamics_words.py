@@ -17,12 +17,13 @@ from gradiometer.dashboard.shape import Answer, Empty
 from gradiometer.dashboard.views.dynamics_runs import Experts, in_order
 from gradiometer.doctor.experts.answers import Answers
 from gradiometer.doctor.experts.judge import judge
-from gradiometer.doctor.experts.readings import listed, short
+from gradiometer.doctor.experts.readings import listed
 from gradiometer.errors import UsageError
 from gradiometer.plots.divergence import verdict
 from gradiometer.plots.dynamics import CONVERGED, MEANINGFUL, NAMED
 from gradiometer.plots.expertdata import COSINE, DIVERGENCE, LOG_RATIO, LOG_RATIO_ROUTED, MISSING_EVENT, NORM, norm_of
 from gradiometer.store.importers import Log
+from gradiometer.words import fmt
 
 __all__ = ["Bench", "Judgement", "answers_of", "header_of", "no_experts"]
 
@@ -156,12 +157,12 @@ def _divergence(found: Experts) -> Iterator[str]:
 def _score(latest: dict[str, float]) -> str:
     known = {expert: value for expert, value in latest.items() if np.isfinite(value)}
     if len(latest) <= NAMED or not known:
-        return ", ".join(f"{short(value)} (expert {expert})" for expert, value in list(latest.items())[:NAMED])
+        return ", ".join(f"{fmt(value)} (expert {expert})" for expert, value in list(latest.items())[:NAMED])
     least, most = (pick(known, key=lambda expert: known[expert]) for pick in (min, max))
-    middle = short(float(np.median(list(known.values()))))
+    middle = fmt(float(np.median(list(known.values()))))
     return (
-        f"{middle} in the median of {len(known)} experts, from {short(known[least])} (expert {least}) "
-        f"to {short(known[most])} (expert {most})"
+        f"{middle} in the median of {len(known)} experts, from {fmt(known[least])} (expert {least}) "
+        f"to {fmt(known[most])} (expert {most})"
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from gradiometer.dashboard.desk import Desk, Open
 from gradiometer.dashboard.shape import Chart, Control, Empty, Option, View
@@ -12,6 +11,7 @@ from gradiometer.dashboard.views.estimators_reading import studies_of
 from gradiometer.dashboard.views.estimators_replicates import replicate_charts
 from gradiometer.errors import UnknownName
 from gradiometer.plots.studies import TRACE, Studies, bias_notes
+from gradiometer.words import counted
 
 __all__ = ["estimators"]
 
@@ -82,14 +82,10 @@ def _measured_on(found: Studies) -> str:
     problem, nodes, reduction = (found.common(fact) for fact in ("problem", "num_loc", "reduction"))
     parts = [
         f"{problem}{f', {nodes} nodes' if nodes else ''}" if problem else "",
-        _counted(found.common("num_instances"), "instance"),
-        _counted(found.common("num_starts"), "rollout"),
-        _counted(replicates.pop() if len(replicates) == 1 else None, "replicate"),
+        counted(found.common("num_instances"), "instance"),
+        counted(found.common("num_starts"), "rollout"),
+        counted(replicates.pop() if len(replicates) == 1 else None, "replicate"),
         f"{reduction} reduction" if reduction else "",
-        f"95 % intervals over {_counted(units.pop(), 'unit')} of instances" if len(units) == 1 else "",
+        f"95 % intervals over {counted(units.pop(), 'unit')} of instances" if len(units) == 1 else "",
     ]
     return " · ".join(part for part in parts if part)
-
-
-def _counted(number: Any, word: str) -> str:
-    return "" if number is None else f"{number} {word}{'' if number == 1 else 's'}"

@@ -160,5 +160,5 @@ def _nothing(desk: Desk) -> Empty:
         title="No gradients",
         cause=f"{called(desk, desk.focus)} holds no gradient of any block, and no series known as a gradient norm.",
         fix="Put the meter around the training: norms, clips, direction and health of every layer come by themselves.",
-        code=watch_it(),
+        code=watch_it(run=desk.focus),
     )

@@ -9,7 +9,8 @@ from functools import lru_cache
 from gradiometer.dashboard.desk import Open
 from gradiometer.dashboard.shape import Empty
 from gradiometer.dashboard.views.series import natural
-from gradiometer.metrics import CATALOGUE
+from gradiometer.doctor.report.further import measure_it
+from gradiometer.metrics import CATALOGUE, TIERS
 from gradiometer.store.reader import Run
 
 __all__ = ["LAYER", "Blocks", "block_title", "blocks_of", "in_model_order", "measured_at", "watch_it"]
@@ -20,11 +21,6 @@ QUANTITIES = frozenset(
     quantity for name in CATALOGUE if name.startswith(BLOCK) and "<" not in (quantity := name.removeprefix(BLOCK))
 )
 """What is measured of a block, as the ends of names."""
-TIERS = ("light", "standard", "deep")
-WATCH = """import gradiometer as gm
-
-with gm.watch(model, optimizer, run="runs/mine"{more}) as meter:
-    ...  # your training loop, as it is"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,16 +75,18 @@ def block_title(block: str) -> str:
     return "Whole model" if block == "all" else block.removeprefix(LAYER)
 
 
-def watch_it(more: str = "") -> str:
-    """The lines that put the meter around a training, with further arguments of `watch`."""
-    return WATCH.format(more=f", {more}" if more else "")
+def watch_it(more: str = "", *, run: Open | None = None) -> str:
+    """The lines that put the meter around a training, with further arguments of `watch`; as its library has them, if the run
+    is a log of one."""
+    imported = {} if run is None else run.log.facts.get("imported", {})
+    return measure_it(imported.get("library", ""), more=more)
 
 
 def measured_at(run: Open, what: str, tier: str) -> Empty:
     """That a run has not got something which only a higher tier, or only the meter, records."""
     if not isinstance(run.log, Run) or not any(name.startswith("grad/") for name in run.names):
         cause = f"{run.label} was not recorded with the meter, and its log does not hold it."
-        return Empty(title=f"No {what}", cause=cause, fix="Put the meter around the training.", code=watch_it())
+        return Empty(title=f"No {what}", cause=cause, fix="Put the meter around the training.", code=watch_it(run=run))
     meter = run.log.facts.get("meter")
     own = meter.get("tier") if isinstance(meter, dict) else None
     if own in TIERS[TIERS.index(tier) :]:

@@ -12,6 +12,8 @@ from gradiometer.dashboard.views.layers import Blocks, block_title, blocks_of, i
 from gradiometer.dashboard.views.norms import STAGES, norm_lines
 from gradiometer.dashboard.views.series import Curves, best, called, chart, reward_of, said
 from gradiometer.dashboard.views.verdicts import verdict_of
+from gradiometer.doctor.report.further import lacking
+from gradiometer.store.importers import Log
 
 __all__ = ["overview"]
 
@@ -64,8 +66,8 @@ def _rewards(curves: Curves) -> list[Line]:
 
 
 def _losses(curves: Curves) -> list[Chart]:
-    """Of runs without a reward, for which the loss is what they are after."""
-    runs = [run for run in curves.desk.runs if reward_of(run) is None]
+    """Of runs without a reward, for which the loss is what they are after; and of logs, which have little else to show."""
+    runs = [run for run in curves.desk.runs if reward_of(run) is None or isinstance(run.log, Log)]
     parted = [run for run in runs if best(run, "loss") is None]
     return [
         *chart("loss", "Loss", curves.of("loss", runs), section=SECTION),
@@ -85,10 +87,21 @@ def _norms(curves: Curves) -> list[Chart]:
     )  # fmt: skip
     if made:
         return made
-    cause = f"{called(curves.desk, curves.desk.focus)} has no series that is known as a gradient norm."
-    empty = Empty(title="No gradient norm", cause=cause, fix="Put the meter around the training.", code=watch_it())
+    empty = _no_norm(curves.desk)
     info = info_of("grad/<block>/norm/raw")
     return [Chart(id="norm", kind="lines", title="Gradient norm by stage", section=SECTION, info=info, empty=empty)]
+
+
+def _no_norm(desk: Desk) -> Empty:
+    run = desk.focus
+    more = lacking(desk.opinion(run).diagnosis).measured
+    fix = "Put the meter around the training" + (f": it lets {more} more rules of the doctor look." if more else ".")
+    return Empty(
+        title="No gradient norm",
+        cause=f"{called(desk, run)} has no series that is known as a gradient norm.",
+        fix=fix,
+        code=watch_it(run=run),
+    )
 
 
 def _clips(curves: Curves) -> list[Line]:

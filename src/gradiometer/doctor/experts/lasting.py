@@ -13,12 +13,13 @@ import numpy as np
 
 from gradiometer.doctor.experts.answers import Answer, Number, Verdict
 from gradiometer.doctor.experts.divergence import COS_MARGIN, SAME, Apartness
-from gradiometer.doctor.experts.readings import confirmed, listed, short, steps_short, with_verdict
+from gradiometer.doctor.experts.readings import confirmed, listed, steps_short, with_verdict
 from gradiometer.doctor.experts.series import ExpertSeries, Points
 from gradiometer.doctor.experts.waking import MARGIN
 from gradiometer.maths.means import LEVEL
 from gradiometer.maths.trends import MIN_DRIFT_DECADES, MIN_VALUES, Drift, drift
 from gradiometer.metrics import key
+from gradiometer.words import fmt
 
 __all__ = ["judge_lasting"]
 
@@ -181,7 +182,7 @@ def _source_reading(found: dict[str, Points]) -> str:
     first, last = ends[expert]
     word = f"converged (below {SAME})" if last < SAME else "falling" if last < 0.8 * first else "sustained"
     which = f" (expert {expert}, the lowest of {len(found)})" if len(found) > 1 else ""
-    return f"divergence {short(first)} in the first quarter, {short(last)} in the last{which}: {word}"
+    return f"divergence {fmt(first)} in the first quarter, {fmt(last)} in the last{which}: {word}"
 
 
 def _ends(points: Points) -> tuple[float, float]:
@@ -218,9 +219,9 @@ def _word(course: Course) -> str:
     if course.grounded:
         return f"{name} at its floor"
     if course.trend is None or course.trend.p_value is None:
-        return f"{name} {short(float(np.mean(course.points.values)))}, too short for a trend"
+        return f"{name} {fmt(float(np.mean(course.points.values)))}, too short for a trend"
     sure = "" if course.trend.p_value >= LEVEL else f" (p = {course.trend.p_value:.1g})"
-    return f"{name} x{short(10.0**course.change)} over the window{sure or ', no trend'}"
+    return f"{name} x{fmt(10.0**course.change)} over the window{sure or ', no trend'}"
 
 
 def _missing(series: ExpertSeries, courses: dict[str, tuple[Course, ...]], fates: dict[str, Fate]) -> list[str]:

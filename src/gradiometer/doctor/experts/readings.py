@@ -11,6 +11,7 @@ import numpy as np
 from gradiometer.doctor.experts.answers import Number, Verdict
 from gradiometer.doctor.experts.series import Points
 from gradiometer.maths.means import MIN_BLOCKS, Interval, block_length, holm, mean_interval
+from gradiometer.words import fmt
 
 __all__ = [
     "Estimate",
@@ -18,7 +19,6 @@ __all__ = [
     "estimate",
     "listed",
     "plus_minus",
-    "short",
     "span",
     "steps_short",
     "times",
@@ -86,24 +86,17 @@ def with_verdict(experts: Mapping[str, Verdict], wanted: Verdict) -> list[str]:
     return [expert for expert, verdict in experts.items() if verdict == wanted]
 
 
-def short(value: float) -> str:
-    """Three significant digits."""
-    if value == 0.0 or not math.isfinite(value):
-        return f"{value:g}"
-    return f"{value:.3g}" if abs(value) < 1000 else f"{value:.3e}"
-
-
 def span(number: Number) -> str:
     """`0.21 [0.19, 0.23]`, or `0.21 (no interval yet)`; the last digit is one the interval can bear."""
     if number.low is None or number.high is None:
-        return f"{short(number.value)} (no interval yet)"
+        return f"{fmt(number.value)} (no interval yet)"
     return _span(number.value, number.low, number.high, pure=number.unit != "loss/weight")
 
 
 def times(number: Number) -> str:
     """The same for a log ratio, as a factor: `3.0 [2.9, 3.1] times`."""
     factor, *ends = (float(np.exp(min(x, 700.0))) for x in (number.value, number.low, number.high) if x is not None)
-    within = _span(factor, *ends, pure=True) if len(ends) == 2 else f"{short(factor)} (no interval yet)"
+    within = _span(factor, *ends, pure=True) if len(ends) == 2 else f"{fmt(factor)} (no interval yet)"
     return f"{within} times"
 
 
@@ -118,7 +111,7 @@ def plus_minus(number: Number) -> str:
 def _span(value: float, low: float, high: float, *, pure: bool) -> str:
     """A pure number is near 1 or near 0, and 1e-17 of it is nothing; one with a unit may be of any size."""
     if not pure and (0 < abs(value) < 1e-2 or abs(value) >= 1e4):
-        return f"{short(value)} [{short(low)}, {short(high)}]"
+        return f"{fmt(value)} [{fmt(low)}, {fmt(high)}]"
     digits = _digits(high - low)
     return f"{value:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
 

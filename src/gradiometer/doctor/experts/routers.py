@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from gradiometer.doctor.experts.answers import SeriesSource
-from gradiometer.doctor.experts.readings import listed, short
+from gradiometer.doctor.experts.readings import listed
 from gradiometer.doctor.experts.series import ExpertSeries
 from gradiometer.maths.means import mean_interval
 from gradiometer.metrics import key, parse
+from gradiometer.words import fmt
 
 __all__ = ["RouterHealth", "look_at_routers"]
 
@@ -141,8 +142,8 @@ def _gradient_line(recent: _Recent, series: ExpertSeries) -> tuple[str, bool, bo
     untrained = main[1] < floor
     aux_leads = task is not None and aux is not None and aux[1] > task[1]
     source = "task" if task else "task and auxiliary together"
-    text = f"router gradient: {short(main[1])} loss/weight from {source}"
-    text += f", {short(aux[1])} from the auxiliary loss" if task and aux else ""
+    text = f"router gradient: {fmt(main[1])} loss/weight from {source}"
+    text += f", {fmt(aux[1])} from the auxiliary loss" if task and aux else ""
     if untrained:
         text += ": the router is not trained by the task, however even its load (minimind issue 858)"
     elif aux_leads:

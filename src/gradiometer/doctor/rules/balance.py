@@ -27,9 +27,10 @@ from gradiometer.doctor.pairs import (
 from gradiometer.doctor.progress import Progress, progress_of, shown
 from gradiometer.doctor.roles import REGULARISERS, role_of
 from gradiometer.doctor.rule import Skipped, Verdict, rule
-from gradiometer.doctor.signs import fmt, level, persists, robust_sigma, since, trend
+from gradiometer.doctor.signs import level, persists, robust_sigma, since, trend
 from gradiometer.maths.means import holm, mean_interval
 from gradiometer.records import Evidence, Finding, Severity
+from gradiometer.words import fmt
 
 __all__ = ["critic_dominates", "head_collapse", "regulariser_dominates", "terms_conflict"]
 

@@ -16,8 +16,9 @@ from gradiometer.doctor.gradients import NORM, flat_outcome, log10, over, seen, 
 from gradiometer.doctor.lacking import too_short, unlogged
 from gradiometer.doctor.progress import progress_of
 from gradiometer.doctor.rule import Skipped, Verdict, rule
-from gradiometer.doctor.signs import enough, fmt, level, near_best, number, robust_sigma, since
+from gradiometer.doctor.signs import enough, level, near_best, number, robust_sigma, since
 from gradiometer.records import Finding
+from gradiometer.words import fmt
 
 __all__: list[str] = []
 

@@ -14,7 +14,7 @@ from gradiometer.doctor.chart import Chart, Series
 from gradiometer.doctor.lacking import too_short, unlogged
 from gradiometer.doctor.progress import Progress, key_of, number, progress_of, shown
 from gradiometer.doctor.rule import Skipped, Verdict, rule
-from gradiometer.doctor.signs import fmt, level, persists, since, trend
+from gradiometer.doctor.signs import level, persists, since, trend
 from gradiometer.doctor.values import (
     MIN_SERIES,
     TARGET_KEYS,
@@ -30,6 +30,7 @@ from gradiometer.doctor.values import (
 from gradiometer.maths.means import Interval, mean_interval
 from gradiometer.maths.series import LEVEL
 from gradiometer.records import Evidence, Finding
+from gradiometer.words import fmt
 
 __all__ = ["baseline_leak", "critic_diverges", "critic_explains_nothing", "returns_wrong"]
 

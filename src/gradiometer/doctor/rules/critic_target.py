@@ -8,9 +8,10 @@ from gradiometer.doctor.chart import Chart
 from gradiometer.doctor.lacking import too_short
 from gradiometer.doctor.progress import key_of, progress_of, shown
 from gradiometer.doctor.rule import Verdict, rule
-from gradiometer.doctor.signs import fmt, level
+from gradiometer.doctor.signs import level
 from gradiometer.doctor.values import TARGET_KEYS, never_updated
 from gradiometer.records import Finding
+from gradiometer.words import fmt
 
 __all__ = ["target_network"]
 

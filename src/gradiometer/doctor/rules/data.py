@@ -8,9 +8,10 @@ from gradiometer.doctor.chart import Chart, Series
 from gradiometer.doctor.goals import at_maximum
 from gradiometer.doctor.lacking import too_short
 from gradiometer.doctor.rule import Skipped, Verdict, rule
-from gradiometer.doctor.signs import enough, fmt, learning, level, outcome, persists, since
+from gradiometer.doctor.signs import enough, learning, level, outcome, persists, since
 from gradiometer.maths.means import mean_interval
 from gradiometer.records import Evidence, Finding
+from gradiometer.words import fmt
 
 __all__ = ["misaligned_data", "observation_scale"]
 

@@ -11,9 +11,10 @@ import numpy as np
 from gradiometer.doctor.chart import Chart, Series
 from gradiometer.doctor.lacking import too_short, unlogged
 from gradiometer.doctor.rule import Skipped, Verdict, rule
-from gradiometer.doctor.signs import fmt, level, persists, since
+from gradiometer.doctor.signs import level, persists, since
 from gradiometer.maths.means import holm, mean_interval
 from gradiometer.records import Evidence, Finding
+from gradiometer.words import fmt
 
 __all__ = ["expert_dominates", "expert_starved"]
 

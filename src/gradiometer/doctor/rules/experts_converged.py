@@ -9,9 +9,10 @@ from gradiometer.doctor.experts.answers import Answers
 from gradiometer.doctor.experts.judge import judge
 from gradiometer.doctor.lacking import unlogged
 from gradiometer.doctor.rule import Verdict, rule
-from gradiometer.doctor.signs import fmt, since
+from gradiometer.doctor.signs import since
 from gradiometer.errors import UsageError
 from gradiometer.records import Evidence, Finding
+from gradiometer.words import fmt
 
 __all__ = ["experts_converged"]
 

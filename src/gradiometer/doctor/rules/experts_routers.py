@@ -11,9 +11,10 @@ from gradiometer.doctor.chart import Chart, Series
 from gradiometer.doctor.lacking import too_short, unlogged
 from gradiometer.doctor.rule import Verdict, rule
 from gradiometer.doctor.rules.experts import LAYER_NORM, MIN_POINTS, NORM, Share, surely
-from gradiometer.doctor.signs import fmt, level, since
+from gradiometer.doctor.signs import level, since
 from gradiometer.maths.means import holm, mean_interval
 from gradiometer.records import Evidence, Finding
+from gradiometer.words import fmt
 
 __all__ = ["router_untrained", "routing_imbalance"]
 

@@ -15,8 +15,9 @@ from gradiometer.doctor.pairs import pairs_of
 from gradiometer.doctor.progress import Progress, key_of, no_outcome, number, progress_of, shown
 from gradiometer.doctor.roles import role_of
 from gradiometer.doctor.rule import Skipped, Verdict, rule
-from gradiometer.doctor.signs import fmt, level, persists, since, trend
+from gradiometer.doctor.signs import level, persists, since, trend
 from gradiometer.records import Evidence, Finding, Severity
+from gradiometer.words import fmt
 
 __all__ = ["action_collapse", "entropy_collapse", "entropy_never_falls", "exploration_schedule"]
 

@@ -19,10 +19,11 @@ from gradiometer.doctor.gradients import (
 )
 from gradiometer.doctor.lacking import too_short, unlogged
 from gradiometer.doctor.rule import Verdict, rule
-from gradiometer.doctor.signs import enough, fmt, learning, level, since
+from gradiometer.doctor.signs import enough, learning, level, since
 from gradiometer.maths import trends
 from gradiometer.maths.means import mean_interval
 from gradiometer.records import Finding
+from gradiometer.words import fmt
 
 __all__: list[str] = []
 

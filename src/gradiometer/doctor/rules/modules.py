@@ -16,9 +16,10 @@ from gradiometer.doctor.chart import Chart, Series
 from gradiometer.doctor.gradients import NORM, flat_outcome, items, seen, stays, together
 from gradiometer.doctor.lacking import too_short, unlogged
 from gradiometer.doctor.rule import Verdict, rule
-from gradiometer.doctor.signs import enough, fmt, learning, level, since
+from gradiometer.doctor.signs import enough, learning, level, since
 from gradiometer.maths.pairs import LOW_RATIO, SILENT_RATIO, PairReading, read_pair
 from gradiometer.records import Evidence, Finding, Severity
+from gradiometer.words import fmt
 
 __all__: list[str] = []
 

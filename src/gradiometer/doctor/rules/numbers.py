@@ -35,9 +35,10 @@ from gradiometer.doctor.gradients import (
 from gradiometer.doctor.lacking import too_short, unlogged
 from gradiometer.doctor.nonfinite import aftermath, nonfinite_steps
 from gradiometer.doctor.rule import Verdict, rule
-from gradiometer.doctor.signs import enough, fmt, learning, level, outcome, since, trend
+from gradiometer.doctor.signs import enough, learning, level, outcome, since, trend
 from gradiometer.maths.health import FALLBACK_LOW
 from gradiometer.records import Evidence, Finding, Severity
+from gradiometer.words import fmt
 
 __all__: list[str] = []
 

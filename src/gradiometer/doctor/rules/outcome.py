@@ -26,10 +26,11 @@ from gradiometer.doctor.goals import (
 from gradiometer.doctor.lacking import too_short, unlogged
 from gradiometer.doctor.progress import progress_of
 from gradiometer.doctor.rule import Skipped, Verdict, rule
-from gradiometer.doctor.signs import enough, fmt, learning, level, outcome, persists, robust_sigma, since, trend
+from gradiometer.doctor.signs import enough, learning, level, outcome, persists, robust_sigma, since, trend
 from gradiometer.maths.means import Interval, mean_interval
 from gradiometer.maths.series import LEVEL
 from gradiometer.records import Finding, Severity
+from gradiometer.words import fmt
 
 __all__ = ["reward_declining", "reward_plateau", "update_opposes_reward"]
 

@@ -16,9 +16,10 @@ from gradiometer.doctor.goals import (
 )
 from gradiometer.doctor.lacking import too_short, unlogged
 from gradiometer.doctor.rule import Skipped, Verdict, rule
-from gradiometer.doctor.signs import enough, fmt, learning, level, number, outcome, persists, since, trend
+from gradiometer.doctor.signs import enough, learning, level, number, outcome, persists, since, trend
 from gradiometer.maths.trends import correlation
 from gradiometer.records import Evidence, Finding, Severity
+from gradiometer.words import fmt
 
 __all__ = ["length_exploit", "reward_hacking", "reward_term_dominates", "truncation"]
 

@@ -17,8 +17,9 @@ from gradiometer.doctor.lacking import too_short, unlogged
 from gradiometer.doctor.progress import Progress, key_of, number, progress_of, shown
 from gradiometer.doctor.roles import REGULARISERS, Role, role_of
 from gradiometer.doctor.rule import Skipped, Verdict, rule
-from gradiometer.doctor.signs import fmt, level, persists, since, told_best, trend
+from gradiometer.doctor.signs import level, persists, since, told_best, trend
 from gradiometer.records import Evidence, Finding, Severity
+from gradiometer.words import fmt
 
 __all__ = ["groups_too_easy", "groups_too_hard", "template_collapse"]
 

@@ -17,9 +17,10 @@ from gradiometer.doctor.lacking import unlogged
 from gradiometer.doctor.progress import Progress, key_of, number, progress_of, shown
 from gradiometer.doctor.roles import role_of
 from gradiometer.doctor.rule import Skipped, Verdict, rule
-from gradiometer.doctor.signs import fmt, level, outcome, persists, since, trend
+from gradiometer.doctor.signs import level, outcome, persists, since, trend
 from gradiometer.maths.means import holm
 from gradiometer.records import Evidence, Finding
+from gradiometer.words import fmt
 
 __all__ = ["noise_dominated", "reward_unreliable"]
 

@@ -16,8 +16,9 @@ from gradiometer.doctor.lacking import too_short, unlogged
 from gradiometer.doctor.progress import key_of, progress_of, shown
 from gradiometer.doctor.roles import role_of
 from gradiometer.doctor.rule import Verdict, rule
-from gradiometer.doctor.signs import fmt, level, persists, since, trend
+from gradiometer.doctor.signs import level, persists, since, trend
 from gradiometer.records import Evidence, Finding, Severity
+from gradiometer.words import fmt
 
 __all__ = ["advantage_outliers", "advantage_scale", "reward_scale"]
 

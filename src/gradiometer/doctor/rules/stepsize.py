@@ -17,8 +17,9 @@ from gradiometer.doctor.goals import suffers
 from gradiometer.doctor.lacking import too_short, unlogged
 from gradiometer.doctor.progress import key_of, number, progress_of, shown
 from gradiometer.doctor.rule import Verdict, rule
-from gradiometer.doctor.signs import fmt, level, near_best, persists, since
+from gradiometer.doctor.signs import level, near_best, persists, since
 from gradiometer.records import Evidence, Finding, Severity
+from gradiometer.words import fmt
 
 __all__ = ["ppo_clip_saturated", "ratio_explosion", "step_too_large"]
 

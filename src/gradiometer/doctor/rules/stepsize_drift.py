@@ -15,8 +15,9 @@ from gradiometer.doctor.progress import Progress, key_of, number, progress_of, s
 from gradiometer.doctor.roles import COEFFICIENTS, role_of
 from gradiometer.doctor.rule import Verdict, rule
 from gradiometer.doctor.rules.stepsize import LARGE_KL
-from gradiometer.doctor.signs import fmt, level, persists, since, trend
+from gradiometer.doctor.signs import level, persists, since, trend
 from gradiometer.records import Evidence, Finding, Severity
+from gradiometer.words import fmt
 
 __all__ = ["kl_runaway", "kl_strangled", "stale_data"]
 

@@ -15,8 +15,9 @@ from gradiometer.doctor.lacking import unlogged
 from gradiometer.doctor.progress import key_of, progress_of, shown
 from gradiometer.doctor.rule import Verdict, rule
 from gradiometer.doctor.rules.stepsize import MIN_POINTS, STEP_KEYS
-from gradiometer.doctor.signs import fmt, level, near_best, persists, since, trend
+from gradiometer.doctor.signs import level, near_best, persists, since, trend
 from gradiometer.records import Evidence, Finding
+from gradiometer.words import fmt
 
 __all__ = ["policy_frozen"]
 

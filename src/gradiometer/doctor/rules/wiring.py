@@ -12,8 +12,8 @@ from typing import Any, get_args
 
 from gradiometer.doctor.chart import Chart
 from gradiometer.doctor.rule import Skipped, Verdict, rule
-from gradiometer.doctor.signs import fmt
 from gradiometer.records import Basis, Evidence, Finding, Severity
+from gradiometer.words import fmt
 
 __all__ = ["audited", "wired"]
 

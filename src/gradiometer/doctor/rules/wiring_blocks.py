@@ -12,8 +12,9 @@ from gradiometer.doctor.chart import Chart, Series
 from gradiometer.doctor.lacking import too_short, unlogged
 from gradiometer.doctor.rule import Verdict
 from gradiometer.doctor.rules.wiring import wired
-from gradiometer.doctor.signs import fmt, level
+from gradiometer.doctor.signs import level
 from gradiometer.records import Evidence, Finding
+from gradiometer.words import fmt
 
 __all__ = ["dead_block", "not_in_optimizer"]
 

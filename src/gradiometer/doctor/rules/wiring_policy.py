@@ -14,8 +14,9 @@ from gradiometer.doctor.chart import Chart, Series
 from gradiometer.doctor.lacking import unlogged
 from gradiometer.doctor.rule import Skipped, Verdict
 from gradiometer.doctor.rules.wiring import wired
-from gradiometer.doctor.signs import fmt, level, number, persists
+from gradiometer.doctor.signs import level, number, persists
 from gradiometer.records import Evidence, Finding
+from gradiometer.words import fmt
 
 __all__ = [
     "actions_ignore_policy",

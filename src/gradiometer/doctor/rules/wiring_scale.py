@@ -10,9 +10,10 @@ from gradiometer.doctor.chart import Chart, Series
 from gradiometer.doctor.lacking import too_short
 from gradiometer.doctor.rule import Skipped, Verdict
 from gradiometer.doctor.rules.wiring import wired
-from gradiometer.doctor.signs import fmt, level, number
+from gradiometer.doctor.signs import level, number
 from gradiometer.records import Evidence, Finding
 from gradiometer.store.readable import Floats
+from gradiometer.words import fmt
 
 __all__ = ["clip_before_unscale", "gradient_not_invariant"]
 

@@ -12,10 +12,11 @@ from gradiometer.doctor.lacking import too_short, unlogged
 from gradiometer.doctor.roles import COEFFICIENTS, Role, role_of
 from gradiometer.doctor.rule import Verdict
 from gradiometer.doctor.rules.wiring import wired
-from gradiometer.doctor.signs import fmt, level, since
+from gradiometer.doctor.signs import level, since
 from gradiometer.metrics import key
 from gradiometer.records import Basis, Evidence, Finding, Severity
 from gradiometer.store.readable import Floats, Ints
+from gradiometer.words import fmt
 
 __all__ = ["dead_term", "hidden_term"]
 

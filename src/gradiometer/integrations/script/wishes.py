@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gradiometer.metrics import Tier
 
 __all__ = ["Wishes", "is_first_rank"]
 
@@ -18,7 +21,7 @@ class Wishes:
     """Absolute: the script may change its working directory."""
     every: int = 1
     budget: float | None = 0.01
-    tier: Literal["light", "standard", "deep"] = "standard"
+    tier: Tier = "standard"
     doctor: bool = True
     start: Path = field(default_factory=Path.cwd)
 

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 from gradiometer.errors import UnknownName, UsageError
 from gradiometer.labs.config import LabConfig, Progress
+from gradiometer.metrics import TIERS
 
-__all__ = ["TIERS", "Config", "Progress"]
-
-TIERS = ("light", "standard", "deep")
+__all__ = ["Config", "Progress"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

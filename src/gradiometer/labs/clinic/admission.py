@@ -12,8 +12,9 @@ from typing import Any
 
 from gradiometer import labs
 from gradiometer.labs.clinic.patients import Patient
-from gradiometer.labs.clinic.wards import WARDS, Ward
+from gradiometer.labs.clinic.wards import WARDS
 from gradiometer.labs.config import Progress, configure
+from gradiometer.labs.lab import Ward
 
 __all__ = ["Admission", "Admit", "Weights", "admitted", "needed_weights"]
 

@@ -10,8 +10,9 @@ from importlib.resources import files
 from typing import Any
 
 from gradiometer.errors import UnknownName
-from gradiometer.labs import faults
-from gradiometer.labs.clinic.wards import DOUBLES, KINDS, QUICK, WARDS, Ward, ward_of
+from gradiometer.labs import LABS, faults
+from gradiometer.labs.clinic.wards import WARDS, ward_of
+from gradiometer.labs.lab import KINDS, Ward
 
 __all__ = ["CONTROLS", "Patient", "grid", "quick_grid"]
 
@@ -108,7 +109,7 @@ def grid(
     """
     _check(labs, only)
     found: list[Patient] = []
-    for lab in dict.fromkeys(ward.lab for ward in WARDS.values()):
+    for lab in LABS:
         if not labs or lab in labs:
             found += [*_broken(lab, seeds), *_twice_broken(lab, seeds), *_controls(lab, controls)]
     if only:
@@ -118,7 +119,8 @@ def grid(
 
 def quick_grid() -> list[Patient]:
     """A few of each kind, for a few minutes."""
-    return [Patient(ward=ward, fault=fault, kind="brief", seed=FIRST_SEED) for ward, fault in QUICK]
+    found = ((ward.name, fault) for ward in WARDS.values() for fault in ward.quick)
+    return [Patient(ward=ward, fault=fault, kind="brief", seed=FIRST_SEED) for ward, fault in found]
 
 
 def _broken(lab: str, seeds: int) -> Iterable[Patient]:
@@ -129,14 +131,14 @@ def _broken(lab: str, seeds: int) -> Iterable[Patient]:
 
 
 def _twice_broken(lab: str, seeds: int) -> Iterable[Patient]:
-    for ward, text in DOUBLES:
-        if WARDS[ward].lab == lab:
-            yield from _seeded(ward, text, "fast", seeds)
+    for ward in LABS[lab].wards:
+        for text in ward.doubles:
+            yield from _seeded(ward.name, text, "fast", seeds)
 
 
 def _controls(lab: str, count: int) -> Iterable[Patient]:
-    for ward in WARDS.values():
-        for kind in KINDS if ward.lab == lab else ():
+    for ward in LABS[lab].wards:
+        for kind in KINDS:
             yield from _seeded(ward.name, "none", kind, count)
 
 
@@ -145,10 +147,9 @@ def _seeded(ward: str, fault: str, kind: str, seeds: int) -> Iterable[Patient]:
 
 
 def _check(labs: Sequence[str], only: Sequence[str]) -> None:
-    known_labs = dict.fromkeys(ward.lab for ward in WARDS.values())
     for lab in labs:
-        if lab not in known_labs:
-            raise UnknownName("lab of the clinic", lab, known_labs, hint=f"There is: {', '.join(known_labs)}.")
+        if lab not in LABS:
+            raise UnknownName("lab of the clinic", lab, LABS, hint=f"There is: {', '.join(LABS)}.")
     known = dict.fromkeys(["none", *(each.name for each in faults.all_faults() if not labs or each.lab in labs)])
     for name in only:
         if name not in known:

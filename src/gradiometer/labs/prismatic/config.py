@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from gradiometer.errors import UnknownName, UsageError
 from gradiometer.labs.config import LabConfig, Progress
+from gradiometer.metrics import TIERS
 
-__all__ = ["MERGES", "ROUTER_TYPES", "TIERS", "Config", "Progress"]
+__all__ = ["MERGES", "ROUTER_TYPES", "Config", "Progress"]
 
 ROUTER_TYPES = ("prismatic", "topk")
 MERGES = ("batch", "sample")
-TIERS = ("light", "standard", "deep")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Where a run goes besides its own file: `gm.watch(..., sinks=["tensorboard", gm.sinks.wandb(project="ppo")])`.
 
-A sink is named (`jsonl`, `tensorboard`, `wandb`, `mlflow`, `trackio`) or made here with settings. Each has a thread of its
-own, so none holds up the training, and a run of the user's own that is already open is joined instead of doubled.
+A sink is named, or made here with settings. Each has a thread of its own, so none holds up the training, and a run of the
+user's own that is already open is joined instead of doubled.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from gradiometer.store.sinks.tensorboardsink import TensorboardSink
 from gradiometer.store.sinks.trackiosink import TrackioSink
 from gradiometer.store.sinks.wandbsink import WandbSink
 
-__all__ = ["Backend", "Fanout", "Sink", "Start", "chosen", "jsonl", "mlflow", "tensorboard", "trackio", "wandb"]
-
 jsonl = JsonlSink
 tensorboard = TensorboardSink
 wandb = WandbSink
@@ -27,8 +25,13 @@ mlflow = MlflowSink
 trackio = TrackioSink
 
 KNOWN: dict[str, type[Sink]] = {
-    sink.name: sink for sink in (JsonlSink, TensorboardSink, WandbSink, MlflowSink, TrackioSink)
+    name: kind
+    for name, kind in list(globals().items())
+    if isinstance(kind, type) and issubclass(kind, Sink) and getattr(kind, "name", "") == name
 }
+"""The sinks above, by name."""
+__all__ = ["Backend", "Fanout", "Sink", "Start", "chosen", *KNOWN]
+
 sinks = sys.modules[__name__]  # what `gradiometer.sinks` shows
 
 
