@@ -81,3 +81,9 @@ def test_units_asleep_in_a_policy_that_came_trained_and_lost_nothing_are_informa
     found = first(patient({"reward": FLAT, "dormant_fraction": np.full(N, 0.6)}, facts=facts), "dormant-units")
     assert found is not None
     assert found.severity == severity
+
+
+def test_a_clip_whose_last_half_is_nan_is_no_clip_that_is_always_active(patient: Patient) -> None:
+    """Warnings are errors here: a mean of nothing is one."""
+    ratio = np.where(np.arange(N) < N // 3, 0.5, np.nan)
+    assert first(patient({"reward": FLAT, "grad/all/clip/ratio": ratio}), "clip-always-active") is None
