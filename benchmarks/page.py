@@ -90,7 +90,7 @@ def _head(results: Sequence[Result]) -> Iterable[str]:
         f"All parts together took {minutes:.1f} minutes."
     )
     yield (
-        "Candidates take turns in one process, every other round in reverse order. A ratio is taken inside each round; "
+        "Candidates take turns; memory is looked at in fresh processes. A ratio is taken inside each round; "
         "the figure is the median over rounds, and the spread runs from the 10th to the 90th percentile of the rounds. "
         "What is counted has no spread. Time inside hooks is that of all rounds together, for a round may have no measured "
         "step. No test asserts a time."

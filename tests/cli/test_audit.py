@@ -103,7 +103,7 @@ def test_a_healthy_endless_script_is_stopped_at_its_first_step_and_leaves_no_fil
     (tmp_path / "train.py").write_text(HEALTHY)
     done = typed(tmp_path, "--fail-on", "warn", "train.py", "--lr", "3", "--json")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("train.py: stopped at its first step; Adam; 6 of 6 parameters are trained")
+    assert done.stdout.startswith("train.py: stopped at its first step; Adam; 6 of 6 parameters require a gradient")
     assert "0 failed" in done.stdout
     assert "✓ what has a gradient is trained" in done.stdout
     assert "hello from the script ['--lr', '3', '--json']" in done.stderr

@@ -9,9 +9,10 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from gradiometer.doctor.diagnosis import Curve, Diagnosis
+from gradiometer.doctor.diagnosis import Diagnosis
 from gradiometer.doctor.report.markdown import as_markdown, several_as_markdown
 from gradiometer.doctor.report.page import as_page
 from gradiometer.doctor.report.plain import plain, plain_of_several, shared_causes
@@ -19,6 +20,7 @@ from gradiometer.doctor.report.text import as_text, several_as_text
 from gradiometer.doctor.rule import Skipped
 from gradiometer.records import Evidence, Finding
 from gradiometer.store.strictjson import to_json
+from gradiometer.store.thinning import bucket_edges, thin, whole
 
 DEAD = Finding(
     id="dead-term",
@@ -52,7 +54,7 @@ def diagnosis(*findings: Finding, run: str = "runs/broken") -> Diagnosis:
         ),
         unknown_keys=tuple(f"mystery/{number}" for number in range(9)),
         looked=("reward-hacking",),
-        curves={"entropy": Curve(steps=tuple(range(100)), values=(float("nan"), *(1.0 / (i + 1) for i in range(99))))},
+        curves={"entropy": whole(np.arange(100), np.array([np.nan, *(1.0 / (i + 1) for i in range(99))]))},
     )
 
 
@@ -148,7 +150,7 @@ def test_the_page_draws_the_curve_with_its_nan_and_the_step_it_began() -> None:
 
 
 def test_a_curve_without_a_finite_value_is_said_not_drawn() -> None:
-    sick = dataclasses.replace(diagnosis(DEAD), curves={"entropy": Curve(steps=(0, 1), values=(float("nan"),) * 2)})
+    sick = dataclasses.replace(diagnosis(DEAD), curves={"entropy": whole(np.arange(2), np.full(2, np.nan))})
     assert "every value is NaN or infinite" in as_page([sick])
 
 
@@ -175,3 +177,13 @@ def test_two_causes_fit_a_screen_and_the_second_still_has_its_evidence_and_its_f
     assert "fix       change the other" in brief
     assert "confirm" not in brief
     assert as_text(diagnosis(first, second), width=80, verbose=True).count("confirm ") == 2
+
+
+def test_a_long_curve_keeps_its_spike_and_its_nan_on_the_page() -> None:
+    values = np.ones(10_000)
+    values[[1_234, 5_678]] = 900.0, np.nan
+    long = thin(np.arange(10_000), values, bucket_edges(0, 9_999, 200))
+    page = as_page([dataclasses.replace(diagnosis(DEAD), curves={"entropy": long})])
+    assert '<text x="' in page
+    assert ">900</text>" in page
+    assert page.count('class="nan"') == 1

@@ -61,7 +61,8 @@ def _print(script: str, seen: Seen, checks: list[Check]) -> None:
     held = ", ".join(type(optimizer).__name__ for optimizer in seen.optimizers)
     times = "its first step" if seen.steps == 1 else f"{seen.steps} steps"
     out.print(
-        f"{script}: stopped at {times}; {held}; {trained} of {len(of_modules)} parameters are trained\n", soft_wrap=True
+        f"{script}: stopped at {times}; {held}; {trained} of {len(of_modules)} parameters require a gradient\n",
+        soft_wrap=True,
     )
     for line in lines_of(checks):
         out.print(line, soft_wrap=True)

@@ -16,6 +16,7 @@ from importlib import metadata, resources
 from pathlib import Path
 from typing import Any
 
+from anyio.to_thread import current_default_thread_limiter
 from fastapi import FastAPI, Request
 from fastapi.responses import FileResponse, Response
 from fastapi.staticfiles import StaticFiles
@@ -39,6 +40,8 @@ STATIC = Path(__file__).parent / "static"
 WORTH_PACKING = 2_000
 PATIENCE_SECONDS = 0.3
 """How long a page waits for the doctor; what takes longer comes with a later tick."""
+READERS = 8
+"""Threads that answer. More of them answer no faster, for Python runs one at a time, and each keeps memory of its own."""
 CARDS_SECONDS = 1.0
 """How long the list of runs may take; of logs that take longer to read the step comes later."""
 PARAMETERS: list[dict[str, Any]] = [
@@ -69,6 +72,7 @@ def create_app(root: Path, *, hosts: Iterable[str] | None = LOOPBACK, token: str
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        current_default_thread_limiter().total_tokens = READERS
         threading.Thread(target=_warm_up, daemon=True).start()
         yield
         broadcast.close()

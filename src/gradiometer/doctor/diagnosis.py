@@ -6,8 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from gradiometer.doctor.arbitration import arbitrate
 from gradiometer.doctor.chart import Chart
 from gradiometer.doctor.progress import MIN_REWARDS, progress_of
@@ -16,23 +14,15 @@ from gradiometer.doctor.signs import level
 from gradiometer.records import Finding
 from gradiometer.store.logs import Log
 from gradiometer.store.origins import place_of
-from gradiometer.store.readable import Floats, Ints
 from gradiometer.store.reader import Run
+from gradiometer.store.thinning import Thinned
 from gradiometer.words import fmt
 
-__all__ = ["Curve", "Diagnosis", "diagnose", "judged"]
+__all__ = ["Diagnosis", "diagnose", "judged"]
 
-MOST_POINTS = 400
+MOST_POINTS = 200
 """Of a curve in a report: more than a screen can show."""
 SHOWN = 6
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Curve:
-    """A series as it was logged, thinned evenly with its extremes kept."""
-
-    steps: tuple[int, ...]
-    values: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +40,7 @@ class Diagnosis:
     unknown_keys: tuple[str, ...]
     looked: tuple[str, ...]
     """The rules that had what they need and found nothing."""
-    curves: Mapping[str, Curve]
+    curves: Mapping[str, Thinned]
     """The series the evidence points at, thinned for drawing."""
     log_of: str | None = None
     """Whose log this is: SB3, TRL, ...; empty if that cannot be told, None of a run of ours."""
@@ -96,27 +86,10 @@ def judged(chart: Chart, chosen: Iterable[Rule]) -> Diagnosis:
     )
 
 
-def _curves(chart: Chart, findings: Iterable[Finding]) -> dict[str, Curve]:
+def _curves(chart: Chart, findings: Iterable[Finding]) -> dict[str, Thinned]:
     known = set(chart.run.names())
     wanted = dict.fromkeys(evidence.series for finding in findings for evidence in finding.evidence)
-    return {name: _thinned(*chart.run.series(name)) for name in wanted if name in known}
-
-
-def _thinned(steps: Ints, values: Floats) -> Curve:
-    if len(steps) > MOST_POINTS:
-        groups = np.array_split(np.arange(len(steps)), MOST_POINTS // 2)
-        ends = ((group[np.argmin(_low(values[group]))], group[np.argmax(_high(values[group]))]) for group in groups)
-        kept = np.unique([place for pair in ends for place in pair])
-        steps, values = steps[kept], values[kept]
-    return Curve(steps=tuple(steps.tolist()), values=tuple(values.tolist()))
-
-
-def _low(values: Floats) -> Floats:
-    return np.where(np.isnan(values), -np.inf, values)  # a NaN is what one wants to see
-
-
-def _high(values: Floats) -> Floats:
-    return np.where(np.isnan(values), np.inf, values)
+    return {name: chart.run.thinned(name, MOST_POINTS) for name in wanted if name in known}
 
 
 def _verdict(findings: tuple[Finding, ...], looked: int, chart: Chart) -> str:

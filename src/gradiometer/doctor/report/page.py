@@ -7,10 +7,11 @@ import math
 from collections.abc import Iterator, Sequence
 
 from gradiometer import metrics
-from gradiometer.doctor.diagnosis import Curve, Diagnosis
+from gradiometer.doctor.diagnosis import Diagnosis
 from gradiometer.doctor.precision import track_record
 from gradiometer.doctor.report.plain import shared_causes
 from gradiometer.records import Evidence, Finding
+from gradiometer.store.thinning import Thinned
 from gradiometer.version import __version__
 
 __all__ = ["as_page"]
@@ -105,17 +106,17 @@ def _evidence(evidence: Evidence, finding: Finding, diagnosis: Diagnosis) -> str
     return f"<p><code>{_text(evidence.series)}</code> {_text(evidence.reading)}</p>{drawn}"
 
 
-def _svg(curve: Curve, name: str, since: int | None) -> str:
+def _svg(curve: Thinned, name: str, since: int | None) -> str:
     """The curve, on a log axis where the catalogue says so; NaN as marks at the bottom, the first bad step as a line."""
-    known = metrics.resolve(name)
-    positive = [v for v in curve.values if math.isfinite(v) and v > 0]
-    finite = [v for v in curve.values if math.isfinite(v)]
+    known, points = metrics.resolve(name), list(_points(curve))
+    finite = [v for _, v in points if math.isfinite(v)]
+    positive = [v for v in finite if v > 0]
     if not finite:
         return '<p class="small">every value is NaN or infinite</p>'
     logarithmic = known is not None and known[0].scale == "log" and len(positive) == len(finite)
     scaled = [math.log10(v) if logarithmic else v for v in finite]
     low, high = min(scaled), max(scaled)
-    span, first, last = (high - low) or 1.0, curve.steps[0], curve.steps[-1]
+    span, first, last = (high - low) or 1.0, points[0][0], points[-1][0]
 
     def x(step: int) -> float:
         return LEFT + (WIDTH - LEFT - 8) * (step - first) / max(last - first, 1)
@@ -125,7 +126,7 @@ def _svg(curve: Curve, name: str, since: int | None) -> str:
 
     paths: list[list[str]] = [[]]
     bad: list[str] = []
-    for step, value in zip(curve.steps, curve.values, strict=True):
+    for step, value in points:
         if math.isfinite(value):
             paths[-1].append(f"{x(step):.1f},{y(value):.1f}")
         else:
@@ -144,6 +145,19 @@ def _svg(curve: Curve, name: str, since: int | None) -> str:
         f'<text x="{LEFT}" y="{HEIGHT - 6}">{first}</text>'
         f'<text x="{WIDTH - 8}" y="{HEIGHT - 6}" text-anchor="end">step {last}</text></svg>'
     )
+
+
+def _points(curve: Thinned) -> Iterator[tuple[int, float]]:
+    """What is drawn of a curve: each value, or of a bucket its smallest, its largest and that it holds a NaN."""
+    for k, step in enumerate(curve.steps.tolist()):
+        if curve.whole:
+            yield step, float(curve.mean[k])
+            continue
+        if math.isfinite(curve.mean[k]):
+            yield step, float(curve.low[k])
+            yield step, float(curve.high[k])
+        if curve.broken[k]:
+            yield step, math.nan
 
 
 def _text(value: object) -> str:
