@@ -13,7 +13,7 @@ AXES = ("step", "wall", "relative", "env_steps", "rollout", "epoch")
 """What x can be by name."""
 METRIC = "metric:"
 """And before the name of a series: any logged metric."""
-MOST, MOST_EVER = 1_000, 20_000
+MOST, MOST_EVER = 600, 20_000
 MOST_RUNS = 200
 OURS = ("run", "x", "from", "to", "most", "after", "token")
 
