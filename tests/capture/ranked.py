@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 
+from gradiometer.metrics import resolve
 from gradiometer.store.reader import Run
 
 TRAINING = '''
@@ -118,8 +117,9 @@ def differences(one: Run, many: Run, name: str) -> float:
     (steps, expected), (others, found) = one.series(name), many.series(name)
     assert steps.tolist() == others.tolist(), name
     assert (np.isnan(expected) == np.isnan(found)).all(), name
-    signed = re.search(r"cos|alignment|mean$|drift|response", name)  # may cancel to nothing: judged in their own unit
-    floor = 1e-2 if signed else 1e-9
+    known = resolve(name)
+    small = known is not None and (known[0].scale == "linear" or name.endswith("drift_p"))
+    floor = 1e-2 if small else 1e-9  # what may cancel to nothing is judged in its own unit
     return float(np.nanmax(np.abs(expected - found) / np.maximum(np.abs(expected), floor), initial=0.0))
 
 
@@ -128,7 +128,7 @@ def assert_same(one: Run, many: Run) -> None:
     names = [name for name in set(one.names()) & set(many.names()) if not name.startswith(("meter/", "rank"))]
     assert len(names) > 20
     far = {name: error for name in names if (error := differences(one, many, name)) > 1e-5}
-    assert not far
+    assert not far, far
     assert set(one.vector_names()) == set(many.vector_names())
     for name in one.vector_names():
         for step in one.vector_steps(name).tolist():
