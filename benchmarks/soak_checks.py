@@ -171,9 +171,13 @@ def _processes(diary: Diary) -> list[Check]:
     ]
 
 
+USUAL = ("gradiometer: ", "nothing to show yet")
+"""How the live doctor's findings begin, and what a page says of a folder whose training has not begun."""
+
+
 def complaints(text: str) -> list[str]:
-    """Lines of a stderr that are not a finding of the live doctor."""
-    return [line for line in text.splitlines() if line.strip() and not line.startswith("gradiometer: ")]
+    """Lines of a stderr that are neither a finding nor what a page says of an empty folder."""
+    return [line for line in text.splitlines() if line.strip() and not line.startswith(USUAL)]
 
 
 def _pages(diary: Diary, newest: int) -> list[Check]:

@@ -21,7 +21,9 @@ def serve(path: str, *, host: str, port: int | None, token: str, open_browser: b
     if root.is_file():
         reader_of(root)
     elif root.is_dir() and not logs_in(root, or_itself=False):
-        print(f"nothing to show yet: {no_log_in(root)}", file=sys.stderr)
+        empty = next(root.iterdir(), None) is None
+        why = f"{root} is empty; runs show when they begin" if empty else no_log_in(root)
+        print(f"nothing to show yet: {why}", file=sys.stderr)
     server.serve(root, host=host, port=port, token=token, open_browser=open_browser, say=_say)
 
 
