@@ -87,3 +87,24 @@ def test_a_clip_whose_last_half_is_nan_is_no_clip_that_is_always_active(patient:
     """Warnings are errors here: a mean of nothing is one."""
     ratio = np.where(np.arange(N) < N // 3, 0.5, np.nan)
     assert first(patient({"reward": FLAT, "grad/all/clip/ratio": ratio}), "clip-always-active") is None
+
+
+@pytest.mark.parametrize(("value", "told"), [(np.linspace(0.05, 0.2, N), False), (np.linspace(0.2, 0.05, N), True)])
+def test_an_offset_that_a_slow_critic_still_works_off_is_not_the_scale_of_the_advantages(
+    patient: Patient, value: np.ndarray, told: bool
+) -> None:
+    series = {
+        "reward": FLAT,
+        "returns/mean": FLAT,
+        "value_mean": value,
+        "value_loss": np.linspace(0.14, 0.07, N),
+        "advantages/mean": np.full(N, 1.7),
+        "advantages/std": np.full(N, 0.9),
+    }
+    assert (first(patient(series), "advantage-scale") is not None) == told
+
+
+def test_a_learning_rate_of_zero_is_not_told_to_be_ten_times_as_high(patient: Patient) -> None:
+    found = first(patient({"reward": FLAT, "learning_rate": np.zeros(N)}), "policy-frozen")
+    assert found is not None
+    assert found.fix[0].startswith("Set the learning rate above zero")
