@@ -70,7 +70,8 @@ def policy_frozen(chart: Chart) -> Verdict:
         "parameter group) takes the step away.",
         fix=(f"Set {key} above zero: 3e-4 is usual for PPO under Adam" if _no_rate(chart)
              else f"Raise {key} by 10 times until approx_kl reads 0.003 to 0.02",
-             "Let the schedule end with the run: check its total number of steps; check warm-up, clip and which parameters are in the optimizer"),
+             "Let the schedule end with the run: check its total number of steps; check "
+             "warm-up, clip and which parameters are in the optimizer"),
         confirm="Train 50 updates with 10 times the learning rate: approx_kl and the reward should move.",
         references=("TheDeepChecker: log10 update ratio below -4", "A. Jones, Debugging RL, without the agonizing pain"),
     )  # fmt: skip
