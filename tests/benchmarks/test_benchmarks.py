@@ -32,8 +32,13 @@ def result(part: str, *rows: Row, error: str = "") -> Result:
     return Result(part=part, rows=rows, seconds=60.0, error=error, machine={"cores": "2", "date": "2026-01-01"})
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("parts", TOGETHER, ids=lambda parts: parts[0])
+@pytest.mark.parametrize(
+    "parts",
+    [
+        pytest.param(parts, marks=pytest.mark.slow if parts == TOGETHER[0] else pytest.mark.proof, id=parts[0])
+        for parts in TOGETHER
+    ],
+)
 def test_every_part_still_runs_and_yields_its_rows(parts: tuple[str, ...], tmp_path: Path) -> None:
     out = tmp_path / "rows.json"
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
