@@ -35,6 +35,7 @@ __all__ = [
     "open_in_place",
     "owner",
     "remove",
+    "shorten",
     "translated",
 ]
 
@@ -76,6 +77,10 @@ SQLITE_MAGIC = b"SQLite format 3\0"
 
 WAIT_SECONDS = 30.0
 """How long to wait for another's lock. In WAL mode nobody waits; with a rollback journal readers wait for each commit."""
+LONG_LOG = 32 << 20
+"""Bytes of SQLite's log at which it is made to begin anew; unread it begins anew at 4 MiB by itself."""
+SHORTEN_SECONDS = 0.2
+"""How long the writer's thread waits for readers; it tries again with the next batch."""
 WRITER_WAIT_SECONDS = 60.0
 """The writer's own patience with readers where they stand in each other's way; it has a queue meanwhile."""
 
@@ -174,6 +179,27 @@ def migrate(db: sqlite3.Connection, version: int) -> None:
         return
     changes = "\n".join(MIGRATIONS[older] for older in range(version, SCHEMA_VERSION))
     db.executescript(f"BEGIN IMMEDIATE;\n{changes}\n{_stamp()}\nCOMMIT;")
+
+
+def shorten(db: sqlite3.Connection, path: Path) -> None:
+    """Let SQLite's log begin anew once it is long.
+
+    By itself it does so only when nobody reads, and ten pages read all the time. Here the writer waits a moment for those who
+    read what is older, and whoever comes meanwhile reads the file itself.
+    """
+    log = path.with_name(f"{path.name}-wal")
+    try:
+        if log.stat().st_size < LONG_LOG:
+            return
+    except FileNotFoundError:
+        return
+    (patience,) = db.execute("PRAGMA busy_timeout").fetchone()
+    db.execute(f"PRAGMA busy_timeout = {round(1000 * SHORTEN_SECONDS)}")
+    with suppress(sqlite3.OperationalError):  # a full disk, say: what was written is written
+        db.execute(
+            "PRAGMA wal_checkpoint(TRUNCATE)"
+        ).fetchall()  # where somebody reads longer it answers "busy", no more
+    db.execute(f"PRAGMA busy_timeout = {patience}")
 
 
 def finish(db: sqlite3.Connection) -> None:

@@ -213,6 +213,7 @@ class Writer:
             self._newest_step = max(self._newest_step, *(row.step for row in records if isinstance(row, Row)), 0)
             batches.write([*records, *self._drop_event(drops)])
             self._recorded_drops += drops
+            database.shorten(batches.db, self.folder / database.DATABASE_NAME)
         except sqlite3.OperationalError as error:
             # A full disk may be emptied: the next batch tries again.
             self._lost += len(records)
