@@ -79,7 +79,7 @@ def main(given: Sequence[str] | None = None) -> int:
             kept = arguments.write.with_suffix(".json")
             together = merged(load(kept), results, PARTS)
             save(together, kept)
-            arguments.write.write_text(page(together), "utf-8")
+            arguments.write.write_text(page(together, tuple(PARTS)), "utf-8")
     if arguments.json:
         save(results, arguments.json)
     failed = [result.part for result in results if result.error]

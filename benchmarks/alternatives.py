@@ -27,7 +27,7 @@ from gradiometer.capture.settings import Tier
 
 __all__ = ["rows"]
 
-CALLS = 8  # what is done at every fourth measured step counts with its share
+CALLS = 8  # what is done at every fourth measured step counts with its share; rarer things show in the spread
 WANDB, BY_HAND, COCKPIT = "`wandb.watch`", "six statistics by hand", "Cockpit"
 COMPARED = (
     (WANDB, "light", 25),

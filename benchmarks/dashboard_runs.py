@@ -168,7 +168,8 @@ async def watch_all(where: str, writer: Writer, clients: int, steps: range) -> t
     await asyncio.sleep(3)
     await write()
     await asyncio.sleep(2)
+    dead = [task for task in tasks if task.done()]
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    return late, errors
+    return late, errors + len(dead)

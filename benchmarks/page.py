@@ -64,9 +64,9 @@ def line(row: Row) -> str:
     return f"  {row.name:<72} {_value(row):>12}  {_spread(row):<20} {_target(row):>12} {verdict:<7} {row.note}"
 
 
-def page(results: Sequence[Result]) -> str:
-    """The whole page."""
-    pieces = [*_head(results), *_missed(results)]
+def page(results: Sequence[Result], parts: Sequence[str] = ()) -> str:
+    """The whole page; `parts` are all there are."""
+    pieces = [*_head(results, parts), *_missed(results)]
     for result in results:
         pieces += [f"## {result.part.capitalize()}", _facts(result), about(result.part)]
         if result.error:
@@ -82,13 +82,15 @@ def about(part: str) -> str:
     return ast.get_docstring(ast.parse(source)) or ""
 
 
-def _head(results: Sequence[Result]) -> Iterable[str]:
+def _head(results: Sequence[Result], parts: Sequence[str]) -> Iterable[str]:
     minutes = sum(result.seconds for result in results) / 60
     yield "# Benchmarks"
     yield (
         "`make bench` measures all of this and writes this page; `python -m benchmarks PART` measures one part. "
         f"All parts together took {minutes:.1f} minutes."
     )
+    if missing := [part for part in parts if part not in {result.part for result in results}]:
+        yield f"**Not measured yet**: {', '.join(missing)}."
     yield (
         "Candidates take turns; memory is looked at in fresh processes. A ratio is taken inside each round; "
         "the figure is the median over rounds, and the spread runs from the 10th to the 90th percentile of the rounds. "

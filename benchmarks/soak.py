@@ -23,7 +23,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,7 @@ class Kill:
     lost_seconds: float
     lost_points: int
     intact: bool
-    doctor_gone: float
+    doctor_gone: float | None
     """Seconds until the live doctor had ended."""
 
 
@@ -111,8 +111,8 @@ class Sampler(threading.Thread):
             for name, pid in list(self.processes.items()):
                 if name == "dashboard" or self.steady:
                     self._sample(name, pid, now)
-            log = self.diary.run / "run.db-wal"
-            self.diary.largest_log = max(self.diary.largest_log, log.stat().st_size if log.exists() else 0)
+            with suppress(FileNotFoundError):  # it goes when the run is closed
+                self.diary.largest_log = max(self.diary.largest_log, (self.diary.run / "run.db-wal").stat().st_size)
             if self.steady and "training" in self.processes:
                 self._sample_doctor(self.processes["training"], now)
 
@@ -270,7 +270,7 @@ def _strike(diary: Diary, training: subprocess.Popen[str]) -> Kill:
         lost_seconds=lost,
         lost_points=comparison.missing,
         intact=answer == "ok",
-        doctor_gone=gone if doctor is not None else 0.0,
+        doctor_gone=None if doctor is None else gone,
     )
 
 

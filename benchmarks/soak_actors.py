@@ -212,10 +212,12 @@ class Page:
 
     async def follow(self) -> None:
         """For ever; a stream that ends is opened again, as EventSource does, and is counted."""
-        await self.ask("/")
-        await self.ask("/runs.json")
+        first = ["/", "/runs.json"]
         while True:
             try:
+                while first:
+                    await self.ask(first[0])
+                    first.pop(0)
                 async for event in self._events():
                     await self._hear(event)
                 self.troubles.append("the stream ended")

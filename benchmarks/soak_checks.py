@@ -121,7 +121,9 @@ def _dropped(run: Path) -> Check:
 def _killed(diary: Diary) -> list[Check]:
     kills, wanted = diary.kills, diary.plan.kills
     worst = max((kill.lost_seconds for kill in kills), default=0.0)
-    gone = max((kill.doctor_gone for kill in kills), default=0.0)
+    gone = max((kill.doctor_gone for kill in kills if kill.doctor_gone is not None), default=0.0)
+    trained = [kill for kill in kills if kill.training]
+    watched = sum(kill.doctor_gone is not None for kill in trained)
     training = sum(kill.training for kill in kills)
     intact = sum(kill.intact for kill in kills)
     return [
@@ -142,9 +144,10 @@ def _killed(diary: Diary) -> list[Check]:
         Check(name="files intact after a kill", found=f"{intact}", bound=str(wanted), holds=intact == wanted),
         Check(
             name="live doctor gone after a kill",
-            found=f"{gone:.1f} s at the latest; {diary.doctor_deaths} ended beside a living training",
-            bound=f"<= {GONE_SECONDS:g} s; 0",
-            holds=gone <= GONE_SECONDS and not diary.doctor_deaths,
+            found=f"{gone:.1f} s at the latest, of {watched} that {len(trained)} trainings had; "
+            f"{diary.doctor_deaths} ended beside a living training",
+            bound=f"<= {GONE_SECONDS:g} s, of half of them; 0",
+            holds=gone <= GONE_SECONDS and 2 * watched >= len(trained) and not diary.doctor_deaths,
             numbers={"worst_seconds": gone, "deaths": diary.doctor_deaths},
         ),
     ]
@@ -153,7 +156,9 @@ def _killed(diary: Diary) -> list[Check]:
 def _processes(diary: Diary) -> list[Check]:
     last = f"training-{len(diary.lives) - 1:03d}"
     right = {name: (-9,) if name.startswith("training") and name != last else (0, -15) for name in diary.endings}
-    wrong = {name: code for name, code in diary.endings.items() if code not in right[name]}
+    wrong: dict[str, object] = {name: code for name, code in diary.endings.items() if code not in right[name]}
+    if not len(diary.entries()[-1][1]):
+        wrong[last] = "no step after the last resume"
     lines = [
         f"{file.stem}: {line}" for file in sorted(diary.plan.out.glob("*.err")) for line in complaints(file.read_text())
     ]
@@ -184,6 +189,7 @@ def _pages(diary: Diary, newest: int) -> list[Check]:
     file = diary.plan.out / "clients.json"
     pages = json.loads(file.read_text()) if file.exists() else []
     troubles = [trouble for page in pages for trouble in page["troubles"]]
+    troubles += [f"a page of {page['tab']} never had a view" for page in pages if not page["told"].get("whole")]
     seconds = np.array([second for page in pages for second in page["seconds"]] or [np.nan])
     told = {name: sum(page["told"].get(name, 0) for page in pages) for name in ("whole", "bytes")}
     behind = [newest - (page["newest"] or 0) for page in pages if page["tab"] == "overview"]

@@ -7,6 +7,7 @@ modulo 2**64 over them of an odd number made of the name times the bits of the v
 from __future__ import annotations
 
 import json
+import math
 import os
 import sqlite3
 import struct
@@ -227,10 +228,10 @@ def count_events(folder: Path) -> Tally:
 
 
 def slope_per_hour(times: Sequence[float], sizes: Sequence[float]) -> float:
-    """Theil and Sen's: the median of the slopes between any two of the last two thirds, an hour; 0 for less than ten."""
+    """Theil and Sen's: the median of the slopes between any two of the last two thirds, an hour; NaN for less than ten."""
     x, y = (np.asarray(given, dtype=np.float64)[len(times) // 3 :] for given in (times, sizes))
     if len(x) < 10:
-        return 0.0
+        return math.nan
     stride = max(1, len(x) // 600)
     x, y = x[::stride], y[::stride]
     first, second = np.triu_indices(len(x), 1)

@@ -23,6 +23,6 @@ def number(value: float | None) -> str:
     return f"{value:.4g}"
 
 
-def counted(count: float | None, word: str) -> str:
+def counted(count: int | None, word: str) -> str:
     """`1 rollout`, `8 rollouts`; nothing where there is no count."""
-    return "" if count is None else f"{count:g} {word}{'' if count == 1 else 's'}"
+    return "" if count is None else f"{count} {word}{'' if count == 1 else 's'}"

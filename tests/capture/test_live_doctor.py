@@ -22,7 +22,9 @@ def train(folder: Path, *, dead: bool, seconds: float, **given: object) -> int:
     optimizer = torch.optim.Adam(model.parameters())
     steps = 0
     with gm.watch(model, optimizer, run=folder, budget=None, doctor="live", **given) as meter:  # type: ignore[arg-type]
-        started = time.monotonic()  # to start the doctor's process takes a busy machine longer than the shortest training
+        started = (
+            time.monotonic()
+        )  # to start the doctor's process takes a busy machine longer than the shortest training
         while steps < 5 or time.monotonic() - started < seconds:
             x = torch.randn(16, 4)
             log_probs = model["actor"](x).log_softmax(-1)

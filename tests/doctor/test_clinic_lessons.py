@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from gradiometer.doctor.diagnosis import diagnose
+from gradiometer.doctor.roles import role_of
 from gradiometer.records import Finding
 from gradiometer.store.reader import Run
 
@@ -108,3 +109,35 @@ def test_a_learning_rate_of_zero_is_not_told_to_be_ten_times_as_high(patient: Pa
     found = first(patient({"reward": FLAT, "learning_rate": np.zeros(N)}), "policy-frozen")
     assert found is not None
     assert found.fix[0].startswith("Set the learning rate above zero")
+
+
+def test_a_loss_that_is_nan_is_not_called_fine(patient: Patient) -> None:
+    loss = np.where(np.arange(N) < 15, 2.0, np.nan)
+    found = diagnose(patient({"loss": loss, "entropy": np.full(N, 1.0), "learning_rate": np.full(N, 1e-3)}))
+    assert found.findings[0].id == "nonfinite-gradient"
+    assert found == found
+
+
+def test_a_loss_with_a_hole_is_told_with_its_step(patient: Patient) -> None:
+    loss = np.where(np.arange(N) == 15, np.nan, 2.0)
+    said = diagnose(patient({"loss": loss, "entropy": np.full(N, 1.0), "learning_rate": np.full(N, 1e-3)})).verdict
+    assert "the loss is not finite at 1 of 60 steps, first at step 15" in said
+
+
+@pytest.mark.parametrize(
+    ("term", "role"),
+    [
+        ("policyLoss", "policy"),
+        ("entropyLoss", "entropy"),
+        ("KLDiv", "kl"),
+        ("kldiv", "kl"),
+        ("klpenalty", "kl"),
+        ("pgloss", "policy"),
+        ("value_loss", "value"),
+        ("vfLoss", "value"),
+        ("loss", None),
+        ("quality", None),
+    ],
+)
+def test_a_term_is_known_however_its_words_are_joined(term: str, role: str | None) -> None:
+    assert role_of(term) == role

@@ -6,7 +6,8 @@ at once. They are found anew whenever they move, and seldom once they stand stil
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -75,7 +76,7 @@ class ExpertGauge:
             products = grad @ grad.T
         else:
             sums = self._sums(grads, weights, self._large_cuts(reading, name, number, weights, fresh=fresh))
-            products = torch.stack([part @ part.T for part in _parts(grads, self._columns)]).sum(0)
+            products = _added(part @ part.T for part in _parts(grads, self._columns))
         if not matrix:
             sums[:, SOURCE:] = 0.0
         reading.add_array(f"{name}/sums", sums)
@@ -101,7 +102,7 @@ class ExpertGauge:
             seven = tiers.tier_sums_by_row(grads, weights, cuts, scratch=self._scratch[cuts.dtype])
             return torch.cat([seven[:, :SOURCE], seven[:, :3], seven[:, SOURCE:]], 1)
         pairs = zip(_parts(grads, self._columns), _parts(weights, self._columns), strict=True)
-        return torch.stack([torch.cat(tiers.tier_sums(grad, weight, cuts), 1) for grad, weight in pairs]).sum(0)
+        return _added(torch.cat(tiers.tier_sums(grad, weight, cuts), 1) for grad, weight in pairs)
 
     def _read_histograms(self, reading: Reading, slab: Slab) -> None:
         for e in range(self.layer.num):
@@ -132,6 +133,11 @@ class ExpertGauge:
         if grad is None:
             return None
         return filled(grad)[e] if slab.fused else filled(grad)
+
+
+def _added(parts: Iterable[Tensor]) -> Tensor:
+    """Their sum, one after the other: hundreds of experts have thousands of parts of N × N."""
+    return reduce(Tensor.add_, parts)
 
 
 def _parts(rows: Sequence[Tensor], columns: int) -> Iterator[Tensor]:

@@ -90,7 +90,7 @@ class Meter:
     @property
     def terms_due(self) -> bool:
         """Whether `terms` would split the coming loss: for those whose terms cost something to make."""
-        return self._rig.terms_due
+        return not self.closed and self._rig.terms_due
 
     @guarded
     def log(self, values: Mapping[str, Any] | None = None, /, **scalars: Any) -> None:

@@ -185,6 +185,7 @@ class NullMeter(Meter):
 
     def close(self) -> None:
         """Nothing is open."""
+        self.closed = True
 
     def __enter__(self) -> Self:
         return self

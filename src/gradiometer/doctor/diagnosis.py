@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from gradiometer.doctor.arbitration import arbitrate
-from gradiometer.doctor.chart import Chart
+from gradiometer.doctor.chart import Chart, Series
 from gradiometer.doctor.progress import MIN_REWARDS, progress_of
 from gradiometer.doctor.rule import Rule, Skipped, rules
 from gradiometer.doctor.signs import level
@@ -40,7 +42,7 @@ class Diagnosis:
     unknown_keys: tuple[str, ...]
     looked: tuple[str, ...]
     """The rules that had what they need and found nothing."""
-    curves: Mapping[str, Thinned]
+    curves: Mapping[str, Thinned] = field(compare=False)
     """The series the evidence points at, thinned for drawing."""
     log_of: str | None = None
     """Whose log this is: SB3, TRL, ...; empty if that cannot be told, None of a run of ours."""
@@ -122,12 +124,15 @@ def _outcome(chart: Chart) -> str:
     """What became of the reward, or else of the loss: nothing wrong may have been found in what does not learn."""
     progress, loss = progress_of(chart), chart.get("loss")
     if progress is None:
-        return (
-            ""
-            if loss is None
-            else f", and the loss went from {fmt(level(loss.first(0.1)))} to {fmt(level(loss.last(0.2)))}"
-        )
+        return "" if loss is None else _of_loss(loss)
     ends = f"{fmt(progress.start)} to {fmt(progress.end)}"
     if progress.state == "best":
         return f", and the reward is at its maximum, {fmt(progress.end)}"
     return f", and the reward rose: {ends}" if progress.state == "gained" else f", but the reward {progress.then}"
+
+
+def _of_loss(loss: Series) -> str:
+    broken = loss.steps[~np.isfinite(loss.values)]
+    if len(broken):
+        return f", but the loss is not finite at {len(broken)} of {len(loss)} steps, first at step {int(broken[0])}"
+    return f", and the loss went from {fmt(level(loss.first(0.1)))} to {fmt(level(loss.last(0.2)))}"

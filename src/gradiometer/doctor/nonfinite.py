@@ -9,8 +9,9 @@ from gradiometer.doctor.gradients import layered, where
 from gradiometer.records import Severity
 from gradiometer.store.readable import Ints
 
-__all__ = ["aftermath", "nonfinite_steps"]
+__all__ = ["LOSSES", "aftermath", "nonfinite_steps"]
 
+LOSSES = ("loss", "policy_loss", "value_loss")
 MAX_LOST = 0.02
 """Share of the steps lost to a NaN and skipped up to which a run is noisy rather than worthless."""
 MAX_SCALING = 0.05
@@ -27,7 +28,7 @@ def nonfinite_steps(chart: Chart, norms: list[Series]) -> list[tuple[Series, Int
     counted = chart.every("grad/<block>/nonfinite")
     judged = {where(series) for series in counted}
     terms = chart.every("grad/<block>/term/<term>/norm") + chart.every("grad/<block>/term/<term>/loss")
-    losses = [series for name in ("policy_loss", "value_loss") if (series := chart.get(name)) is not None]
+    losses = [series for name in LOSSES if (series := chart.get(name)) is not None]
     bad = [(series, series.steps[series.values > 0]) for series in counted]
     for series in norms + terms:
         off = np.isnan(series.values) if where(series) in judged else ~np.isfinite(series.values)

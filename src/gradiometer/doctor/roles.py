@@ -17,6 +17,8 @@ ROLES: dict[Role, frozenset[str]] = {
     "penalty": frozenset({"bonus", "regulariser", "regularizer", "reg"}),
 }
 """Words of a name; those of `entropy` and `kl` say what it is, whosever it is (`actor_entropy`)."""
+JOINED = re.compile(r"(?<=.)(loss|div|penalty|term|coef)$")
+"""What people write on to such a word without a break: pgloss, kldiv."""
 REGULARISERS: tuple[Role, ...] = ("entropy", "kl", "penalty")
 COEFFICIENTS: dict[Role, tuple[str, ...]] = {
     "entropy": ("entropy_coef", "entropy_coeff", "ent_coef", "entropy_coefficient", "entropy_beta"),
@@ -28,7 +30,8 @@ COEFFICIENTS: dict[Role, tuple[str, ...]] = {
 
 def role_of(term: str) -> Role | None:
     """What a term is for, by the words of its name; a name of two roles is none."""
-    words = set(re.split(r"[^a-z]+", term.lower()))
+    parted = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", term)  # entropyLoss, KLDiv
+    words = {JOINED.sub("", word) for word in re.split(r"[^a-z]+", parted.lower())}
     found = [role for role, names in ROLES.items() if words & names]
     sure = [role for role in found if role in ("entropy", "kl")] or found
     return sure[0] if len(sure) == 1 else None

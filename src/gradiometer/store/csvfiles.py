@@ -215,6 +215,8 @@ class Sheet:
         run_id = short_id(name_of(self.path), *self.first)
         log = Log(self.path, name=name_of(self.path), run_id=run_id, rows=self.gathered, facts={"imported": {}})
         log.facts["imported"] |= origin("csv", self.names, step=self._step_name)
+        if self.step_place is None:
+            log.facts["imported"]["x_axis"] = "rows"
         if config := config_beside(self.path):
             log.facts["config"] = config
         return log

@@ -12,8 +12,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from gradiometer.extras import extras, version_of
+from gradiometer.extras import MISSING, extras, version_of
 from gradiometer.store.strictjson import plain
+from gradiometer.version import __version__
 
 __all__ = ["collect", "redact", "redact_argv"]
 
@@ -98,9 +99,9 @@ def _option(word: str) -> str:
 
 def _versions() -> dict[str, str]:
     """Of ours, and of what we can work with where the training has loaded it."""
-    known = {name: name.replace("-", "_") for group in extras().values() for name in group}
-    loaded = [name for name, module in known.items() if module in sys.modules]
-    return {name: version_of(name) for name in ("gradiometer", *loaded)}
+    known = {name: name.replace("-", "_") for group in (("numpy", "torch"), *extras().values()) for name in group}
+    loaded = {name: version_of(name) for name, module in known.items() if module in sys.modules}
+    return {"gradiometer": __version__} | {name: found for name, found in loaded.items() if found != MISSING}
 
 
 def _git() -> dict[str, Any] | None:

@@ -33,7 +33,7 @@ from gradiometer.doctor.gradients import (
     worse_outcome,
 )
 from gradiometer.doctor.lacking import too_short, unlogged
-from gradiometer.doctor.nonfinite import aftermath, nonfinite_steps
+from gradiometer.doctor.nonfinite import LOSSES, aftermath, nonfinite_steps
 from gradiometer.doctor.rule import Verdict, rule
 from gradiometer.doctor.signs import enough, learning, level, outcome, since, trend
 from gradiometer.maths.health import FALLBACK_LOW
@@ -77,7 +77,7 @@ def nonfinite_gradient(chart: Chart) -> Verdict:
     tensors = tensors or [name for name, state in states if state == "nonfinite"]
     if not (bad or events or tensors):
         metric = "grad/<block>/nonfinite"
-        if norms or states or any(chart.has(name) for name in (metric, "policy_loss", "value_loss")):
+        if norms or states or any(chart.has(name) for name in (metric, *LOSSES)):
             return None
         return unlogged("nonfinite-gradient", metric)
     first = min([int(steps[0]) for _, steps in bad] + [event.step for event in events], default=None)

@@ -28,7 +28,7 @@ FROZEN_UPDATE = 1e-5
 TINY_KL, SAME = 1e-6, 1e-3
 """Nats, a typical log ratio of 0.001; and of its own size, an entropy that is the same all along."""
 MOVES = 1e-4
-"""The same at which weights do move, whatever a KL reads that was taken before the step."""
+"""‖Δw‖/‖w‖ at which weights do move, whatever a KL reads that was taken before the step."""
 CRAWLS = 1e-3
 """Nats: a policy whose largest step is below could take a longer one."""
 ENDED = 1e-3
@@ -72,7 +72,8 @@ def policy_frozen(chart: Chart) -> Verdict:
              else f"Raise {key} by 10 times until approx_kl reads 0.003 to 0.02",
              "Let the schedule end with the run: check its total number of steps; check "
              "warm-up, clip and which parameters are in the optimizer"),
-        confirm="Train 50 updates with 10 times the learning rate: approx_kl and the reward should move.",
+        confirm=f"Train 50 updates with {'such a rate' if _no_rate(chart) else '10 times the learning rate'}: approx_kl "
+        "and the reward should move.",
         references=("TheDeepChecker: log10 update ratio below -4", "A. Jones, Debugging RL, without the agonizing pain"),
     )  # fmt: skip
 

@@ -38,7 +38,7 @@ wrong_setting(
     "lr_low",
     labs=LAB,
     times="learning_rate",
-    summary="the learning rate is that many times too low",
+    summary="the learning rate is divided by 30, 100 or 1000",
     expected=("policy-frozen",),
     catalogue="F16",
     needs=PPO,
