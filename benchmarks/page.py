@@ -115,7 +115,7 @@ def _missed(results: Sequence[Result]) -> Iterable[str]:
     missed = [(part, row) for part, row in rows if row.met is False]
     judged = sum(row.met is not None for _, row in rows)
     yield "## Missed"
-    told = [f"- {part}: {row.name}: **{_value(row)}**, target {_target(row)}" for part, row in missed]
+    told = [f"- {part}: {row.name}: **{_value(row)}**{_between(row)}, target {_target(row)}" for part, row in missed]
     told += [f"- {result.part}: failed" for result in results if result.error]
     yield f"{judged - len(missed)} of {judged} targets are met." + (" Missed:" if told else "")
     if told:
@@ -132,7 +132,13 @@ def _table(rows: Iterable[Row]) -> Iterable[str]:
 
 
 def _value(row: Row) -> str:
-    return f"{three_digits(row.value)} {row.unit}"
+    limit = row.at_least if row.at_most is None else row.at_most
+    at_it = limit is not None and row.value != limit and three_digits(row.value) == three_digits(limit)
+    return f"{f'{row.value:.5g}' if at_it else three_digits(row.value)} {row.unit}"
+
+
+def _between(row: Row) -> str:
+    return f" ({_spread(row)})" if _spread(row) else ""
 
 
 def _spread(row: Row) -> str:

@@ -161,7 +161,7 @@ def test_the_page_names_what_is_missed_before_anything_else() -> None:
     text = page([result("meter", good, bad), result("store", error="OSError: full")])
     assert "1 of 2 targets are met. Missed:" in text
     missed = text.split("## Missed")[1].split("## Meter")[0]
-    assert "slow | steady: **4.00 ×**, target ≤ 2 ×" in missed
+    assert "slow | steady: **4.00 ×** (4.00 to 4.00), target ≤ 2 ×" in missed
     assert "store: failed" in missed
     assert "| quick | 1.00 × | 1.00 to 1.00 | 9 | ≤ 2 × | met |  |" in text
     assert "| slow \\| steady | 4.00 × | 4.00 to 4.00 | 9 | ≤ 2 × | **missed** | why |" in text
