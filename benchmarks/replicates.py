@@ -1,8 +1,8 @@
 """Replicates of a gradient, on policies of the tsp lab with fresh weights: workers, the share of statistics, memory, weights.
 
 Two workers start by importing torch, which takes seconds; their speed is that between the first results and the last, and the
-whole study with their start, which the target is for, stands beside it; a study of 512 instances read 1.73. Statistics are timed
-by wrapping what makes them, beside the gradients of 128 instances of TSP-20; their share falls with the instances.
+whole study with their start, which the target is for, stands beside it; a study of 512 instances read 1.73. Statistics are
+timed by wrapping what makes them, beside the gradients of 128 instances of TSP-20; their share falls with the instances.
 """
 
 from __future__ import annotations
