@@ -85,6 +85,8 @@ class UnknownName(UsageError):
         message = f"unknown {kind} {name!r}"
         if self.close:
             message += f"; did you mean {' or '.join(repr(other) for other in self.close)}?"
+        elif hint and not hint.startswith("("):
+            message += "."
         super().__init__(f"{message} {hint}".rstrip())
         self._hint, self._known = hint, known
 

@@ -480,7 +480,7 @@ def test_a_dominant_balance_loss_leads_the_router() -> None:
     ("settings", "said"),
     [
         ({"router_type": "prizmatic"}, "unknown router_type 'prizmatic'; did you mean 'prismatic'"),
-        ({"merge": "token"}, r"unknown merge 'token' There is: batch, sample\."),
+        ({"merge": "token"}, r"unknown merge 'token'\. There is: batch, sample\."),
         ({"tier": "dep"}, "unknown tier 'dep'; did you mean 'deep'"),
         ({"num_experts": 1}, "num_experts=1 leaves a router nothing to choose: use 2 or more"),
         ({"router_type": "topk", "top_k": 5}, "top_k=5 of 4 experts: use 1 to 4"),

@@ -240,7 +240,7 @@ def test_linear_equals_a_walk(scores: list[float], value: float, kind: str) -> N
         ({"strategy": "topp"}, "strategy 'topp'; did you mean 'top_p'"),
         ({"type": "large"}, "did you mean 'largest'"),
         ({"top_p_prob_mode": "soft"}, "did you mean 'softmax'"),
-        ({"metric": "length"}, "unknown rollout filter metric 'length' The known ones are reward_variance"),
+        ({"metric": "length"}, "unknown rollout filter metric 'length'. The known ones are reward_variance"),
     ],
 )
 def test_unknown_names_are_said(settings: dict[str, Any], message: str) -> None:

@@ -92,7 +92,7 @@ def how_to_log(template: str) -> str:
     """Where that metric comes from, in words for someone who does not have it."""
     metric = metrics.CATALOGUE[template]
     origins = {
-        "logged": f"log it: meter.log({template.partition('/')[0]}=...)" if "<" not in template else f"log {template}",
+        "logged": _log_it(template),
         "terms": "split the loss: with meter.terms(policy=..., value=..., entropy=...) as loss",
         "experts": "watch a model with experts: gm.watch finds them by itself",
         "anatomy": "probe it: gm.anatomy(...) or gradiometer analyze",
@@ -101,4 +101,14 @@ def how_to_log(template: str) -> str:
     theirs = sorted({f"{alias.name} ({alias.library})" for alias in metric.aliases})
     known = f"; also known as {', '.join(theirs[:3])}" if theirs else ""
     how = origins.get(metric.origin, f"watch the training with gm.watch(..., tier={metric.origin!r})")
+    if template.startswith("grad/pair/"):
+        how = "name two modules to compare: gm.watch(..., pairs={...})"
     return f"no {template} in this log: {how}{known}"
+
+
+def _log_it(template: str) -> str:
+    if "<" in template:
+        return f"log {template}"
+    return (
+        f"log it: meter.log({template}=...)" if template.isidentifier() else f'log it: meter.log({{"{template}": ...}})'
+    )
