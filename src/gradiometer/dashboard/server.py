@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import importlib.util
 import ipaddress
@@ -9,6 +10,7 @@ import socket
 import threading
 import webbrowser
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote, urlencode
 
@@ -19,6 +21,8 @@ __all__ = ["DEFAULT_PORT", "address", "bind", "check_extra", "is_loopback", "ser
 
 DEFAULT_PORT = 8765
 MORE_PORTS = 20
+M_MMAP_THRESHOLD, M_ARENA_MAX = -3, -8  # of malloc.h
+LARGE_ARRAY = 256 << 10
 NEEDED = ("fastapi", "uvicorn", "sse_starlette", "plotly")
 
 
@@ -49,7 +53,17 @@ def serve(
     _run(root, host, token, listening)
 
 
+def _give_memory_back() -> None:
+    """Have glibc return large arrays when they are freed, and keep two heaps for all threads: by itself each thread keeps one,
+    and pages that are reloaded let them grow. Elsewhere there is no such setting, and nothing is done."""
+    with suppress(OSError, AttributeError):
+        system = ctypes.CDLL(None)
+        system.mallopt(M_MMAP_THRESHOLD, LARGE_ARRAY)
+        system.mallopt(M_ARENA_MAX, 2)
+
+
 def _run(root: Path, host: str, token: str, listening: socket.socket) -> None:
+    _give_memory_back()
     import uvicorn
 
     from gradiometer.dashboard.app import create_app
