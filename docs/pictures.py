@@ -1,5 +1,5 @@
 """Draw the pictures of the docs from real runs: `python docs/pictures.py dead_term` after `gradiometer demo --no-serve`,
-`... sparsify` after the commands of docs/guide/sparsify.md, `... tabs` after those of docs/guide/tabs.md."""
+`... tabs` after the commands of docs/guide/tabs.md."""
 
 from __future__ import annotations
 
@@ -17,10 +17,6 @@ import gradiometer as gm
 
 PICTURES = Path(__file__).parent / "pictures"
 DEMO = Path("runs/demo")
-STUDY = Path("runs")
-"""Holds broken, bonus and fixed, made by the commands of docs/guide/sparsify.md."""
-CONTROL = 1.0665
-"""What those trainings say a random policy earns."""
 COLOURS = {"policy": "#3b6fb6", "entropy": "#d1603d"}
 TABS = {
     "overview": "overview?run=broken",
@@ -65,35 +61,6 @@ def dead_term() -> None:
     figure.savefig(PICTURES / "dead_term.png", dpi=130)
 
 
-def sparsify() -> None:
-    """Reward and per-row entropy of the case study: as reported, with the entropy fixed, with the remedies."""
-    shown = {
-        "broken": ("as reported: entropy under no_grad", "#d1603d"),
-        "bonus": ("the entropy fixed, nothing else", "#8a8a8a"),
-        "fixed": ("value head, 8 rollouts, 4 problems", "#3b6fb6"),
-    }
-    figure, axes = plt.subplots(1, 2, figsize=(9, 3.4))
-    for name, (label, colour) in shown.items():
-        run = gm.load(STUDY / name)
-        samples = run.facts["config"]["problem"]["num_samples"] // run.facts["config"]["batch_size"]
-        for axis, series in zip(axes, ("reward", "entropy"), strict=True):
-            values = run.series(series)[1]
-            epochs = [values[at : at + samples].mean() for at in range(0, len(values), samples)]
-            axis.plot(range(1, len(epochs) + 1), epochs, "o-", color=colour, label=label, markersize=3, linewidth=1.4)
-    axes[0].axhline(CONTROL, color="0.6", linestyle=":", linewidth=1)
-    axes[0].text(10, CONTROL + 0.03, "random policy", ha="right", color="0.45", fontsize=9)
-    axes[1].axhline(np.log(2), color="0.6", linestyle=":", linewidth=1)
-    axes[1].text(10, np.log(2) + 0.06, "one pair, in either order", ha="right", color="0.45", fontsize=9)
-    for axis, title in zip(axes, ("mean reward", "entropy of a row's choice, nats"), strict=True):
-        axis.set_title(title, fontsize=11)
-        axis.set_xlabel("epoch")
-        axis.set_ylim(bottom=0)
-        axis.spines[["top", "right"]].set_visible(False)
-    axes[0].legend(frameon=False, fontsize=9, loc="lower right")
-    figure.tight_layout()
-    figure.savefig(PICTURES / "sparsify.png", dpi=130)
-
-
 def tabs() -> None:
     """A photograph of each tab of the dashboard, over runs/tabs."""
     import uvicorn
@@ -104,7 +71,7 @@ def tabs() -> None:
     from gradiometer.dashboard.server import bind
 
     listening = bind("127.0.0.1", 0)
-    server = uvicorn.Server(uvicorn.Config(create_app(STUDY / "tabs"), log_level="warning"))
+    server = uvicorn.Server(uvicorn.Config(create_app(Path("runs/tabs")), log_level="warning"))
     threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True).start()
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
@@ -124,4 +91,4 @@ def tabs() -> None:
 if __name__ == "__main__":
     PICTURES.mkdir(exist_ok=True)
     for wanted in sys.argv[1:]:
-        {"dead_term": dead_term, "sparsify": sparsify, "tabs": tabs}[wanted]()
+        {"dead_term": dead_term, "tabs": tabs}[wanted]()
