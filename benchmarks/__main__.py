@@ -1,4 +1,5 @@
-"""`python -m benchmarks [PART ...]`: measure, print each row as it comes, and write docs/benchmarks.md if asked to."""
+"""`python -m benchmarks [PART ...]`: measure, print each row as it comes, and write
+docs/benchmarks.md if asked to."""
 
 from __future__ import annotations
 
@@ -25,6 +26,7 @@ PARTS = (
     "distributed",
     "memory",
     "store",
+    "parsers",
     "commands",
     "doctor",
     "dashboard",
@@ -54,11 +56,19 @@ def measure(part: str, scale: Scale) -> Result:
 
 
 def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Speed, beside the alternatives.")
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; all of them unless told")
-    parser.add_argument("--quick", action="store_true", help="one round of small sizes: does it still run?")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description="Speed, beside the alternatives."
+    )
+    parser.add_argument(
+        "parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; all of them unless told"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="one round of small sizes: does it still run?"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="keep the rows as JSON")
-    parser.add_argument("--write", type=Path, metavar="PAGE", help="write the page, and its rows as JSON beside it")
+    parser.add_argument(
+        "--write", type=Path, metavar="PAGE", help="write the page, and its rows as JSON beside it"
+    )
     arguments = parser.parse_args(given)
     for name in arguments.parts:
         if name not in PARTS:
@@ -83,7 +93,10 @@ def main(given: Sequence[str] | None = None) -> int:
     if arguments.json:
         save(results, arguments.json)
     failed = [result.part for result in results if result.error]
-    print(f"[{time.perf_counter() - started:6.0f} s] done" + (f"; failed: {', '.join(failed)}" if failed else ""))
+    print(
+        f"[{time.perf_counter() - started:6.0f} s] done"
+        + (f"; failed: {', '.join(failed)}" if failed else "")
+    )
     return 1 if failed else 0
 
 

@@ -1,8 +1,10 @@
-"""What a measured step adds to a real forward, backward, clip and step, beside the alternatives; every step is measured.
+"""What a measured step adds to a real forward, backward, clip and step, beside the alternatives;
+every step is measured.
 
-`wandb.watch(log="gradients", log_freq=1)` is followed by `wandb.log`, offline. By hand are six statistics, each fetched by
-`.item()`, before the clip. On a network of 9,155 parameters those are cheaper than our forty with their history. Cockpit has
-its norm and its update size where it is installed.
+`wandb.watch(log="gradients", log_freq=1)` is followed by `wandb.log`, offline. By hand are six
+statistics, each fetched by `.item()`, before the clip. On a network of 9,155 parameters those are
+cheaper than our forty with their history. Cockpit has its norm and its update size where it is
+installed.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ from gradiometer.capture.settings import Tier
 
 __all__ = ["rows"]
 
-CALLS = 8  # what is done at every fourth measured step counts with its share; rarer things show in the spread
+# what is done at every fourth measured step counts with its share; rarer things show in the spread
+CALLS = 8
 WANDB, BY_HAND, COCKPIT = "`wandb.watch`", "six statistics by hand", "Cockpit"
 COMPARED = (
     (WANDB, "light", 25),
@@ -61,7 +64,8 @@ def metered(tier: Tier, run: Path | None = None) -> Callable[[nn.Module, Losses,
 
 
 def wandb_watched(model: nn.Module, losses: Losses, stack: ExitStack) -> Step:
-    """`wandb.watch` of the gradients and `wandb.log` at every step, kept offline: nothing is sent."""
+    """`wandb.watch` of the gradients and `wandb.log` at every step, kept offline: nothing is
+    sent."""
     run = stack.enter_context(offline_run())
     run.watch(model, log="gradients", log_freq=1)
     stack.callback(run.unwatch, model)
@@ -81,7 +85,9 @@ def offline_run() -> Iterator[Any]:
     import wandb
 
     with tempfile.TemporaryDirectory() as folder:
-        settings = wandb.Settings(x_disable_stats=True, x_disable_meta=True, disable_git=True, disable_code=True)
+        settings = wandb.Settings(
+            x_disable_stats=True, x_disable_meta=True, disable_git=True, disable_code=True
+        )
         with wandb.init(mode="offline", dir=folder, settings=settings) as run:
             yield run
 
@@ -120,7 +126,9 @@ def cockpit_tracked(model: nn.Module, losses: Losses, _: ExitStack) -> Step:
     from cockpit.utils.schedules import linear
 
     parameters, optimizer, loss = list(model.parameters()), sgd(model), losses(model)
-    cockpit = Cockpit(parameters, quantities=[quantities.GradNorm(linear(1)), quantities.UpdateSize(linear(1))])
+    cockpit = Cockpit(
+        parameters, quantities=[quantities.GradNorm(linear(1)), quantities.UpdateSize(linear(1))]
+    )
     number = 0
 
     def step() -> None:
@@ -139,8 +147,9 @@ def cockpit_tracked(model: nn.Module, losses: Losses, _: ExitStack) -> Step:
 def added_in_turns(plain: Step, others: dict[str, Step], rounds: int, calls: int) -> Taken:
     """Seconds each of the others adds to the plain step, by round: the mean over its steps.
 
-    A plain step goes before each step of another. The speed of a shared machine drifts by 10 % within seconds, which is
-    more than `light` adds to a step of the transformer; between two neighbouring steps it hardly does.
+    A plain step goes before each step of another. The speed of a shared machine drifts by 10 %
+    within seconds, which is more than `light` adds to a step of the transformer; between two
+    neighbouring steps it hardly does.
     """
     added: dict[str, list[float]] = {name: [] for name in others}
     for number in range(rounds + 1):
@@ -163,16 +172,26 @@ def model_rows(
             WANDB: wandb_watched,
             BY_HAND: by_hand,
         } | ({COCKPIT: cockpit_tracked} if find_spec("cockpit") is not None else {})
-        steps = {candidate: prepare(make(), losses, stack) for candidate, prepare in candidates.items()}
+        steps = {
+            candidate: prepare(make(), losses, stack) for candidate, prepare in candidates.items()
+        }
         added = added_in_turns(bare(make(), losses, stack), steps, rounds, calls)
     for theirs, ours, limit in COMPARED:
         if theirs in added:
             ratio, told = added[theirs] / added[ours], clock(added, theirs, ours)
-            yield measured(f"{name}: what {theirs} adds / what `{ours}` adds", ratio, at_least=limit, note=told)
+            yield measured(
+                f"{name}: what {theirs} adds / what `{ours}` adds", ratio, at_least=limit, note=told
+            )
 
 
 def rows(scale: Scale) -> Iterator[Row]:
     """A transformer, where memory counts, and a small network, where Python does."""
     size, calls = scale.of((384, 5), (64, 2)), scale.of(CALLS, 1)
-    yield from model_rows("10M transformer", lambda: transformer(*size), token_loss, rounds=scale.rounds(), calls=calls)
+    yield from model_rows(
+        "10M transformer",
+        lambda: transformer(*size),
+        token_loss,
+        rounds=scale.rounds(),
+        calls=calls,
+    )
     yield from model_rows("2×64 MLP", mlp, actor_critic_loss, rounds=scale.rounds(15), calls=calls)

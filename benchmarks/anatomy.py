@@ -1,11 +1,14 @@
-"""The anatomy against the schedule of its source: for `all` and each bucket a forward and a backward by term and micro-batch.
+"""The anatomy against the schedule of its source: for `all` and each bucket a forward and a
+backward by term and micro-batch.
 
-48 groups of 8 rollouts of 16 to 40 tokens, a Qwen2 of 0.3M parameters, three terms; the two schedules agree to 1e-5, or there
-is no baseline. The source may take micro-batches as large as its smallest bucket, 64 rows. Its schedule takes 6 (F + B), ours
-F + 3 B; with a backward of two forwards that is 18 to 7, 2.57 at most. Only what shortens the rows (trimming the padding) goes
-beyond. The peak is a probe's, in a fresh process, beside 1.3 × that of a training step on one group and the vectors that are
-kept; the graph is kept over three terms where a training step frees it on the way. With rows of up to 96 tokens an earlier form
-of this part read 2.8 and, trimmed, 3.1: what does not depend on the rows weighs less there.
+48 groups of 8 rollouts of 16 to 40 tokens, a Qwen2 of 0.3M parameters, three terms; the two
+schedules agree to 1e-5, or there is no baseline. The source may take micro-batches as large as its
+smallest bucket, 64 rows. Its schedule takes 6 (F + B), ours F + 3 B; with a backward of two
+forwards that is 18 to 7, 2.57 at most. Only what shortens the rows (trimming the padding) goes
+beyond. The peak is a probe's, in a fresh process, beside 1.3 × that of a training step on one group
+and the vectors that are kept; the graph is kept over three terms where a training step frees it on
+the way. With rows of up to 96 tokens an earlier form of this part read 2.8 and, trimmed, 3.1: what
+does not depend on the rows weighs less there.
 """
 
 from __future__ import annotations
@@ -37,7 +40,8 @@ TERMS = ("task", "entropy", "kl")
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """A small Qwen2, as the sokoban lab has one, and groups of 8 rollouts, 40 % to all of the tokens long."""
+    """A small Qwen2, as the sokoban lab has one, and groups of 8 rollouts, 40 % to all of the
+    tokens long."""
 
     model: nn.Module
     batch: dict[str, Tensor]
@@ -79,7 +83,9 @@ class Terms:
         self.model = model
 
     def __call__(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        logits = self.model(rows["tokens"], use_cache=False).logits  # causal: padding at the right changes nothing
+        logits = self.model(
+            rows["tokens"], use_cache=False
+        ).logits  # causal: padding at the right changes nothing
         log_probs = losses.token_log_probs(logits, rows["tokens"])
         advantages = rows["advantages"][:, None].expand_as(log_probs)
         return {
@@ -120,7 +126,9 @@ def source_schedule(given: Problem) -> dict[str, float]:
             for micro in torch.split(members, smallest):
                 picked = {name: entry[micro] for name, entry in batch.items()}
                 ((picked["mask"] * terms(picked)[term]).sum() / weight).backward()  # type: ignore[no-untyped-call]
-            squares = [p.grad.double().square().sum() for p in model.parameters() if p.grad is not None]
+            squares = [
+                p.grad.double().square().sum() for p in model.parameters() if p.grad is not None
+            ]
             norms[f"grad_norm/{bucket}/{term}"] = float(torch.stack(squares).sum().sqrt())
     model.zero_grad()
     return norms
@@ -153,9 +161,13 @@ def speed(scale: Scale) -> Iterator[Row]:
         warm_up=0,
     )
     told = f"{clock(taken, 'source', 'ours')}, same numbers to {worst:.0e}"
-    yield measured("the source's schedule / ours", taken["source"] / taken["ours"], at_least=3, note=told)
+    yield measured(
+        "the source's schedule / ours", taken["source"] / taken["ours"], at_least=3, note=told
+    )
     ratio, told = taken["source"] / taken["trimmed"], clock(taken, "trimmed")
-    yield measured("the source's schedule / ours with padding trimmed", ratio, at_least=3, note=told)
+    yield measured(
+        "the source's schedule / ours with padding trimmed", ratio, at_least=3, note=told
+    )
     yield measured("48 buckets / 6 buckets", taken["48 buckets"] / taken["ours"], at_most=1.15)
 
 
@@ -167,7 +179,9 @@ def peak_of_training(size: tuple[int, int]) -> int:
     rows_of = {name: entry[:SIZE] for name, entry in given.batch.items()}
     for _ in range(3):
         optimizer.zero_grad()
-        torch.autograd.backward([(loss * rows_of["mask"]).sum() for loss in terms(rows_of).values()])
+        torch.autograd.backward(
+            [(loss * rows_of["mask"]).sum() for loss in terms(rows_of).values()]
+        )
         optimizer.step()
     return resident("VmHWM") - before
 
@@ -183,13 +197,25 @@ def peak_of_probe(size: tuple[int, int]) -> int:
 def memory(scale: Scale) -> Row:
     """The probe's peak against a training step's plus the vectors it keeps."""
     size = scale.of(FULL, QUICK)
-    calls = [partial(call, size) for _ in range(scale.rounds()) for call in (peak_of_training, peak_of_probe)]
-    training, probe = np.array(in_fresh_processes(calls, at_once=2), dtype=np.float64).reshape(-1, 2).T
+    calls = [
+        partial(call, size)
+        for _ in range(scale.rounds())
+        for call in (peak_of_training, peak_of_probe)
+    ]
+    training, probe = (
+        np.array(in_fresh_processes(calls, at_once=2), dtype=np.float64).reshape(-1, 2).T
+    )
     stored = (size[0] + BUCKETS + 1) * len(TERMS) * num_parameters(problem(*size).model) * 4
     told = (
-        f"a step {np.median(training) / MIB:.0f} MiB, stored {stored / MIB:.0f}, a probe {np.median(probe) / MIB:.0f}"
+        f"a step {np.median(training) / MIB:.0f} MiB, stored {stored / MIB:.0f}, a probe"
+        f" {np.median(probe) / MIB:.0f}"
     )
-    return measured("peak / (1.3 × a training step + stored)", probe / (1.3 * training + stored), at_most=1, note=told)
+    return measured(
+        "peak / (1.3 × a training step + stored)",
+        probe / (1.3 * training + stored),
+        at_most=1,
+        note=told,
+    )
 
 
 def rows(scale: Scale) -> Iterator[Row]:

@@ -1,4 +1,5 @@
-"""How long a user waits: `gradiometer --help`, and `show --layers` of a run of 1,000,000 points in 200 series.
+"""How long a user waits: `gradiometer --help`, and `show --layers` of a run of 1,000,000 points in
+200 series.
 
 Each is a real process, from start to end.
 """
@@ -27,7 +28,9 @@ def write_run(folder: Path, steps: int) -> None:
     names = [f"grad/layer.{number}/norm/raw" for number in range(SERIES)]
     with Writer(folder) as writer:
         for step in range(steps):
-            writer.put(Row(step=step, wall_time=float(step), values=dict.fromkeys(names, float(step))))
+            writer.put(
+                Row(step=step, wall_time=float(step), values=dict.fromkeys(names, float(step)))
+            )
             if step % 500 == 0:
                 writer.flush()
 
@@ -54,4 +57,8 @@ def rows(scale: Scale) -> Iterator[Figure]:
     for name, limit in (("--help", 0.4), ("show", 2.0)):
         yield measured(f"`gradiometer {name}`", taken[name], unit="s", at_most=limit)
         ratio = taken[name] / taken["import torch"]
-        yield measured(f'`gradiometer {name}` / `python -c "import torch"`', ratio, note=clock(taken, "import torch"))
+        yield measured(
+            f'`gradiometer {name}` / `python -c "import torch"`',
+            ratio,
+            note=clock(taken, "import torch"),
+        )

@@ -1,8 +1,10 @@
-"""The dashboard on 50 runs × 2,000 steps × 40 series, on a series of a million points, and beside a training that writes.
+"""The dashboard on 50 runs × 2,000 steps × 40 series, on a series of a million points, and beside a
+training that writes.
 
-In Chromium with an empty cache and over HTTP; the server, the browser and the measuring share the same two cores. Beside the
-thinning by SQLite stands what one would write first: fetch the series, then thin it in numpy. Compiling Plotly takes most of
-the time to the first chart. Gradients draws a map of layers and a dozen curves, and half of its time is Plotly's.
+In Chromium with an empty cache and over HTTP; the server, the browser and the measuring share the
+same two cores. Beside the thinning by SQLite stands what one would write first: fetch the series,
+then thin it in numpy. Compiling Plotly takes most of the time to the first chart. Gradients draws a
+map of layers and a dozen curves, and half of its time is Plotly's.
 """
 
 from __future__ import annotations
@@ -57,18 +59,22 @@ def rows(scale: Scale) -> Iterator[Row]:
 
 
 def browser(where: str, scale: Scale) -> Iterator[Row]:
-    """First paint in a fresh profile, and switching tabs; beside them the whole page loaded anew."""
+    """First paint in a fresh profile, and switching tabs; beside them the whole page loaded
+    anew."""
     from playwright.sync_api import sync_playwright
 
     words, charts, switched = [], [], {tab: list[float]() for tab in TABS}
     with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        chromium = playwright.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox"]
+        )
         for _ in range(scale.rounds()):
             page = chromium.new_context(viewport={"width": 1280, "height": 900}).new_page()
             page.goto(where)
             page.wait_for_selector("html[data-ready=overview]", timeout=60_000)
             marks = page.evaluate(
-                "Object.fromEntries(performance.getEntriesByType('mark').map(m => [m.name, m.startTime]))"
+                "Object.fromEntries(performance.getEntriesByType('mark').map(m => [m.name,"
+                " m.startTime]))"
             )
             words.append(marks["words"])
             charts.append(marks["charts"])
@@ -76,19 +82,25 @@ def browser(where: str, scale: Scale) -> Iterator[Row]:
                 switched[tab].append(page.evaluate(SWITCH, tab))
             page.context.close()
         chromium.close()
-    yield measured("first meaningful paint: verdict, picker, facts", words, unit="ms", at_most=1_500)
+    yield measured(
+        "first meaningful paint: verdict, picker, facts", words, unit="ms", at_most=1_500
+    )
     ratio, told = np.array(words) / np.array(charts), f"the chart after {np.median(charts):,.0f} ms"
     yield measured("first meaningful paint / first chart drawn", ratio, note=told)
     for tab, times in switched.items():
         yield measured(f"switch to {tab}", times, unit="ms", at_most=300)
     slowest = np.max(list(switched.values()), 0)
-    yield measured("the slowest switch / loading the page to its first chart", slowest / np.array(charts))
+    yield measured(
+        "the slowest switch / loading the page to its first chart", slowest / np.array(charts)
+    )
 
 
 SWITCH = """tab => new Promise(done => {
   const start = performance.now();
   const seen = new MutationObserver(() => {
-    if (document.documentElement.dataset.ready === tab) { seen.disconnect(); done(performance.now() - start); }
+    if (document.documentElement.dataset.ready !== tab) return;
+    seen.disconnect();
+    done(performance.now() - start);
   });
   seen.observe(document.documentElement, {attributes: true});
   document.querySelector(`[data-tab="${tab}"]`).click();
@@ -102,14 +114,18 @@ def ticks(where: str, folder: Path, steps: int) -> Iterator[Row]:
     with httpx.Client(base_url=where, timeout=60, params={"run": folder.name}) as client:
         with Writer(folder, resume=steps - 1) as writer:
             for step in range(steps, steps + 10):
-                writer.put(records.Row(step=step, wall_time=1.7e9 + step, values=values_at(step, 49)))
+                writer.put(
+                    records.Row(step=step, wall_time=1.7e9 + step, values=values_at(step, 49))
+                )
         # A resumed run is sent whole, once; from then on there are ticks.
         cursors = {tab: client.get(f"/{tab}.json").json()["cursor"] for tab in TABS}
         time.sleep(1)
         sent = {tab: (_tick(client, tab, cursors[tab]), _wire(client, tab, "")) for tab in TABS}
     tab = max(sent, key=lambda each: sent[each][0])
     tick, whole = sent[tab]
-    told = f"{tab}, where it is largest; its whole view {whole / 1024:,.0f} KiB, 1/{whole / tick:.0f}"
+    told = (
+        f"{tab}, where it is largest; its whole view {whole / 1024:,.0f} KiB, 1/{whole / tick:.0f}"
+    )
     yield counted("a live tick of ten steps", tick / 1024, unit="KiB", at_most=20, note=told)
 
 
@@ -134,8 +150,13 @@ def one_long(where: str, folder: Path, points: int, scale: Scale) -> Iterator[Ro
         taken = in_turns(
             {
                 "thinned by SQLite": lambda: run.thinned("reward", 1000),
-                "fetched, then thinned": lambda: thin(*run.series("reward"), bucket_edges(0, points - 1, 1000)),
-                **{tab: partial(client.get, f"/{tab}.json") for tab in ("compare", "overview", "gradients")},
+                "fetched, then thinned": lambda: thin(
+                    *run.series("reward"), bucket_edges(0, points - 1, 1000)
+                ),
+                **{
+                    tab: partial(client.get, f"/{tab}.json")
+                    for tab in ("compare", "overview", "gradients")
+                },
             },
             rounds=scale.rounds(),
         )
@@ -144,10 +165,14 @@ def one_long(where: str, folder: Path, points: int, scale: Scale) -> Iterator[Ro
     thinned, fetched = taken["thinned by SQLite"], taken["fetched, then thinned"]
     yield measured(f"{million}, thinned by SQLite", 1e3 * thinned, unit="ms", at_most=300)
     yield measured(
-        f"{million}: fetched, then thinned / by SQLite", fetched / thinned, note=clock(taken, "fetched, then thinned")
+        f"{million}: fetched, then thinned / by SQLite",
+        fetched / thinned,
+        note=clock(taken, "fetched, then thinned"),
     )
     for tab in ("compare", "overview", "gradients"):
-        yield measured(f"{million}: the view {tab} again, over HTTP", 1e3 * taken[tab], unit="ms", at_most=300)
+        yield measured(
+            f"{million}: the view {tab} again, over HTTP", 1e3 * taken[tab], unit="ms", at_most=300
+        )
 
 
 def beside_a_writer(folder: Path, scale: Scale) -> Iterator[Row]:
@@ -179,5 +204,7 @@ def clients(folder: Path, scale: Scale) -> Iterator[Row]:
         late, errors = asyncio.run(watch_all(where, writer, number, range(steps, steps + written)))
     if errors:
         raise RuntimeError(f"{number} clients got {errors} errors")
-    told = f"a step every 50 ms, {max(late):.2f} s at the latest, no error; the rounds are steps seen"
+    told = (
+        f"a step every 50 ms, {max(late):.2f} s at the latest, no error; the rounds are steps seen"
+    )
     yield measured(f"{number} clients on one run: a step is seen after", late, unit="s", note=told)

@@ -1,4 +1,5 @@
-"""What the dashboard is measured on: runs that look like trainings, a server in its own process, pages that watch."""
+"""What the dashboard is measured on: runs that look like trainings, a server in its own process,
+pages that watch."""
 
 from __future__ import annotations
 
@@ -18,13 +19,35 @@ import numpy as np
 from gradiometer.records import Row
 from gradiometer.store.writer import Writer
 
-__all__ = ["served", "values_at", "watch_all", "watched_by_a_page", "write_at_full_speed", "write_long", "write_many"]
+__all__ = [
+    "served",
+    "values_at",
+    "watch_all",
+    "watched_by_a_page",
+    "write_at_full_speed",
+    "write_long",
+    "write_many",
+]
 
 BLOCKS = ("all", "actor", "critic", "trunk")
 QUANTITIES = (
-    "norm/raw", "norm/clipped", "norm/update", "update_ratio", "max_abs", "health", "cos_prev", "zero_fraction", "noise_scale",
-)  # fmt: skip
-NAMES = ["reward", "entropy", "approx_kl", "grad/all/clip/rate", *(f"grad/{b}/{q}" for b in BLOCKS for q in QUANTITIES)]
+    "norm/raw",
+    "norm/clipped",
+    "norm/update",
+    "update_ratio",
+    "max_abs",
+    "health",
+    "cos_prev",
+    "zero_fraction",
+    "noise_scale",
+)
+NAMES = [
+    "reward",
+    "entropy",
+    "approx_kl",
+    "grad/all/clip/rate",
+    *(f"grad/{b}/{q}" for b in BLOCKS for q in QUANTITIES),
+]
 
 
 def values_at(step: int, seed: int) -> dict[str, float]:
@@ -56,7 +79,9 @@ def write_long(folder: Path, steps: int) -> None:
     values[654_321 % steps] = 1e3
     with Writer(folder) as writer:
         for step in range(steps):
-            writer.put(Row(step=step, wall_time=float(step), values={"reward": float(values[step])}))
+            writer.put(
+                Row(step=step, wall_time=float(step), values={"reward": float(values[step])})
+            )
             if step % 50_000 == 0:
                 writer.flush()
 
@@ -122,7 +147,10 @@ def watched_by_a_page(where: str) -> Iterator[dict[str, int]]:
     """A process that follows the run at that address; what it was told is there at the end."""
     told: dict[str, int] = {}
     watcher = subprocess.Popen(
-        [sys.executable, "-c", WATCH, where], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True
+        [sys.executable, "-c", WATCH, where],
+        stdout=subprocess.PIPE,
+        stdin=subprocess.PIPE,
+        text=True,
     )
     assert watcher.stdout is not None
     watcher.stdout.readline()
@@ -130,8 +158,11 @@ def watched_by_a_page(where: str) -> Iterator[dict[str, int]]:
     told.update(json.loads(watcher.communicate("\n")[0]))
 
 
-async def watch_all(where: str, writer: Writer, clients: int, steps: range) -> tuple[list[float], int]:
-    """Clients on a run that writes a step every 50 ms: how late each saw each step, and how many errors there were."""
+async def watch_all(
+    where: str, writer: Writer, clients: int, steps: range
+) -> tuple[list[float], int]:
+    """Clients on a run that writes a step every 50 ms: how late each saw each step, and how many
+    errors there were."""
     born: dict[int, float] = {}
     late: list[float] = []
     errors = 0
@@ -152,7 +183,9 @@ async def watch_all(where: str, writer: Writer, clients: int, steps: range) -> t
                 async for line in stream.aiter_lines():
                     if not line.startswith('data: {"run"'):
                         continue
-                    answer = await client.get("/overview.json", params={"run": "run", "after": cursor})
+                    answer = await client.get(
+                        "/overview.json", params={"run": "run", "after": cursor}
+                    )
                     errors += answer.status_code != 200
                     told = answer.json()
                     cursor = told["cursor"]

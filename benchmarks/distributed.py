@@ -1,7 +1,9 @@
-"""Two gloo processes on one machine: what a meeting of the ranks weighs, and what default settings take under DDP.
+"""Two gloo processes on one machine: what a meeting of the ranks weighs, and what default settings
+take under DDP.
 
-A language model of 147 tensors and 0.9M parameters. In each rank a plain training and a watched one step in turns. A meeting
-is one all-reduce; FSDP2 has more to say to each other than DDP, whose gradients are the same on every rank.
+A language model of 147 tensors and 0.9M parameters. In each rank a plain training and a watched one
+step in turns. A meeting is one all-reduce; FSDP2 has more to say to each other than DDP, whose
+gradients are the same on every rank.
 """
 
 from __future__ import annotations
@@ -39,10 +41,26 @@ def in_ranks(mode: str, rounds: int, steps: int) -> dict[str, Any]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    call = [sys.executable, "-W", "ignore", "-m", "benchmarks.distributed", mode, str(rounds), str(steps)]
+    environment = {
+        **os.environ,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+    }
+    call = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-m",
+        "benchmarks.distributed",
+        mode,
+        str(rounds),
+        str(steps),
+    ]
     ranks = [
-        subprocess.Popen([*call, str(rank)], env=environment, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+        subprocess.Popen(
+            [*call, str(rank)], env=environment, stdout=subprocess.PIPE, text=True, cwd=ROOT
+        )
         for rank in range(WORLD)
     ]
     printed = [rank.communicate()[0] for rank in ranks]
@@ -91,7 +109,9 @@ def side_by_side(mode: str, rounds: int, steps: int, **options: Any) -> dict[str
     with tempfile.TemporaryDirectory() as folder:
 
         def watch() -> tuple[Callable[[], None], Any]:
-            meters.append(gm.watch(watched.model, watched.optimizer, run=Path(folder) / "run", **options))
+            meters.append(
+                gm.watch(watched.model, watched.optimizer, run=Path(folder) / "run", **options)
+            )
             return watched.step, meters[0]
 
         other, ours = alternate(plain.step, watch, rounds, steps)
@@ -99,7 +119,7 @@ def side_by_side(mode: str, rounds: int, steps: int, **options: Any) -> dict[str
         "plain": other.rounds,
         "ours": ours.rounds,
         "hooks": ours.hooks,
-        "bytes": meters[0]._rig.ranks.num_bytes,
+        "bytes": meters[0]._observer.ranks.num_bytes,
         "tensors": len(list(plain.model.parameters())),
     }
 
@@ -142,12 +162,19 @@ def rows(scale: Scale) -> Iterator[Row]:
     for mode, name in (("ddp", "DDP"), ("fsdp", "FSDP2")):
         found = in_ranks(mode, 1 + scale.rounds(), scale.of(40, 2))
         if "default" in found:
-            yield from overhead_rows(f"{name}, default settings", *runners(found["default"]), at_most=0.02)
+            yield from overhead_rows(
+                f"{name}, default settings", *runners(found["default"]), at_most=0.02
+            )
         steps = found["measured"]
         ratio = np.array(steps["ours"][1:]) / np.array(steps["plain"][1:])
         yield measured(f"{name}: a measured step / a plain one", ratio)
-        told = f"{steps['tensors']} tensors; an all-reduce of it {1e3 * float(np.median(steps['meeting'])):.2f} ms"
-        yield counted(f"{name}: a meeting", steps["bytes"] / 1024, unit="KiB", at_most=64, note=told)
+        told = (
+            f"{steps['tensors']} tensors; an all-reduce of it"
+            f" {1e3 * float(np.median(steps['meeting'])):.2f} ms"
+        )
+        yield counted(
+            f"{name}: a meeting", steps["bytes"] / 1024, unit="KiB", at_most=64, note=told
+        )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
-"""How long a diagnosis takes: one long log, a hundred runs, and the live doctor's share of a training.
+"""How long a diagnosis takes: one long log, a hundred runs, and the live doctor's share of a
+training.
 
-A live look runs in another process; by step is what it takes if it comes once in 5,000 logged steps.
+A live look runs in another process; by step is what it takes if it comes once in 5,000 logged
+steps.
 """
 
 from __future__ import annotations
@@ -15,10 +17,10 @@ import numpy as np
 from benchmarks.rows import Row as Figure
 from benchmarks.rows import Scale, clock, measured
 from benchmarks.timing import in_turns
-from gradiometer.doctor.chart import Chart
 from gradiometer.doctor.diagnosis import diagnose, judged
 from gradiometer.doctor.live import MAX_POINTS
 from gradiometer.doctor.rule import rules
+from gradiometer.doctor.rundata import RunData
 from gradiometer.records import Row
 from gradiometer.store.reader import Run, load
 from gradiometer.store.writer import Writer
@@ -52,13 +54,21 @@ def make(folder: Path, steps: int, seed: int = 0) -> None:
     """A run of 40 series that learns, with autocorrelated noise."""
     rng = np.random.default_rng(seed)
     names = [*LOGGED, *(f"grad/{block}/{name}" for block in BLOCKS for name in MEASURED)]
-    noise = 0.1 * np.cumsum(rng.normal(size=(steps, len(names))), 0) / np.sqrt(np.arange(1, steps + 1))[:, None]
+    noise = (
+        0.1
+        * np.cumsum(rng.normal(size=(steps, len(names))), 0)
+        / np.sqrt(np.arange(1, steps + 1))[:, None]
+    )
     values = np.exp(noise) * 0.5
     values[:, 0] += np.linspace(0, 5, steps)
     with Writer(folder) as writer:
         for step in range(steps):
             writer.put(
-                Row(step=step, wall_time=float(step), values=dict(zip(names, values[step].tolist(), strict=True)))
+                Row(
+                    step=step,
+                    wall_time=float(step),
+                    values=dict(zip(names, values[step].tolist(), strict=True)),
+                )
             )
 
 
@@ -88,7 +98,7 @@ def rows(scale: Scale) -> Iterator[Figure]:
             {
                 "reading": lambda: read(long),
                 "diagnosis": lambda: diagnose(long),
-                "live": lambda: judged(Chart(long, max_points=MAX_POINTS), rules()),
+                "live": lambda: judged(RunData(long, max_points=MAX_POINTS), rules()),
                 "many": many,
             },
             rounds=scale.rounds(),
@@ -98,6 +108,14 @@ def rows(scale: Scale) -> Iterator[Figure]:
     ratio = taken["diagnosis"] / taken["reading"]
     yield measured(f"{log}: diagnosing / reading every series", ratio, note=clock(taken, "reading"))
     told = f"{clock(taken, 'live')}, in a process of its own"
-    yield measured("a live look at it, by step", 1e3 * taken["live"] / steps, unit="ms", at_most=1, note=told)
+    yield measured(
+        "a live look at it, by step", 1e3 * taken["live"] / steps, unit="ms", at_most=1, note=told
+    )
     hundred = 100 / number * taken["many"]
-    yield measured("100 runs of 500 steps × 40 series", hundred, unit="s", at_most=30, note="by twelve in each round")
+    yield measured(
+        "100 runs of 500 steps × 40 series",
+        hundred,
+        unit="s",
+        at_most=30,
+        note="by twelve in each round",
+    )

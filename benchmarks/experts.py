@@ -1,9 +1,10 @@
-"""What one look at experts costs (tiers, products, routing, the row) against a training step, and against lists in Python.
+"""What one look at experts costs (tiers, products, routing, the row) against a training step, and
+against lists in Python.
 
-Eight layers of eight experts, 4.2M weights, top-2, attention left out. A look costs what it costs, whatever the batch, so its
-share of a step falls with the tokens; at the default cadence of ten steps the average share is a tenth of these. The
-alternative is what loops of this kind usually do: turn every gradient and weight into a Python list, sort the weights, and add
-up squares one by one.
+Eight layers of eight experts, 4.2M weights, top-2, attention left out. A look costs what it costs,
+whatever the batch, so its share of a step falls with the tokens; at the default cadence of ten
+steps the average share is a tenth of these. The alternative is what loops of this kind usually do:
+turn every gradient and weight into a Python list, sort the weights, and add up squares one by one.
 """
 
 from __future__ import annotations
@@ -26,13 +27,15 @@ TOKENS, MANY_TOKENS = 4096, 16_384
 
 
 class Routed(nn.Module):
-    """Attention left out: what is here is what a mixture of experts adds, so the share is an upper bound."""
+    """Attention left out: what is here is what a mixture of experts adds, so the share is an upper
+    bound."""
 
     def __init__(self) -> None:
         super().__init__()
         self.gate = nn.Linear(WIDTH, EXPERTS, bias=False)
         self.experts = nn.ModuleList(
-            nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.GELU(), nn.Linear(HIDDEN, WIDTH)) for _ in range(EXPERTS)
+            nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.GELU(), nn.Linear(HIDDEN, WIDTH))
+            for _ in range(EXPERTS)
         )
         self.top_k = 2
 
@@ -50,10 +53,10 @@ class Routed(nn.Module):
 class Model(nn.Module):
     """A stack of normalised residual layers of experts."""
 
-    def __init__(self) -> None:
+    def __init__(self, layers: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(Routed() for _ in range(LAYERS))
-        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(LAYERS))
+        self.layers = nn.ModuleList(Routed() for _ in range(layers))
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(layers))
 
     def forward(self, x: Tensor) -> Tensor:
         """Through all layers."""
@@ -65,9 +68,11 @@ class Model(nn.Module):
 class Training:
     """One training, watched or not, a step at a time."""
 
-    def __init__(self, experts: bool | None, run: Path | None = None, tokens: int = TOKENS) -> None:
+    def __init__(
+        self, experts: bool | None, run: Path | None = None, *, tokens: int, layers: int
+    ) -> None:
         torch.manual_seed(0)
-        self.model = Model()
+        self.model = Model(layers)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
         self.data = torch.randn(tokens, WIDTH)
         self.meter = None
@@ -114,11 +119,11 @@ def look(training: Training) -> None:
     training.meter.log_gradient_dynamics()
 
 
-def storage(looks: int) -> tuple[float, int]:
+def storage(looks: int, layers: int) -> tuple[float, int]:
     """Bytes per value of a run that holds expert series only, and how many values."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        training = Training(True, run, 64)
+        training = Training(True, run, tokens=64, layers=layers)
         training.step()
         assert training.meter is not None
         for step in range(1, looks):
@@ -132,7 +137,12 @@ def storage(looks: int) -> tuple[float, int]:
 def rows(scale: Scale) -> Iterator[Row]:
     """The share of the step, the ratio to lists, the bytes."""
     few, many = scale.of((TOKENS, MANY_TOKENS), (64, 128))
-    short, long, watched = Training(None, tokens=few), Training(None, tokens=many), Training(True, tokens=few)
+    layers = scale.of(LAYERS, 1)
+    short, long, watched = (
+        Training(None, tokens=few, layers=layers),
+        Training(None, tokens=many, layers=layers),
+        Training(True, tokens=few, layers=layers),
+    )
     watched.step()
     taken = in_turns(
         {
@@ -142,6 +152,7 @@ def rows(scale: Scale) -> Iterator[Row]:
             "lists": lambda: tiers_in_python(watched.model),
         },
         rounds=scale.rounds(),
+        warm_up=scale.of(1, 0),
     )
     assert watched.meter is not None
     watched.meter.close()
@@ -150,8 +161,15 @@ def rows(scale: Scale) -> Iterator[Row]:
             100 * taken["look"] / taken[name],
             clock({"step": taken[name], "look": taken["look"]}, "step", "look"),
         )
-        yield measured(f"a look, of a step of {tokens:,} tokens", share, unit="%", at_most=3, note=told)
+        yield measured(
+            f"a look, of a step of {tokens:,} tokens", share, unit="%", at_most=3, note=told
+        )
     told = clock(taken, "lists")
-    yield measured("the tiers with Python lists / a look", taken["lists"] / taken["look"], at_least=20, note=told)
-    size, count = storage(scale.of(200, 5))
+    yield measured(
+        "the tiers with Python lists / a look",
+        taken["lists"] / taken["look"],
+        at_least=20,
+        note=told,
+    )
+    size, count = storage(scale.of(200, 5), layers)
     yield counted("storage of a value", size, unit="bytes", at_most=30, note=f"{count:,} values")

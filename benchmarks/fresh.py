@@ -1,4 +1,5 @@
-"""Memory is looked at in a fresh process, forked from one that has imported torch and nothing else has happened in."""
+"""Memory is looked at in a fresh process, forked from one that has imported torch and nothing else
+has happened in."""
 
 from __future__ import annotations
 

@@ -14,7 +14,12 @@ from benchmarks.relay import Runner, follow
 __all__ = ["prepare", "train_grpo", "train_trainer"]
 
 LETTERS = "abcdefgh"
-QUIET: dict[str, Any] = {"report_to": "none", "save_strategy": "no", "use_cpu": True, "disable_tqdm": True}
+QUIET: dict[str, Any] = {
+    "report_to": "none",
+    "save_strategy": "no",
+    "use_cpu": True,
+    "disable_tqdm": True,
+}
 HandOver = Callable[..., None]
 
 
@@ -29,7 +34,9 @@ def tokenizer() -> Any:
     from transformers import PreTrainedTokenizerFast
 
     words = ["<pad>", "<end>", "<unk>", *LETTERS]
-    splitter = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>"))
+    splitter = Tokenizer(
+        models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>")
+    )
     splitter.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     make: Any = PreTrainedTokenizerFast
     ends = {"pad_token": "<pad>", "eos_token": "<end>", "unk_token": "<unk>"}
@@ -37,13 +44,19 @@ def tokenizer() -> Any:
 
 
 def prepare(folder: Path) -> None:
-    """Save the model that GRPO loads twice, two layers of width 64; no progress bars, and no line for each log."""
+    """Save the model that GRPO loads twice, two layers of width 64; no progress bars, and no line
+    for each log."""
     import transformers
 
     made: Any = transformers
     made.utils.logging.disable_progress_bar()
     made.utils.logging.set_verbosity_error()
-    shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
+    shape = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
     ends = {"bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0}
     torch.manual_seed(0)
     config = made.Qwen2Config(vocab_size=11, num_key_value_heads=2, **shape, **ends)
@@ -59,7 +72,11 @@ def callbacks(runner: Runner, hand_over: HandOver, callback: Any, steps: int) ->
             if state.global_step == 0:
                 if callback is not None:
                     session = callback.session
-                    follow(runner, session.meter, lambda: float(session.meter._rig.seconds + session.seconds))
+                    follow(
+                        runner,
+                        session.meter,
+                        lambda: float(session.meter._observer.seconds + session.seconds),
+                    )
                 runner.restart()
             hand_over(end_round=state.global_step > 0 and state.global_step % steps == 0)
 
@@ -74,7 +91,9 @@ def without_printer(trainer: Any) -> Any:
     return trainer
 
 
-def train_grpo(folder: Path, rounds: int, steps: int, runner: Runner, hand_over: HandOver, watched: bool) -> None:
+def train_grpo(
+    folder: Path, rounds: int, steps: int, runner: Runner, hand_over: HandOver, watched: bool
+) -> None:
     """8 groups of 4 completions of 16 tokens a step, with a KL penalty and an entropy bonus."""
     import datasets
     import trl
@@ -98,7 +117,9 @@ def train_grpo(folder: Path, rounds: int, steps: int, runner: Runner, hand_over:
         model=str(folder / "model"),
         reward_funcs=likes_a,
         args=args,
-        train_dataset=datasets.Dataset.from_dict({"prompt": [a + b for a in LETTERS for b in LETTERS]}),
+        train_dataset=datasets.Dataset.from_dict(
+            {"prompt": [a + b for a in LETTERS for b in LETTERS]}
+        ),
         processing_class=tokenizer(),
         callbacks=callbacks(runner, hand_over, callback, steps),
     )
@@ -116,7 +137,9 @@ class Counting(torch.utils.data.Dataset[dict[str, Tensor]]):
         return {"input_ids": tokens, "labels": tokens}
 
 
-def train_trainer(folder: Path, rounds: int, steps: int, runner: Runner, hand_over: HandOver, watched: bool) -> None:
+def train_trainer(
+    folder: Path, rounds: int, steps: int, runner: Runner, hand_over: HandOver, watched: bool
+) -> None:
     """A language model of 0.8M parameters on 16 × 32 tokens a step."""
     import transformers
 
@@ -125,7 +148,14 @@ def train_trainer(folder: Path, rounds: int, steps: int, runner: Runner, hand_ov
     made: Any = transformers
     callback = GradiometerCallback(run=folder / "trainer") if watched else None
     torch.manual_seed(0)
-    shape = {"n_positions": 32, "n_embd": 128, "n_layer": 4, "n_head": 4, "bos_token_id": 0, "eos_token_id": 0}
+    shape = {
+        "n_positions": 32,
+        "n_embd": 128,
+        "n_layer": 4,
+        "n_head": 4,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    }
     model = made.GPT2LMHeadModel(made.GPT2Config(vocab_size=17, **shape))
     args = made.TrainingArguments(
         str(folder / f"out-trainer-{watched}"),
@@ -135,4 +165,6 @@ def train_trainer(folder: Path, rounds: int, steps: int, runner: Runner, hand_ov
         **QUIET,
     )
     turns = callbacks(runner, hand_over, callback, steps)
-    without_printer(made.Trainer(model=model, args=args, train_dataset=Counting(), callbacks=turns)).train()
+    without_printer(
+        made.Trainer(model=model, args=args, train_dataset=Counting(), callbacks=turns)
+    ).train()

@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy
 
 __all__ = [
     "actor_critic_loss",
+    "many_tensors",
     "mlp",
     "next_token_loss",
     "num_parameters",
@@ -22,7 +23,8 @@ __all__ = [
 
 
 def transformer(width: int, depth: int, vocabulary: int = 2000) -> nn.Module:
-    """A stack of encoder layers with an embedding and a head: width 384 × 5 is 10M, width 768 × 11 is 85M."""
+    """A stack of encoder layers with an embedding and a head: width 384 × 5 is 10M, width 768 × 11
+    is 85M."""
 
     class Transformer(nn.Module):
         def __init__(self) -> None:
@@ -46,10 +48,18 @@ def mlp() -> nn.Module:
     """The 2×64 actor and critic of classic control."""
     torch.manual_seed(0)
     parts = {
-        name: nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, out))
+        name: nn.Sequential(
+            nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, out)
+        )
         for name, out in (("actor", 2), ("critic", 1))
     }
     return nn.ModuleDict(parts)
+
+
+def many_tensors(pairs: int) -> nn.Module:
+    """So many weights of 10 × 10 and biases of 10."""
+    torch.manual_seed(0)
+    return nn.ModuleList([nn.Linear(10, 10) for _ in range(pairs)])
 
 
 def num_parameters(model: nn.Module) -> int:
@@ -65,9 +75,13 @@ def with_gradients(model: nn.Module, scale: float = 1e-3) -> nn.Module:
     return model
 
 
-def next_token_loss(model: nn.Module, batch: int, length: int, vocabulary: int = 2000) -> Callable[[], Tensor]:
+def next_token_loss(
+    model: nn.Module, batch: int, length: int, vocabulary: int = 2000
+) -> Callable[[], Tensor]:
     """The loss on one batch of noise, forward anew at each call."""
-    tokens = torch.randint(vocabulary, (batch, length + 1), generator=torch.Generator().manual_seed(2))
+    tokens = torch.randint(
+        vocabulary, (batch, length + 1), generator=torch.Generator().manual_seed(2)
+    )
     return lambda: cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
 
 
@@ -80,7 +94,9 @@ def actor_critic_loss(model: nn.Module) -> Callable[[], Tensor]:
     """Of both heads on 64 observations."""
     assert isinstance(model, nn.ModuleDict)
     observations = torch.randn(64, 4, generator=torch.Generator().manual_seed(2))
-    return lambda: sum((head(observations).square().mean() for head in model.values()), torch.zeros(()))
+    return lambda: sum(
+        (head(observations).square().mean() for head in model.values()), torch.zeros(())
+    )
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
@@ -88,7 +104,9 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=1e-4)
 
 
-def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Callable[[], Tensor]) -> Callable[[], None]:
+def train_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, loss: Callable[[], Tensor]
+) -> Callable[[], None]:
     """Forward, backward, clip, step."""
     parameters = list(model.parameters())
 

@@ -1,4 +1,5 @@
-"""docs/benchmarks.md, made from the rows; they are kept beside it as JSON, so that one part can be measured again alone."""
+"""docs/benchmarks.md, made from the rows; they are kept beside it as JSON, so that one part can be
+measured again alone."""
 
 from __future__ import annotations
 
@@ -47,7 +48,10 @@ def machine() -> dict[str, str]:
 
 def save(results: Sequence[Result], path: Path) -> None:
     """As JSON."""
-    path.write_text(json.dumps([asdict(result) for result in results], indent=1, ensure_ascii=False) + "\n", "utf-8")
+    path.write_text(
+        json.dumps([asdict(result) for result in results], indent=1, ensure_ascii=False) + "\n",
+        "utf-8",
+    )
 
 
 def load(path: Path) -> list[Result]:
@@ -61,7 +65,10 @@ def load(path: Path) -> list[Result]:
 def line(row: Row) -> str:
     """A row as it is told while the benchmark runs."""
     verdict = {None: "", True: "met", False: "MISSED"}[row.met]
-    return f"  {row.name:<72} {_value(row):>12}  {_spread(row):<20} {_target(row):>12} {verdict:<7} {row.note}"
+    return (
+        f"  {row.name:<72} {_value(row):>12}  {_spread(row):<20} {_target(row):>12} {verdict:<7}"
+        f" {row.note}"
+    )
 
 
 def page(results: Sequence[Result], parts: Sequence[str] = ()) -> str:
@@ -86,19 +93,22 @@ def _head(results: Sequence[Result], parts: Sequence[str]) -> Iterable[str]:
     minutes = sum(result.seconds for result in results) / 60
     yield "# Benchmarks"
     yield (
-        "`make bench` measures all of this and writes this page; `python -m benchmarks PART` measures one part. "
-        f"All parts together took {minutes:.1f} minutes."
+        "`make bench` measures all of this and writes this page; `python -m benchmarks PART`"
+        f" measures one part. All parts together took {minutes:.1f} minutes."
     )
     if missing := [part for part in parts if part not in {result.part for result in results}]:
         yield f"**Not measured yet**: {', '.join(missing)}."
     yield (
-        "Candidates take turns; memory is looked at in fresh processes. A ratio is taken inside each round; "
-        "the figure is the median over rounds, and the spread runs from the 10th to the 90th percentile of the rounds. "
-        "What is counted has no spread. Time inside hooks is that of all rounds together, for a round may have no measured "
-        "step. No test asserts a time."
+        "Candidates take turns; memory is looked at in fresh processes. A ratio is taken inside"
+        " each round; the figure is the median over rounds, and the spread runs from the 10th to"
+        " the 90th percentile of the rounds. What is counted has no spread. Time inside hooks is"
+        " that of all rounds together, for a round may have no measured step. No test asserts a"
+        " time."
     )
     told = {tuple(sorted(_lasting(result.machine).items())) for result in results}
-    yield "\n".join(f"- {', '.join(f'{name} {value}' for name, value in facts)}" for facts in sorted(told))
+    yield "\n".join(
+        f"- {', '.join(f'{name} {value}' for name, value in facts)}" for facts in sorted(told)
+    )
 
 
 def _lasting(facts: Mapping[str, str]) -> dict[str, str]:
@@ -107,7 +117,10 @@ def _lasting(facts: Mapping[str, str]) -> dict[str, str]:
 
 def _facts(result: Result) -> str:
     when, load_before = (result.machine.get(name, "?") for name in ("date", "load before"))
-    return f"`python -m benchmarks {result.part}`, {when}, {result.seconds:.0f} s, load average before {load_before}"
+    return (
+        f"`python -m benchmarks {result.part}`, {when}, {result.seconds:.0f} s, load average before"
+        f" {load_before}"
+    )
 
 
 def _missed(results: Sequence[Result]) -> Iterable[str]:
@@ -115,7 +128,10 @@ def _missed(results: Sequence[Result]) -> Iterable[str]:
     missed = [(part, row) for part, row in rows if row.met is False]
     judged = sum(row.met is not None for _, row in rows)
     yield "## Missed"
-    told = [f"- {part}: {row.name}: **{_value(row)}**{_between(row)}, target {_target(row)}" for part, row in missed]
+    told = [
+        f"- {part}: {row.name}: **{_value(row)}**{_between(row)}, target {_target(row)}"
+        for part, row in missed
+    ]
     told += [f"- {result.part}: failed" for result in results if result.error]
     yield f"{judged - len(missed)} of {judged} targets are met." + (" Missed:" if told else "")
     if told:
@@ -127,13 +143,23 @@ def _table(rows: Iterable[Row]) -> Iterable[str]:
     yield "|---|---|---|---|---|---|---|"
     for row in rows:
         verdict = {None: "", True: "met", False: "**missed**"}[row.met]
-        cells = (row.name, _value(row), _spread(row), str(row.rounds or ""), _target(row), verdict, row.note)
+        cells = (
+            row.name,
+            _value(row),
+            _spread(row),
+            str(row.rounds or ""),
+            _target(row),
+            verdict,
+            row.note,
+        )
         yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def _value(row: Row) -> str:
     limit = row.at_least if row.at_most is None else row.at_most
-    at_it = limit is not None and row.value != limit and three_digits(row.value) == three_digits(limit)
+    at_it = (
+        limit is not None and row.value != limit and three_digits(row.value) == three_digits(limit)
+    )
     return f"{f'{row.value:.5g}' if at_it else three_digits(row.value)} {row.unit}"
 
 
@@ -152,6 +178,7 @@ def _target(row: Row) -> str:
 
 
 def merged(kept: Sequence[Result], new: Sequence[Result], order: Sequence[str]) -> list[Result]:
-    """What was measured now in place of what was before, in the order of the parts; parts that are no more are dropped."""
+    """What was measured now in place of what was before, in the order of the parts; parts that are
+    no more are dropped."""
     latest = {result.part: result for result in (*kept, *new)}
     return [latest[part] for part in order if part in latest]

@@ -1,4 +1,5 @@
-"""Why the meter uses what it uses: what each reduction costs on the gradients of a 10M transformer, in clips.
+"""Why the meter uses what it uses: what each reduction costs on the gradients of a 10M transformer,
+in clips.
 
 A norm and `aminmax` are cheap; `norm(inf)`, `isfinite().all()` and counting signs are not.
 """
@@ -30,7 +31,9 @@ def rows(scale: Scale) -> Iterator[Row]:
         "count_nonzero": lambda: [torch.count_nonzero(g) for g in grads],
         "(g > 0).sum()": lambda: [(g > 0).sum() for g in grads],
         "sum": lambda: [g.sum() for g in grads],
-        "dot": lambda: [torch.dot(g.view(-1), k.view(-1)) for g, k in zip(grads, scratch, strict=True)],
+        "dot": lambda: [
+            torch.dot(g.view(-1), k.view(-1)) for g, k in zip(grads, scratch, strict=True)
+        ],
         "_foreach_copy_": lambda: torch._foreach_copy_(scratch, grads),
         "_foreach_sub_": lambda: torch._foreach_sub_(scratch, grads),
     }
@@ -38,4 +41,6 @@ def rows(scale: Scale) -> Iterator[Row]:
     taken = in_turns({**clip, **reductions}, rounds=scale.rounds(15), warm_up=2)
     for name in reductions:
         told = clock(taken, "clip_grad_norm_") if name == "_foreach_norm" else ""
-        yield measured(f"`{name}` / `clip_grad_norm_`", taken[name] / taken["clip_grad_norm_"], note=told)
+        yield measured(
+            f"`{name}` / `clip_grad_norm_`", taken[name] / taken["clip_grad_norm_"], note=told
+        )

@@ -1,9 +1,11 @@
 """Two trainings in one process, one with a meter and one without, that step in turns.
 
-Whole trainings one after the other differ by more than a meter costs, for the speed of a machine drifts. Here the two take
-turns of a step or a rollout, and a round is many turns. The meter's budget is a share of wall time, and for half of that the
-other training runs; so the meter is given the clock of its own training, which stands still meanwhile. What the writer has to
-write is written at the end of the meter's own round, and counted there, though it would mostly run beside the training.
+Whole trainings one after the other differ by more than a meter costs, for the speed of a machine
+drifts. Here the two take turns of a step or a rollout, and a round is many turns. The meter's
+budget is a share of wall time, and for half of that the other training runs; so the meter is given
+the clock of its own training, which stands still meanwhile. What the writer has to write is written
+at the end of the meter's own round, and counted there, though it would mostly run beside the
+training.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import numpy as np
 from torch import set_num_threads
 
 from benchmarks.rows import Row, measured
-from gradiometer.capture import cadence
+from gradiometer.capture import rounds
 from gradiometer.store import writer
 
 __all__ = ["Runner", "alternate", "follow", "overhead_rows", "own_time", "race"]
@@ -67,23 +69,29 @@ class Runner:
 
 @contextmanager
 def own_time(runner: Runner) -> Iterator[None]:
-    """Meters made in here budget by the runner's clock, and their writers wait for the end of a round."""
+    """Meters made in here budget by the runner's clock, have no guaranteed steps, as late in a long
+    training, and their writers wait for the end of a round."""
     with (
-        patch.object(cadence, "time", SimpleNamespace(perf_counter=runner.now)),
+        patch.object(rounds, "time", SimpleNamespace(perf_counter=runner.now)),
+        patch.object(rounds, "guaranteed_after", lambda place: place + 2**40),
         patch.object(writer, "COMMIT_SECONDS", 3600.0),
     ):
         yield
 
 
 def alternate(
-    plain: Callable[[], object], make_watched: Callable[[], tuple[Callable[[], object], Any]], rounds: int, steps: int
+    plain: Callable[[], object],
+    make_watched: Callable[[], tuple[Callable[[], object], Any]],
+    rounds: int,
+    steps: int,
 ) -> tuple[Runner, Runner]:
-    """`rounds` rounds of `steps` steps each, a plain one before every watched one; `make_watched` gives step and meter."""
+    """`rounds` rounds of `steps` steps each, a plain one before every watched one; `make_watched`
+    gives step and meter."""
     ours, other = Runner(), Runner()
     with own_time(ours):
         watched, meter = make_watched()
         ours.settle = _flush(meter)
-        ours.seconds_in_hooks = lambda: float(meter._rig.seconds)
+        ours.seconds_in_hooks = lambda: float(meter._observer.seconds)
         for _ in range(rounds):
             for _ in range(steps):
                 for runner, step in ((other, plain), (ours, watched)):
@@ -99,7 +107,8 @@ def alternate(
 
 
 class Baton:
-    """Held by the one that runs. For trainings that cannot be stepped from outside: each has a thread, and hands over."""
+    """Held by the one that runs. For trainings that cannot be stepped from outside: each has a
+    thread, and hands over."""
 
     def __init__(self, runners: Sequence[Runner]) -> None:
         self._runners = list(runners)
@@ -164,16 +173,30 @@ def _flush(meter: Any) -> Callable[[], object]:
     return (lambda: None) if writes is None else writes.flush
 
 
-def overhead_rows(name: str, plain: Runner, ours: Runner, *, at_most: float, warm_up: int = 1) -> Iterator[Row]:
+def overhead_rows(
+    name: str, plain: Runner, ours: Runner, *, at_most: float, warm_up: int = 1
+) -> Iterator[Row]:
     """By the clock, round by round, and by the time counted inside the hooks.
 
-    The budget spaces measured steps out, and a round may have none: what the hooks take is that of all rounds together.
+    The budget spaces measured steps out, and a round may have none: what the hooks take is that of
+    all rounds together.
     """
     count = min(len(plain.rounds), len(ours.rounds))
     bare, watched = np.array(plain.rounds[warm_up:count]), np.array(ours.rounds[warm_up:count])
-    told = f"a round {np.median(bare):.2f} s without; all rounds together {watched.sum() / bare.sum():.3f} ×"
-    yield measured(f"{name}: with the meter / without, on the clock", watched / bare, at_most=1 + at_most, note=told)
-    in_hooks, whole = np.array(ours.hooks[warm_up:count]), sum(ours.hooks[:count]) / sum(ours.rounds[:count])
+    told = (
+        f"a round {np.median(bare):.2f} s without; all rounds together"
+        f" {watched.sum() / bare.sum():.3f} ×"
+    )
+    yield measured(
+        f"{name}: with the meter / without, on the clock",
+        watched / bare,
+        at_most=1 + at_most,
+        note=told,
+    )
+    in_hooks, whole = (
+        np.array(ours.hooks[warm_up:count]),
+        sum(ours.hooks[:count]) / sum(ours.rounds[:count]),
+    )
     row = measured(
         f"{name}: inside the hooks, of all its time",
         100 * in_hooks / watched,

@@ -1,8 +1,10 @@
-"""Replicates of a gradient, on policies of the tsp lab with fresh weights: workers, the share of statistics, memory, weights.
+"""Replicates of a gradient, on policies of the tsp lab with fresh weights: workers, the share of
+statistics, memory, weights.
 
-Two workers start by importing torch, which takes seconds; their speed is that between the first results and the last, and the
-whole study with their start, which the target is for, stands beside it; a study of 512 instances read 1.73. Statistics are
-timed by wrapping what makes them, beside the gradients of 128 instances of TSP-20; their share falls with the instances.
+Two workers start by importing torch, which takes seconds; their speed is that between the first
+results and the last, and the whole study with their start, which the target is for, stands beside
+it; a study of 512 instances read 1.73. Statistics are timed by wrapping what makes them, beside the
+gradients of 128 instances of TSP-20; their share falls with the instances.
 """
 
 from __future__ import annotations
@@ -21,12 +23,11 @@ from torch import Tensor
 from benchmarks.fresh import MIB, in_fresh_processes, resident
 from benchmarks.rows import Row, Scale, measured
 from benchmarks.timing import in_turns
-from gradiometer.labs.tsp.checkpoint import make_policy
-from gradiometer.labs.tsp.config import Config
 from gradiometer.maths import estimators
 from gradiometer.probes import spread
-from gradiometer.probes.replicates import study
-from gradiometer.probes.subject import Recipe, Subject
+from gradiometer.probes.replicates import Recipe, Subject, study
+from gradiometer_labs.tsp.checkpoint import make_policy
+from gradiometer_labs.tsp.config import Config
 
 __all__ = ["rows"]
 
@@ -52,15 +53,20 @@ def weights(scale: Scale) -> Iterator[Row]:
     k = scale.of(64, 8)
     named: dict[str, Callable[[], object]] = {"pomo": partial(estimators.find("pomo"), rewards)}
     for baseline in ("none", "subloo", "sample_loo"):
-        named[f"maxk, {baseline}"] = partial(estimators.find("maxk"), rewards, k=k, baseline=baseline)
+        named[f"maxk, {baseline}"] = partial(
+            estimators.find("maxk"), rewards, k=k, baseline=baseline
+        )
     taken = in_turns(named, rounds=scale.rounds())
     for name, seconds in taken.items():
         yield measured(f"weights of 4,096 × 512, {name}", seconds, unit="s", at_most=1)
-    yield measured("weights, the dearest max@K / pomo", np.max(list(taken.values()), 0) / taken["pomo"])
+    yield measured(
+        "weights, the dearest max@K / pomo", np.max(list(taken.values()), 0) / taken["pomo"]
+    )
 
 
 def share(scale: Scale) -> Iterator[Row]:
-    """Time in the statistics of one serial study: a round is some of its tasks; what comes at the end is spread over all."""
+    """Time in the statistics of one serial study: a round is some of its tasks; what comes at the
+    end is spread over all."""
     recipe = Recipe(algorithm="maxk", options={"k": 8, "baseline": "subloo"})
     spent, marks = 0.0, list[tuple[float, float]]()
 
@@ -87,7 +93,12 @@ def share(scale: Scale) -> Iterator[Row]:
     *tasks, end = np.diff(np.array(marks), axis=0)
     rounds = np.array([part.sum(0) for part in np.array_split(tasks, scale.rounds())])
     statistics = rounds[:, 1] + end[1] / len(rounds)
-    yield measured("statistics / gradients", 100 * statistics / (rounds[:, 0] - rounds[:, 1]), unit="%", at_most=5)
+    yield measured(
+        "statistics / gradients",
+        100 * statistics / (rounds[:, 0] - rounds[:, 1]),
+        unit="%",
+        at_most=5,
+    )
 
 
 def studied(engine: str, num: int, replicates: int) -> tuple[float, float]:
@@ -112,7 +123,10 @@ def studied(engine: str, num: int, replicates: int) -> tuple[float, float]:
 def workers(scale: Scale) -> Iterator[Row]:
     """The same study in one process and in two, in turns."""
     num, replicates = scale.of((FEW, 6), (4, 4))
-    rounds = [[studied(engine, num, replicates) for engine in ("serial", "processes")] for _ in range(scale.rounds())]
+    rounds = [
+        [studied(engine, num, replicates) for engine in ("serial", "processes")]
+        for _ in range(scale.rounds())
+    ]
     one, two = np.array(rounds).transpose(1, 2, 0)
     told = f"a study takes {np.median(one[0]):.1f} s alone"
     yield measured("two workers / one process, once started", one[1] / two[1], note=told)
@@ -134,8 +148,12 @@ def memory(scale: Scale) -> Iterator[Row]:
     few, many = FEW, scale.of(MANY, 2 * FEW)
     calls = [partial(peak_with, num) for _ in range(scale.rounds()) for num in (few, many)]
     peaks = np.array(in_fresh_processes(calls, at_once=2), dtype=np.float64).reshape(-1, 2).T
-    told = f"beyond the policy {np.median(peaks[0]) / MIB:.0f} and {np.median(peaks[1]) / MIB:.0f} MiB"
-    yield measured(f"peak with {MANY:,} instances / with {FEW}", peaks[1] / peaks[0], at_most=1.1, note=told)
+    told = (
+        f"beyond the policy {np.median(peaks[0]) / MIB:.0f} and {np.median(peaks[1]) / MIB:.0f} MiB"
+    )
+    yield measured(
+        f"peak with {MANY:,} instances / with {FEW}", peaks[1] / peaks[0], at_most=1.1, note=told
+    )
 
 
 def rows(scale: Scale) -> Iterator[Row]:

@@ -49,7 +49,8 @@ class Row:
 
     @property
     def met(self) -> bool | None:
-        """Whether the median meets the target; None without one. What is no number meets nothing."""
+        """Whether the median meets the target; None without one. What is no number meets
+        nothing."""
         if self.at_most is None and self.at_least is None:
             return None
         return (self.at_most is None or self.value <= self.at_most) and (
@@ -67,7 +68,9 @@ def measured(
     note: str = "",
 ) -> Row:
     """A row from the figure of each round: a ratio is taken inside its round, before the median."""
-    low, value, high = (float(x) for x in np.percentile(np.asarray(rounds, dtype=np.float64), (10, 50, 90)))
+    low, value, high = (
+        float(x) for x in np.percentile(np.asarray(rounds, dtype=np.float64), (10, 50, 90))
+    )
     return Row(
         name=name,
         value=value,
@@ -81,9 +84,20 @@ def measured(
     )
 
 
-def counted(name: str, value: float, *, unit: str, at_most: float | None = None, note: str = "") -> Row:
+def counted(
+    name: str, value: float, *, unit: str, at_most: float | None = None, note: str = ""
+) -> Row:
     """A row of what needs no clock: bytes."""
-    return Row(name=name, value=value, unit=unit, low=value, high=value, rounds=0, at_most=at_most, note=note)
+    return Row(
+        name=name,
+        value=value,
+        unit=unit,
+        low=value,
+        high=value,
+        rounds=0,
+        at_most=at_most,
+        note=note,
+    )
 
 
 def clock(taken: dict[str, NDArray[np.float64]], *names: str) -> str:

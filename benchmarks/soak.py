@@ -1,11 +1,13 @@
-"""The soak: a long training with a live doctor, two sinks and ten pages that look on, killed again and again.
+"""The soak: a long training with a live doctor, two sinks and ten pages that look on, killed again
+and again.
 
     python -m benchmarks.soak                                    # half an hour, twenty kills
-    python -m benchmarks.soak --minutes 2 --kills 4              # what the tests run
+    python -m benchmarks.soak --minutes 2 --kills 4              # what `make proofs` runs
 
-In the first half nobody disturbs the training, so that its memory can be judged; in the second half `kill -9` strikes once in
-each of `--kills` equal spans, at a random moment, also while the training is starting. Every row is written down in a ledger of
-the soak's own before writer and sinks get it. The exit code is 1 if a check fails; `--json` prints one object.
+In the first half nobody disturbs the training, so that its memory can be judged; in the second half
+`kill -9` strikes once in each of `--kills` equal spans, at a random moment, also while the training
+is starting. Every row is written down in a ledger of the soak's own before writer and sinks get it.
+The exit code is 1 if a check fails; `--json` prints one object.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from typing import Any
 from benchmarks.soak_actors import RUN, checkpoints, ledger_path
 from benchmarks.soak_checks import GONE_SECONDS, Check, verdict
 from benchmarks.soak_counting import Comparison, Ledger, Tally, count_run, opened
+from gradiometer.store.reader import load
 
 __all__ = ["Plan", "main", "soak"]
 
@@ -64,6 +67,7 @@ class Kill:
     lost_seconds: float
     lost_points: int
     intact: bool
+    """By SQLite's own check, and by every checksum."""
     doctor_gone: float | None
     """Seconds until the live doctor had ended."""
 
@@ -78,9 +82,11 @@ class Diary:
     """The step at which each process of the training resumed."""
     kills: list[Kill] = field(default_factory=list)
     sizes: dict[str, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
-    """RSS in bytes by process, with the time: dashboard, training, doctor; only those of the first half."""
+    """RSS in bytes by process, with the time: dashboard, training, doctor; only those of the first
+    half."""
     largest_log: int = 0
-    """Bytes of SQLite's log beside the run, which can begin anew only when no reader looks at it."""
+    """Bytes of SQLite's log beside the run, which can begin anew only when no reader looks at
+    it."""
     doctor_deaths: int = 0
     """Live doctors that ended while their training went on."""
     endings: dict[str, int | None] = field(default_factory=dict)
@@ -92,7 +98,10 @@ class Diary:
 
     def entries(self) -> list[tuple[int, Any]]:
         """The ledger of each life, behind the step it resumed at."""
-        return [(resume, Ledger.read(ledger_path(self.plan.out, life))) for life, resume in enumerate(self.lives)]
+        return [
+            (resume, Ledger.read(ledger_path(self.plan.out, life)))
+            for life, resume in enumerate(self.lives)
+        ]
 
 
 class Sampler(threading.Thread):
@@ -112,7 +121,9 @@ class Sampler(threading.Thread):
                 if name == "dashboard" or self.steady:
                     self._sample(name, pid, now)
             with suppress(FileNotFoundError):  # it goes when the run is closed
-                self.diary.largest_log = max(self.diary.largest_log, (self.diary.run / "run.db-wal").stat().st_size)
+                self.diary.largest_log = max(
+                    self.diary.largest_log, (self.diary.run / "run.db-wal").stat().st_size
+                )
             if self.steady and "training" in self.processes:
                 self._sample_doctor(self.processes["training"], now)
 
@@ -145,7 +156,14 @@ def doctor_of(training: int) -> int | None:
     """The process id of a training's live doctor."""
     try:
         children = Path(f"/proc/{training}/task/{training}/children").read_text().split()
-        return next((int(pid) for pid in children if b"doctor.live" in Path(f"/proc/{pid}/cmdline").read_bytes()), None)
+        return next(
+            (
+                int(pid)
+                for pid in children
+                if b"doctor.live" in Path(f"/proc/{pid}/cmdline").read_bytes()
+            ),
+            None,
+        )
     except OSError:
         return None
 
@@ -163,7 +181,11 @@ def process(diary: Diary, name: str, *command: str) -> Iterator[subprocess.Popen
     """A process whose stderr is kept as `<name>.err`; asked to end, and made to if it does not."""
     with (diary.plan.out / f"{name}.err").open("w") as errors:
         started = subprocess.Popen(
-            [sys.executable, "-m", *command], cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, text=True
+            [sys.executable, "-m", *command],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
         )
         try:
             yield started
@@ -184,7 +206,9 @@ def soak(plan: Plan) -> tuple[Diary, list[Check]]:
     (plan.out / "runs").mkdir(parents=True, exist_ok=True)
     diary = Diary(plan=plan)
     sampler = Sampler(diary)
-    with process(diary, "dashboard", "gradiometer", "serve", str(plan.out / "runs"), "-p", "0") as dashboard:
+    with process(
+        diary, "dashboard", "gradiometer", "serve", str(plan.out / "runs"), "-p", "0"
+    ) as dashboard:
         assert dashboard.stdout is not None
         where = re.search(r"http://[^/\s]+", dashboard.stdout.readline())
         assert where is not None, "the dashboard did not start"
@@ -192,7 +216,17 @@ def soak(plan: Plan) -> tuple[Diary, list[Check]]:
         sampler.start()
         out = str(plan.out / "clients.json")
         number = str(plan.clients)
-        with process(diary, "clients", "benchmarks.soak_actors", "follow", where[0], "--clients", number, "--out", out):
+        with process(
+            diary,
+            "clients",
+            "benchmarks.soak_actors",
+            "follow",
+            where[0],
+            "--clients",
+            number,
+            "--out",
+            out,
+        ):
             _lead(diary, sampler)
             time.sleep(3.0)  # the pages hear of the last steps
         sampler.stop()
@@ -201,7 +235,8 @@ def soak(plan: Plan) -> tuple[Diary, list[Check]]:
 
 
 def _lead(diary: Diary, sampler: Sampler) -> None:
-    """The training's lives: a long undisturbed one, which ends with the first kill, and those between kills."""
+    """The training's lives: a long undisturbed one, which ends with the first kill, and those
+    between kills."""
     plan = diary.plan
     chance = random.Random(plan.seed)
     half, span = plan.minutes * 30, plan.minutes * 30 / max(1, plan.kills)
@@ -209,6 +244,9 @@ def _lead(diary: Diary, sampler: Sampler) -> None:
     for moment in [*moments, None]:
         with _life(diary) as training:
             sampler.processes["training"] = training.pid
+            if len(diary.lives) == 1:  # however long it takes to start, the first half is steady
+                _await_rows(diary, training)
+                diary.started = time.time()
             if moment is None:
                 _rest(diary.started + 2 * half)
                 _await_rows(diary, training)
@@ -231,7 +269,12 @@ def _life(diary: Diary) -> Iterator[subprocess.Popen[str]]:
     diary.lives.append(resume)
     arguments = ("--life", str(life), "--resume", str(resume), "--rate", str(diary.plan.rate))
     with process(
-        diary, f"training-{life:03d}", "benchmarks.soak_actors", "train", str(diary.plan.out), *arguments
+        diary,
+        f"training-{life:03d}",
+        "benchmarks.soak_actors",
+        "train",
+        str(diary.plan.out),
+        *arguments,
     ) as one:
         yield one
 
@@ -245,7 +288,7 @@ def _where_to_resume(diary: Diary) -> int:
 
 
 def _await_rows(diary: Diary, training: subprocess.Popen[str]) -> None:
-    """The last life has a row at least: what it resumed from is then all in order."""
+    """Until the newest life has a row: what it resumed from is then all in order."""
     deadline = time.time() + START_SECONDS
     while not len(diary.entries()[-1][1]) and training.poll() is None and time.time() < deadline:
         time.sleep(0.2)
@@ -262,6 +305,8 @@ def _strike(diary: Diary, training: subprocess.Popen[str]) -> Kill:
     gone = time.time() - struck
     with closing(opened(diary.run)) as db:
         (answer,) = db.execute("PRAGMA integrity_check").fetchone()
+    with load(diary.run) as run:
+        damage = run.verify()
     lost, comparison = _lost(diary)
     return Kill(
         life=len(diary.lives) - 1,
@@ -269,15 +314,17 @@ def _strike(diary: Diary, training: subprocess.Popen[str]) -> Kill:
         training=len(diary.entries()[-1][1]) > 0,
         lost_seconds=lost,
         lost_points=comparison.missing,
-        intact=answer == "ok",
+        intact=answer == "ok" and not damage,
         doctor_gone=None if doctor is None else gone,
     )
 
 
 def _lost(diary: Diary) -> tuple[float, Comparison]:
-    """Seconds and points that the ledger has and the run has not, beyond the step of the last resume.
+    """Seconds and points that the ledger has and the run has not, beyond the step of the last
+    resume.
 
-    A process that was killed while it started may or may not have taken the run back to its checkpoint: both are in order.
+    A process that was killed while it started may or may not have taken the run back to its
+    checkpoint: both are in order.
     """
     entries = diary.entries()
     after = max(-1, diary.lives[-1] - 1)
@@ -302,13 +349,17 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--clients", type=int, default=10)
     parser.add_argument("--rate", type=float, default=30.0, help="training steps a second")
     parser.add_argument("--seed", type=int, default=0, help="of the moments of the kills")
-    parser.add_argument("--out", type=Path, help="an empty folder; without it one that is gone afterwards")
+    parser.add_argument(
+        "--out", type=Path, help="an empty folder; without it one that is gone afterwards"
+    )
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args(arguments)
     out = asked.out or Path(tempfile.mkdtemp(prefix="gradiometer-soak-"))
     if out.exists() and any(out.iterdir()):
         parser.error(f"{out} is not empty: give the soak a folder of its own")
-    numbers = {name: getattr(asked, name) for name in ("minutes", "kills", "clients", "rate", "seed")}
+    numbers = {
+        name: getattr(asked, name) for name in ("minutes", "kills", "clients", "rate", "seed")
+    }
     try:
         diary, checks = soak(Plan(out=out, **numbers))
         say(diary, checks, as_json=asked.json)
@@ -321,7 +372,10 @@ def main(arguments: list[str]) -> int:
 def say(diary: Diary, checks: list[Check], *, as_json: bool) -> None:
     """The verdict: a table, or one object."""
     if as_json:
-        said = {"checks": [asdict(check) for check in checks], "kills": [asdict(kill) for kill in diary.kills]}
+        said = {
+            "checks": [asdict(check) for check in checks],
+            "kills": [asdict(kill) for kill in diary.kills],
+        }
         print(json.dumps(said))
         return
     from rich.console import Console
@@ -331,7 +385,9 @@ def say(diary: Diary, checks: list[Check], *, as_json: bool) -> None:
     for column in ("", "check", "found", "bound"):
         table.add_column(column)
     for check in checks:
-        table.add_row("[green]✓[/]" if check.holds else "[red]✗[/]", check.name, check.found, check.bound)
+        table.add_row(
+            "[green]✓[/]" if check.holds else "[red]✗[/]", check.name, check.found, check.bound
+        )
     Console().print(table)
 
 

@@ -1,4 +1,5 @@
-"""The processes of a soak: `train` is a real training with all that can be watched, `follow` are the pages that look on.
+"""The processes of a soak: `train` is a real training with all that can be watched, `follow` are
+the pages that look on.
 
 python -m benchmarks.soak_actors train FOLDER --life 0 --resume -1 --rate 40
 python -m benchmarks.soak_actors follow URL --clients 10 --out FILE
@@ -52,7 +53,8 @@ def checkpoints(folder: Path) -> dict[int, Path]:
 
 
 class Training:
-    """Advantage actor-critic on CartPole, at a steady pace, with a checkpoint every half a second or so."""
+    """Advantage actor-critic on CartPole, at a steady pace, with a checkpoint every half a second
+    or so."""
 
     def __init__(self, folder: Path) -> None:
         import gymnasium
@@ -65,7 +67,10 @@ class Training:
         self.model = torch.nn.ModuleDict(
             {
                 "trunk": torch.nn.Sequential(
-                    torch.nn.Linear(4, 64), torch.nn.Tanh(), torch.nn.Linear(64, 64), torch.nn.Tanh()
+                    torch.nn.Linear(4, 64),
+                    torch.nn.Tanh(),
+                    torch.nn.Linear(64, 64),
+                    torch.nn.Tanh(),
                 ),
                 "actor": torch.nn.Linear(64, 2),
                 "critic": torch.nn.Linear(64, 1),
@@ -77,7 +82,8 @@ class Training:
         self.returns: deque[float] = deque([0.0], maxlen=50)
 
     def update(self, meter: Any, step: int) -> None:
-        """One rollout and one optimizer step; `tick` is what the soak itself knows of every step."""
+        """One rollout and one optimizer step; `tick` is what the soak itself knows of every
+        step."""
         import torch
 
         states, actions, targets = self._rollout()
@@ -113,7 +119,9 @@ class Training:
                 actions.append(action)
                 rewards.append(torch.as_tensor(reward, dtype=torch.float32))
                 going.append(torch.as_tensor(~ended, dtype=torch.float32))
-            value = self.model["critic"](self.model["trunk"](torch.as_tensor(self.observed))).squeeze(-1)
+            value = self.model["critic"](
+                self.model["trunk"](torch.as_tensor(self.observed))
+            ).squeeze(-1)
             targets = []
             for reward, on in zip(reversed(rewards), reversed(going), strict=True):
                 value = reward + DISCOUNT * on * value
@@ -170,6 +178,7 @@ def train(folder: Path, *, life: int, resume: int, rate: float) -> None:
         sinks=["jsonl", "tensorboard"],
         doctor="live",
         config={"rate": rate, "max_reward": 500},
+        quiet=True,
         seed=0,
     ) as meter:
         meter.load_state_dict(past)
@@ -200,7 +209,8 @@ def _keep_ledger(ledger: Ledger) -> None:
 
 
 class Page:
-    """One browser's page: the whole view, then what is new each time the server says that something changed."""
+    """One browser's page: the whole view, then what is new each time the server says that something
+    changed."""
 
     def __init__(self, client: Any, tab: str) -> None:
         self.client, self.tab = client, tab
@@ -228,7 +238,9 @@ class Page:
     async def ask(self, path: str, **query: str | list[str]) -> Any:
         """An answer, timed; one that is not 200 is a trouble."""
         start = time.perf_counter()
-        answer = await self.client.get(path, params={name: value for name, value in query.items() if value})
+        answer = await self.client.get(
+            path, params={name: value for name, value in query.items() if value}
+        )
         self.seconds.append(time.perf_counter() - start)
         self.told["bytes"] += answer.num_bytes_downloaded
         if answer.status_code != 200:

@@ -1,4 +1,5 @@
-"""What is asked of a soak, and whether it holds: each check with what was found beside its bound."""
+"""What is asked of a soak, and whether it holds: each check with what was found beside its
+bound."""
 
 from __future__ import annotations
 
@@ -30,18 +31,20 @@ __all__ = ["GONE_SECONDS", "Check", "complaints", "flat", "verdict"]
 MIB = 2**20
 LOST_SECONDS = 1.0
 GONE_SECONDS = 30.0
-"""By then the live doctor of a killed training has ended: it is nice, and may be importing or in the middle of a look."""
+"""By then the live doctor of a killed training has ended: it is nice, and may be importing or in
+the middle of a look."""
 GROWTH_MIB_PER_HOUR = 60.0
 NOISE_MIB = {"training": 16.0, "doctor": 16.0, "dashboard": 64.0}
-"""What memory may grow by whatever the time. After each kill ten pages ask for whole views at once, on as many threads, and
-the C library keeps memory for each of them; a training takes most of a minute to reach its size, the doctor looks at more
-when there is more to look at."""
+"""What memory may grow by whatever the time. After each kill ten pages ask for whole views at once,
+on as many threads, and the C library keeps memory for each of them; a training takes most of a
+minute to reach its size, the doctor looks at more when there is more to look at."""
 SINK_FILES = ("metrics.jsonl", "tensorboard")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One thing that must hold: what was found, beside its bound; a check without a bound only states."""
+    """One thing that must hold: what was found, beside its bound; a check without a bound only
+    states."""
 
     name: str
     found: str
@@ -57,7 +60,11 @@ def verdict(diary: Diary) -> list[Check]:
     run = diary.run
     sinks = {
         "jsonl": (long, count_jsonl(run / "metrics.jsonl"), [run / "metrics.jsonl"]),
-        "tensorboard": (short, count_events(run / "tensorboard"), sorted((run / "tensorboard").iterdir())),
+        "tensorboard": (
+            short,
+            count_events(run / "tensorboard"),
+            sorted((run / "tensorboard").iterdir()),
+        ),
     }
     return [
         _kept("run.db", Comparison.of(long, count_run(run))),
@@ -76,45 +83,80 @@ def verdict(diary: Diary) -> list[Check]:
 
 def _kept(name: str, comparison: Comparison) -> Check:
     wrong = comparison.missing + comparison.surplus + len(comparison.wrong_steps)
-    found = f"{comparison.missing:,} of {comparison.expected:,} missing, {comparison.surplus:,} too many"
-    numbers = {"points": comparison.expected, "missing": comparison.missing, "surplus": comparison.surplus}
+    found = (
+        f"{comparison.missing:,} of {comparison.expected:,} missing, {comparison.surplus:,} too"
+        " many"
+    )
+    numbers = {
+        "points": comparison.expected,
+        "missing": comparison.missing,
+        "surplus": comparison.surplus,
+    }
     return Check(
-        name=f"points in {name}", found=found, bound="none, every value equal", holds=not wrong, numbers=numbers
+        name=f"points in {name}",
+        found=found,
+        bound="none, every value equal",
+        holds=not wrong,
+        numbers=numbers,
     )
 
 
 def _steps(run: Path, newest: int) -> Check:
     with closing(opened(run)) as db:
-        query = "SELECT step, value FROM points JOIN series ON id = series_id WHERE name = 'tick' ORDER BY step"
+        query = (
+            "SELECT step, value FROM points JOIN series ON id = series_id WHERE name = 'tick' ORDER"
+            " BY step"
+        )
         ticks = db.execute(query).fetchall()
     length = newest + 1
     holds = ticks == [(step, float(step)) for step in range(length)]
     found = f"{len(ticks):,} of {length:,}"
     return Check(
-        name="steps in run.db", found=found, bound="all", holds=holds, numbers={"steps": length, "kept": len(ticks)}
+        name="steps in run.db",
+        found=found,
+        bound="all",
+        holds=holds,
+        numbers={"steps": length, "kept": len(ticks)},
     )
 
 
-def _sent(diary: Diary, name: str, entries: list[tuple[int, Any]], expected: Tally, found: Tally) -> Check:
+def _sent(
+    diary: Diary, name: str, entries: list[tuple[int, Any]], expected: Tally, found: Tally
+) -> Check:
     comparison = Comparison.of(expected, found)
-    worst = max(seconds_by_life(entries, comparison.wrong_steps, 1 / diary.plan.rate).values(), default=0.0)
+    worst = max(
+        seconds_by_life(entries, comparison.wrong_steps, 1 / diary.plan.rate).values(), default=0.0
+    )
     last = len(entries) - 1  # was not killed
     ended_well = last not in seconds_by_life(entries, comparison.wrong_steps, 0.0)
-    count = f"{comparison.missing:,} of {comparison.expected:,} missing, {comparison.surplus:,} too many"
+    count = (
+        f"{comparison.missing:,} of {comparison.expected:,} missing, {comparison.surplus:,} too"
+        " many"
+    )
     return Check(
         name=f"points in {name}",
         found=f"{count}; {worst:.2f} s at worst",
         bound=f"<= {LOST_SECONDS:g} s a kill",
         holds=worst <= LOST_SECONDS and ended_well and not comparison.surplus,
-        numbers={"points": comparison.expected, "missing": comparison.missing, "worst_seconds": worst},
+        numbers={
+            "points": comparison.expected,
+            "missing": comparison.missing,
+            "worst_seconds": worst,
+        },
     )
 
 
 def _dropped(run: Path) -> Check:
     with closing(opened(run)) as db:
-        (number,) = db.execute("SELECT count(*) FROM events WHERE kind IN ('dropped', 'sink-dropped')").fetchone()
+        (number,) = db.execute(
+            "SELECT count(*) FROM events WHERE kind IN ('dropped', 'sink-dropped')"
+        ).fetchone()
     return Check(
-        name="events of dropped records", found=str(number), bound="0", holds=not number, numbers={"events": number}
+        name="events of dropped records",
+        found=str(number),
+        bound="0",
+        holds=not number,
+        numbers={"events": number},
     )
 
 
@@ -129,7 +171,8 @@ def _killed(diary: Diary) -> list[Check]:
     return [
         Check(
             name="kill -9",
-            found=f"{len(kills)}, {training} of them into a training step, {len(kills) - training} into its start",
+            found=f"{len(kills)}, {training} of them into a training step, {len(kills) - training}"
+            " into its start",
             bound=str(wanted),
             holds=len(kills) == wanted,
             numbers={"kills": len(kills), "training": training},
@@ -141,7 +184,12 @@ def _killed(diary: Diary) -> list[Check]:
             holds=worst <= LOST_SECONDS,
             numbers={"worst_seconds": worst},
         ),
-        Check(name="files intact after a kill", found=f"{intact}", bound=str(wanted), holds=intact == wanted),
+        Check(
+            name="files intact after a kill",
+            found=f"{intact}",
+            bound=str(wanted),
+            holds=intact == wanted,
+        ),
         Check(
             name="live doctor gone after a kill",
             found=f"{gone:.1f} s at the latest, of {watched} that {len(trained)} trainings had; "
@@ -155,16 +203,28 @@ def _killed(diary: Diary) -> list[Check]:
 
 def _processes(diary: Diary) -> list[Check]:
     last = f"training-{len(diary.lives) - 1:03d}"
-    right = {name: (-9,) if name.startswith("training") and name != last else (0, -15) for name in diary.endings}
-    wrong: dict[str, object] = {name: code for name, code in diary.endings.items() if code not in right[name]}
+    right = {
+        name: (-9,) if name.startswith("training") and name != last else (0, -15)
+        for name in diary.endings
+    }
+    wrong: dict[str, object] = {
+        name: code for name, code in diary.endings.items() if code not in right[name]
+    }
     if not len(diary.entries()[-1][1]):
         wrong[last] = "no step after the last resume"
     lines = [
-        f"{file.stem}: {line}" for file in sorted(diary.plan.out.glob("*.err")) for line in complaints(file.read_text())
+        f"{file.stem}: {line}"
+        for file in sorted(diary.plan.out.glob("*.err"))
+        for line in complaints(file.read_text())
     ]
-    strange = sorted({file.name for file in diary.run.iterdir()} - {"run.db", "run.db-wal", "run.db-shm", *SINK_FILES})
+    strange = sorted(
+        {file.name for file in diary.run.iterdir()}
+        - {"run.db", "run.db-wal", "run.db-shm", *SINK_FILES}
+    )
     return [
-        Check(name="processes that ended otherwise", found=str(wrong or 0), bound="0", holds=not wrong),
+        Check(
+            name="processes that ended otherwise", found=str(wrong or 0), bound="0", holds=not wrong
+        ),
         Check(
             name="complaints in any stderr",
             found=f"{len(lines)}" + (f", first: {lines[0][:150]}" if lines else ""),
@@ -172,12 +232,15 @@ def _processes(diary: Diary) -> list[Check]:
             holds=not lines,
             numbers={"lines": len(lines)},
         ),
-        Check(name="files left behind", found=", ".join(strange) or "0", bound="0", holds=not strange),
+        Check(
+            name="files left behind", found=", ".join(strange) or "0", bound="0", holds=not strange
+        ),
     ]
 
 
 USUAL = ("gradiometer: ", "nothing to show yet")
-"""How the live doctor's findings begin, and what a page says of a folder whose training has not begun."""
+"""How the live doctor's findings begin, and what a page says of a folder whose training has not
+begun."""
 
 
 def complaints(text: str) -> list[str]:
@@ -189,7 +252,11 @@ def _pages(diary: Diary, newest: int) -> list[Check]:
     file = diary.plan.out / "clients.json"
     pages = json.loads(file.read_text()) if file.exists() else []
     troubles = [trouble for page in pages for trouble in page["troubles"]]
-    troubles += [f"a page of {page['tab']} never had a view" for page in pages if not page["told"].get("whole")]
+    troubles += [
+        f"a page of {page['tab']} never had a view"
+        for page in pages
+        if not page["told"].get("whole")
+    ]
     seconds = np.array([second for page in pages for second in page["seconds"]] or [np.nan])
     told = {name: sum(page["told"].get(name, 0) for page in pages) for name in ("whole", "bytes")}
     behind = [newest - (page["newest"] or 0) for page in pages if page["tab"] == "overview"]
@@ -210,9 +277,15 @@ def _pages(diary: Diary, newest: int) -> list[Check]:
         ),
         Check(
             name="answers to pages",
-            found=f"{len(seconds):,}, {told['whole']:,} of them whole views, {told['bytes'] / MIB:.0f} MiB; "
-            f"median {median * 1e3:.0f} ms, 95 % {late * 1e3:.0f} ms, worst {worst * 1e3:.0f} ms",
-            numbers={"answers": len(seconds), "median_seconds": median, "p95_seconds": late, "worst_seconds": worst},
+            found=f"{len(seconds):,}, {told['whole']:,} of them whole views,"
+            f" {told['bytes'] / MIB:.0f} MiB; median {median * 1e3:.0f} ms, 95 %"
+            f" {late * 1e3:.0f} ms, worst {worst * 1e3:.0f} ms",
+            numbers={
+                "answers": len(seconds),
+                "median_seconds": median,
+                "p95_seconds": late,
+                "worst_seconds": worst,
+            },
         ),
     ]
 
@@ -221,7 +294,11 @@ def flat(name: str, samples: Sequence[tuple[float, float]]) -> Check:
     times, sizes = ([pair[place] for pair in samples] for place in (0, 1))
     slope = slope_per_hour(times, sizes) / MIB
     bound = slope_bound(times, NOISE_MIB[name])
-    ends = f"{sizes[len(sizes) // 3] / MIB:.0f} to {sizes[-1] / MIB:.0f} MiB" if sizes else "never seen"
+    ends = (
+        f"{sizes[len(sizes) // 3] / MIB:.0f} to {sizes[-1] / MIB:.0f} MiB"
+        if sizes
+        else "never seen"
+    )
     return Check(
         name=f"RSS of the {name}",
         found=f"{slope:+.1f} MiB/h over {_window(times) * 60:.1f} min ({ends})",
@@ -232,7 +309,8 @@ def flat(name: str, samples: Sequence[tuple[float, float]]) -> Check:
 
 
 def slope_bound(times: Sequence[float], noise: float) -> float:
-    """MiB an hour that memory may grow: in half an hour a leak of a kilobyte a step shows, in two minutes only a large one."""
+    """MiB an hour that memory may grow: in half an hour a leak of a kilobyte a step shows, in two
+    minutes only a large one."""
     return max(GROWTH_MIB_PER_HOUR, noise / max(_window(times), 1e-3))
 
 
@@ -244,4 +322,6 @@ def _size(name: str, files: Sequence[Path], tally: Tally) -> Check:
     size, points = sum(file.stat().st_size for file in files), int(tally.points.sum())
     each = size / max(points, 1) * 1e6 / MIB
     found = f"{each:.1f} MiB a million points ({size / MIB:.1f} MiB, {points:,})"
-    return Check(name=f"size of {name}", found=found, numbers={"bytes": size, "mib_per_million": each})
+    return Check(
+        name=f"size of {name}", found=found, numbers={"bytes": size, "mib_per_million": each}
+    )

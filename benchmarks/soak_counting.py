@@ -1,7 +1,9 @@
-"""What the soak counts: a ledger of all that was handed over, against what arrived in the run and in its sinks.
+"""What the soak counts: a ledger of all that was handed over, against what arrived in the run and
+in its sinks.
 
-A point is told by its step, its series and its value. For each step the ledger keeps how many points there were and a sum
-modulo 2**64 over them of an odd number made of the name times the bits of the value, so the order does not matter.
+A point is told by its step, its series and its value. For each step the ledger keeps how many
+points there were and a sum modulo 2**64 over them of an odd number made of the name times the bits
+of the value, so the order does not matter.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ __all__ = [
 
 ENTRY = struct.Struct("<qdqQQ")
 """Step, seconds since the epoch, number of points, sum over 64 bits, sum over 32 bits."""
-FIELDS = np.dtype([("step", "<i8"), ("time", "<f8"), ("points", "<i8"), ("sum64", "<u8"), ("sum32", "<u8")])
+FIELDS = np.dtype(
+    [("step", "<i8"), ("time", "<f8"), ("points", "<i8"), ("sum64", "<u8"), ("sum32", "<u8")]
+)
 SPOKEN = {"NaN": np.nan, "Infinity": np.inf, "-Infinity": -np.inf}
 COORDINATES = {"step", "wall_time", "env_steps", "rollout", "epoch"}
 
@@ -65,7 +69,8 @@ def _sum(names: Iterable[str], values: Any, *, short: bool = False) -> int:
 
 
 class Ledger:
-    """An append-only file of entries. Each is handed to the system at once, so that it outlives a killed process."""
+    """An append-only file of entries. Each is handed to the system at once, so that it outlives a
+    killed process."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -85,7 +90,8 @@ class Ledger:
 
 @dataclass(slots=True, kw_only=True)
 class Tally:
-    """For each step from 0 on: how many points, their sum, and when the last of them was handed over (in a ledger)."""
+    """For each step from 0 on: how many points, their sum, and when the last of them was handed
+    over (in a ledger)."""
 
     points: NDArray[np.int64]
     sums: Sums
@@ -94,12 +100,21 @@ class Tally:
     @classmethod
     def empty(cls, length: int) -> Self:
         """No points at all in that many steps."""
-        return cls(points=np.zeros(length, np.int64), sums=np.zeros(length, np.uint64), times=np.full(length, np.nan))
+        return cls(
+            points=np.zeros(length, np.int64),
+            sums=np.zeros(length, np.uint64),
+            times=np.full(length, np.nan),
+        )
 
     @classmethod
-    def of_entries(cls, lives: Sequence[tuple[int, NDArray[np.void]]], *, short: bool = False) -> Self:
-        """What should be there after lives that each began at `resume`, which took back what lay beyond it."""
-        length = 1 + max((int(entries["step"].max()) for _, entries in lives if len(entries)), default=-1)
+    def of_entries(
+        cls, lives: Sequence[tuple[int, NDArray[np.void]]], *, short: bool = False
+    ) -> Self:
+        """What should be there after lives that each began at `resume`, which took back what lay
+        beyond it."""
+        length = 1 + max(
+            (int(entries["step"].max()) for _, entries in lives if len(entries)), default=-1
+        )
         tally = cls.empty(length)
         for resume, entries in lives:
             tally.take_back(resume)
@@ -165,13 +180,16 @@ class Comparison:
         )
 
     def seconds_lost(self, expected: Tally) -> float:
-        """From the last step before the first wrong one to the last that was handed over; the end of a killed life."""
+        """From the last step before the first wrong one to the last that was handed over; the end
+        of a killed life."""
         if not len(self.wrong_steps):
             return 0.0
         known = expected.times[np.isfinite(expected.times)]
         before = expected.times[: self.wrong_steps[0]]
         kept = before[np.isfinite(before)]
-        return float(known.max() - (kept.max() if len(kept) else known.min())) if len(known) else 0.0
+        return (
+            float(known.max() - (kept.max() if len(kept) else known.min())) if len(known) else 0.0
+        )
 
 
 def opened(run: Path) -> sqlite3.Connection:
@@ -186,12 +204,19 @@ def count_run(run: Path, after: int = -1) -> Tally:
         (newest,) = db.execute("SELECT coalesce(max(step), -1) FROM steps").fetchone()
         tally = Tally.empty(newest + 1)
         for number, name in db.execute("SELECT id, name FROM series").fetchall():
-            rows = db.execute("SELECT step, value FROM points WHERE series_id = ? AND step > ?", (number, after))
-            found = np.array([(step, np.nan if value is None else value) for step, value in rows], dtype=np.float64)
+            rows = db.execute(
+                "SELECT step, value FROM points WHERE series_id = ? AND step > ?", (number, after)
+            )
+            found = np.array(
+                [(step, np.nan if value is None else value) for step, value in rows],
+                dtype=np.float64,
+            )
             if len(found):
                 steps = found[:, 0].astype(np.int64)
                 np.add.at(tally.points, steps, 1)
-                np.add.at(tally.sums, steps, np.uint64(_odd(name)) * _bits(found[:, 1], short=False))
+                np.add.at(
+                    tally.sums, steps, np.uint64(_odd(name)) * _bits(found[:, 1], short=False)
+                )
     return tally
 
 
@@ -211,7 +236,8 @@ def count_jsonl(path: Path) -> Tally:
 
 
 def count_events(folder: Path) -> Tally:
-    """The points in the event files, read by TensorBoard's own loader; a new session takes back what lies beyond it."""
+    """The points in the event files, read by TensorBoard's own loader; a new session takes back
+    what lies beyond it."""
     from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
     from tensorboard.compat.proto.event_pb2 import SessionLog
 
@@ -222,13 +248,17 @@ def count_events(folder: Path) -> Tally:
                 tally.take_back(event.step - 1)
             points = [value for value in event.summary.value if value.HasField("simple_value")]
             if points:
-                names, values = [value.tag for value in points], [value.simple_value for value in points]
+                names, values = (
+                    [value.tag for value in points],
+                    [value.simple_value for value in points],
+                )
                 tally.add(event.step, names, values, short=True)
     return tally
 
 
 def slope_per_hour(times: Sequence[float], sizes: Sequence[float]) -> float:
-    """Theil and Sen's: the median of the slopes between any two of the last two thirds, an hour; NaN for less than ten."""
+    """Theil and Sen's: the median of the slopes between any two of the last two thirds, an hour;
+    NaN for less than ten."""
     x, y = (np.asarray(given, dtype=np.float64)[len(times) // 3 :] for given in (times, sizes))
     if len(x) < 10:
         return math.nan

@@ -1,8 +1,10 @@
-"""Does the sokoban lab learn? Trains it with its defaults and judges the reward; about five minutes a training.
+"""Does the sokoban lab learn? Trains it with its defaults and judges the reward; about five minutes
+a training.
 
-`python -m benchmarks.sokoban_learns` runs PPO on three seeds and GRPO on one; `... gae:1 grpo:2` what is named. It learns
-if the reward rises by the block-mean trend test and the last fifth beats the first by more than two standard errors of
-their difference. Seconds are those of the processor, on one thread, warm start and validation included.
+`python -m benchmarks.sokoban_learns` runs PPO on three seeds and GRPO on one; `... gae:1 grpo:2`
+what is named. It learns if the reward rises by the block-mean trend test and the last fifth beats
+the first by more than two standard errors of their difference. Seconds are those of the processor,
+on one thread, warm start and validation included.
 """
 
 from __future__ import annotations
@@ -20,10 +22,10 @@ import torch
 from numpy.typing import NDArray
 
 import gradiometer as gm
-from gradiometer.labs.config import configure
-from gradiometer.labs.sokoban.config import Config
-from gradiometer.labs.sokoban.train import train
 from gradiometer.maths import trends
+from gradiometer_labs.config import configure
+from gradiometer_labs.sokoban.config import Config
+from gradiometer_labs.sokoban.train import train
 
 __all__ = ["Verdict", "judge", "main"]
 
@@ -32,7 +34,8 @@ TRAININGS = ("gae:1", "gae:2", "gae:3", "grpo:1")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """First and last fifth of a training's rewards, as (mean, standard error), and the trend between."""
+    """First and last fifth of a training's rewards, as (mean, standard error), and the trend
+    between."""
 
     first: tuple[float, float]
     last: tuple[float, float]
@@ -71,10 +74,11 @@ def one(estimator: str, seed: int, folder: Path) -> bool:
     verdict, fifth = judge(steps, rewards), len(steps) // 5
     p_value = "none" if verdict.p_value is None else f"{verdict.p_value:.1e}"
     print(
-        f"{estimator:5} {seed:4d} {len(steps):5d} {seconds:7.0f}  {verdict.first[0]:5.2f} ± {verdict.first[1]:.2f}  "
-        f"{verdict.last[0]:5.2f} ± {verdict.last[1]:.2f}  {verdict.gain_in_errors:6.1f}  {p_value:>8}  "
-        f"{solved[:fifth].mean():5.0%} → {solved[-fifth:].mean():4.0%}  {validated[0]:5.0%} → {validated[-1]:4.0%}  "
-        f"{'learns' if verdict.learns else 'does NOT learn'}",
+        f"{estimator:5} {seed:4d} {len(steps):5d} {seconds:7.0f}  {verdict.first[0]:5.2f} ±"
+        f" {verdict.first[1]:.2f}  {verdict.last[0]:5.2f} ± {verdict.last[1]:.2f} "
+        f" {verdict.gain_in_errors:6.1f}  {p_value:>8}  {solved[:fifth].mean():5.0%} →"
+        f" {solved[-fifth:].mean():4.0%}  {validated[0]:5.0%} → {validated[-1]:4.0%} "
+        f" {'learns' if verdict.learns else 'does NOT learn'}",
         flush=True,
     )
     return verdict.learns
@@ -84,7 +88,10 @@ def main(chosen: Sequence[str] = TRAININGS) -> int:
     """A line for each training; 1 if one does not learn."""
     torch.set_num_threads(1)
     print("gradiometer train sokoban algorithm.adv_estimator=<adv> seed=<seed>")
-    print("adv   seed steps seconds  first fifth  last fifth   gain/SE  trend p   solved        validation")
+    print(
+        "adv   seed steps seconds  first fifth  last fifth   gain/SE  trend p   solved       "
+        " validation"
+    )
     with tempfile.TemporaryDirectory() as folder:
         parts = [each.partition(":") for each in chosen]
         learned = [one(adv, int(seed), Path(folder) / f"{adv}-{seed}") for adv, _, seed in parts]

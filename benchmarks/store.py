@@ -1,8 +1,8 @@
 """How fast a run is kept and read, beside what people write when they have no store.
 
-Rows of 50 values. The alternatives are JSON lines, flushed row by row, and SQLite with every value an INSERT and every row a
-commit. A JSON-lines file takes more points a second than we do; it costs the training thread several times as much a row, and
-has to be read whole to be asked anything.
+Rows of 50 values. The alternatives are JSON lines, flushed row by row, and SQLite with every value
+an INSERT and every row a commit. A JSON-lines file takes more points a second than we do; it costs
+the training thread several times as much a row, and has to be read whole to be asked anything.
 """
 
 from __future__ import annotations
@@ -35,7 +35,11 @@ def made(number: int, first: int = 0) -> list[Row]:
     """Rows of WIDTH values each, made beforehand so that making them is not timed."""
     names = [f"grad/layer.{index}/norm/raw" for index in range(WIDTH)]
     return [
-        Row(step=step, wall_time=float(step), values={name: step + place / WIDTH for place, name in enumerate(names)})
+        Row(
+            step=step,
+            wall_time=float(step),
+            values={name: step + place / WIDTH for place, name in enumerate(names)},
+        )
         for step in range(first, first + number)
     ]
 
@@ -55,7 +59,9 @@ def through_json_lines(path: Path, batch: list[Row]) -> list[float]:
     with path.open("w") as file:
 
         def append(row: Row) -> None:
-            file.write(json.dumps({"step": row.step, "wall_time": row.wall_time, **row.values}) + "\n")
+            file.write(
+                json.dumps({"step": row.step, "wall_time": row.wall_time, **row.values}) + "\n"
+            )
             file.flush()
 
         return [seconds_of(lambda row=row: append(row)) for row in batch]  # type: ignore[misc]
@@ -64,11 +70,16 @@ def through_json_lines(path: Path, batch: list[Row]) -> list[float]:
 def through_plain_sqlite(path: Path, batch: list[Row]) -> list[float]:
     """Seconds of each row."""
     db = sqlite3.connect(path)
-    db.execute("CREATE TABLE points (name TEXT, step INTEGER, value REAL, PRIMARY KEY (name, step))")
+    db.execute(
+        "CREATE TABLE points (name TEXT, step INTEGER, value REAL, PRIMARY KEY (name, step))"
+    )
 
     def insert(row: Row) -> None:
         with db:
-            db.executemany("INSERT INTO points VALUES (?, ?, ?)", [(n, row.step, v) for n, v in row.values.items()])
+            db.executemany(
+                "INSERT INTO points VALUES (?, ?, ?)",
+                [(n, row.step, v) for n, v in row.values.items()],
+            )
 
     costs = [seconds_of(lambda row=row: insert(row)) for row in batch]  # type: ignore[misc]
     db.close()
@@ -94,7 +105,9 @@ def writing(folder: Path, scale: Scale) -> Iterator[Figure]:
     for number in range(scale.rounds()):
         place = folder / str(number)
         place.mkdir()
-        costs["writer"].append(seconds_of(partial(through_writer, place / "many", many)) / len(many))
+        costs["writer"].append(
+            seconds_of(partial(through_writer, place / "many", many)) / len(many)
+        )
         row["writer"].append(float(np.median(on_training_thread(place / "spaced", some))))
         for name, each in (
             ("JSON lines", through_json_lines(place / "rows.jsonl", many)),
@@ -103,15 +116,21 @@ def writing(folder: Path, scale: Scale) -> Iterator[Figure]:
             costs[name].append(float(np.mean(each)))
             row[name].append(float(np.median(each)))
     rate = {name: WIDTH / np.array(taken) for name, taken in costs.items()}
-    yield measured("sustained through the writer", rate["writer"], unit="points/s", at_least=200_000)
+    yield measured(
+        "sustained through the writer", rate["writer"], unit="points/s", at_least=200_000
+    )
     for name in ("JSON lines", "SQLite"):
         told = f"{name} {np.median(rate[name]):,.0f} points/s"
-        yield measured(f"points a second, the writer / {name}", rate["writer"] / rate[name], note=told)
+        yield measured(
+            f"points a second, the writer / {name}", rate["writer"] / rate[name], note=told
+        )
     put = np.array(row["writer"])
     yield measured("`put` of a row, on the training thread", 1e6 * put, unit="µs", at_most=30)
     for name in ("JSON lines", "SQLite"):
         told = f"{name} {1e6 * np.median(row[name]):,.1f} µs"
-        yield measured(f"a row on the training thread, {name} / `put`", np.array(row[name]) / put, note=told)
+        yield measured(
+            f"a row on the training thread, {name} / `put`", np.array(row[name]) / put, note=told
+        )
 
 
 def reading(folder: Path, scale: Scale) -> Iterator[Figure]:
@@ -126,7 +145,9 @@ def reading(folder: Path, scale: Scale) -> Iterator[Figure]:
                 json.loads(line)
 
     with load(folder / "read") as run:
-        taken = in_turns({"JSON lines": read_lines, "summaries": run.summaries}, rounds=scale.rounds())
+        taken = in_turns(
+            {"JSON lines": read_lines, "summaries": run.summaries}, rounds=scale.rounds()
+        )
     ratio = taken["JSON lines"] / taken["summaries"]
     name = "a million points, reading JSON lines / `summaries()`"
     yield measured(name, ratio, note=clock(taken, "JSON lines", "summaries"))

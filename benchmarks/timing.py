@@ -14,8 +14,11 @@ Taken = dict[str, NDArray[np.float64]]
 """Seconds by candidate and round."""
 
 
-def in_turns(candidates: Mapping[str, Callable[[], object]], *, rounds: int, warm_up: int = 1, calls: int = 1) -> Taken:
-    """Seconds a call takes, by round: each candidate is called `calls` times in a row, every other round backwards."""
+def in_turns(
+    candidates: Mapping[str, Callable[[], object]], *, rounds: int, warm_up: int = 1, calls: int = 1
+) -> Taken:
+    """Seconds a call takes, by round: each candidate is called `calls` times in a row, every other
+    round backwards."""
     times: dict[str, list[float]] = {name: [] for name in candidates}
     for number in range(warm_up + rounds):
         for name in list(candidates)[:: 1 if number % 2 == 0 else -1]:

@@ -1,7 +1,10 @@
-"""What `gm.watch` with its default settings takes of a plain training: a 10M transformer on 4 × 64 tokens, AdamW.
+"""What `gm.watch` with its default settings takes of a plain training: a 10M transformer on 4 × 64
+tokens, AdamW.
 
-A plain step and a watched step take turns. The budget pays for a measured step about every three seconds, so the 81M
-transformer, at one in sixteen, cannot be seen on the clock in the time there is; its measured step is in the part `meter`.
+A plain step and a watched step take turns, as late in a training, when the 100 steps that every
+training gets measured are behind it. The budget pays for a measured step about every three
+seconds, so the 81M transformer, at one in sixteen, cannot be seen on the clock in the time there
+is; its measured step is in the part `meter`.
 """
 
 from __future__ import annotations

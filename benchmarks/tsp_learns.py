@@ -1,9 +1,11 @@
-"""Does the tsp lab learn? Trains it with its defaults and compares its tours with LKH's; a minute or two each.
+"""Does the tsp lab learn? Trains it with its defaults and compares its tours with LKH's; a minute
+or two each.
 
-`python -m benchmarks.tsp_learns` runs POMO on three seeds, max@K and leader reward on one; `... pomo:1 maxk_pomo:2` what is
-named. It learns if greedy tours of 20 cities, the best of every start and eight symmetries, are within 8 % of the optimum
-after at most ten minutes. The instances are the same 200 for all, and of no training. Seconds are those of the processor, on
-one thread, with the meter watching and the run kept. The first line is the policy before its first update.
+`python -m benchmarks.tsp_learns` runs POMO on three seeds, max@K and leader reward on one; `...
+pomo:1 maxk_pomo:2` what is named. It learns if greedy tours of 20 cities, the best of every start
+and eight symmetries, are within 8 % of the optimum after at most ten minutes. The instances are the
+same 200 for all, and of no training. Seconds are those of the processor, on one thread, with the
+meter watching and the run kept. The first line is the policy before its first update.
 """
 
 from __future__ import annotations
@@ -17,13 +19,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gradiometer.labs.config import configure
-from gradiometer.labs.tsp import problem
-from gradiometer.labs.tsp.checkpoint import load_policy, make_policy
-from gradiometer.labs.tsp.config import Config
-from gradiometer.labs.tsp.evaluate import evaluate, gap
-from gradiometer.labs.tsp.model import Policy
-from gradiometer.labs.tsp.train import train
+from gradiometer_labs.config import configure
+from gradiometer_labs.tsp import problem
+from gradiometer_labs.tsp.checkpoint import load_policy, make_policy
+from gradiometer_labs.tsp.config import Config
+from gradiometer_labs.tsp.evaluate import evaluate, gap
+from gradiometer_labs.tsp.model import TourPolicy
+from gradiometer_labs.tsp.train import train
 
 __all__ = ["gaps", "main"]
 
@@ -34,7 +36,7 @@ MAX_GAP = 0.08
 MAX_SECONDS = 600.0
 
 
-def gaps(policy: Policy, instances: Tensor, reference: Tensor) -> tuple[float, float, float]:
+def gaps(policy: TourPolicy, instances: Tensor, reference: Tensor) -> tuple[float, float, float]:
     """Of one start, of all starts, and of all starts and symmetries."""
     with torch.no_grad():
         single = policy.rollouts(instances, num_starts=1, greedy=True).reward[:, 0]
@@ -46,7 +48,10 @@ def line(name: str, seed: str, steps: int, seconds: float, found: Sequence[float
     """A row of the table."""
     shown = "  ".join(f"{each:7.2%}" for each in found)
     learns = found[-1] <= MAX_GAP and seconds <= MAX_SECONDS
-    print(f"{name:14} {seed:>4} {steps:6d} {seconds:8.0f}   {shown}   {'yes' if learns else 'NO'}", flush=True)
+    print(
+        f"{name:14} {seed:>4} {steps:6d} {seconds:8.0f}   {shown}   {'yes' if learns else 'NO'}",
+        flush=True,
+    )
 
 
 def one(algorithm: str, seed: str, folder: Path, instances: Tensor, reference: Tensor) -> bool:
@@ -69,12 +74,21 @@ def main(chosen: Sequence[str] = TRAININGS) -> int:
     instances = tsp.generate(NUM_INSTANCES, num_loc, torch.Generator().manual_seed(INSTANCES_SEED))
     reference = tsp.reference(instances)
     print("gradiometer train tsp algorithm=<algorithm> seed=<seed>")
-    print(f"gap to LKH (mean length {-float(reference.mean()):.4f}) on {NUM_INSTANCES} instances of {num_loc} cities")
-    print(f"algorithm      seed  steps  seconds   1 start  {num_loc} starts  × 8   within {MAX_GAP:.0%}")
+    print(
+        f"gap to LKH (mean length {-float(reference.mean()):.4f}) on {NUM_INSTANCES} instances of"
+        f" {num_loc} cities"
+    )
+    print(
+        f"algorithm      seed  steps  seconds   1 start  {num_loc} starts  × 8   within"
+        f" {MAX_GAP:.0%}"
+    )
     line("untrained", "1", 0, 0.0, gaps(make_policy(Config()), instances, reference))
     with tempfile.TemporaryDirectory() as folder:
         parts = [each.partition(":") for each in chosen]
-        learned = [one(name, seed, Path(folder) / f"{name}-{seed}", instances, reference) for name, _, seed in parts]
+        learned = [
+            one(name, seed, Path(folder) / f"{name}-{seed}", instances, reference)
+            for name, _, seed in parts
+        ]
     return 0 if all(learned) else 1
 
 

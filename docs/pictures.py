@@ -1,5 +1,5 @@
-"""Draw the pictures of the docs from real runs: `python docs/pictures.py dead_term` after `gradiometer demo --no-serve`,
-`... tabs` after the commands of docs/guide/tabs.md."""
+"""Draw the pictures of the docs from real runs: `python docs/pictures.py dead_term` after
+`gradiometer demo --no-serve`, `... tabs` after the commands of docs/guide/tabs.md."""
 
 from __future__ import annotations
 
@@ -24,33 +24,51 @@ TABS = {
     "terms": "terms?run=sokoban",
     "estimators": "estimators?run=estimators",
     "dynamics": "dynamics?run=prismatic",
-    "compare": "compare?" + "&".join(f"run={name}/seed-{seed}" for name in ("ppo", "slow") for seed in (1, 2, 3)),
+    "compare": (
+        "compare?"
+        + "&".join(f"run={name}/seed-{seed}" for name in ("ppo", "slow") for seed in (1, 2, 3))
+    ),
     "findings": "findings?run=broken",
 }
 """The dashboard's tabs, and the view of runs/tabs that shows each."""
 
 
 def dead_term() -> None:
-    """The gradient of each loss term on the actor, healthy and broken, under the returns that do not differ."""
-    figure, axes = plt.subplots(2, 2, figsize=(9, 4.6), sharex=True, sharey="row", height_ratios=(1, 1.6))
+    """The gradient of each loss term on the actor, healthy and broken, under the returns that do
+    not differ."""
+    figure, axes = plt.subplots(
+        2, 2, figsize=(9, 4.6), sharex=True, sharey="row", height_ratios=(1, 1.6)
+    )
     for column, name in enumerate(("healthy", "broken")):
         run = gm.load(DEMO / name)
         steps, reward = run.series("reward")
         axes[0, column].plot(steps, reward, color="0.35", linewidth=1.2)
-        axes[0, column].set_title({"healthy": "healthy", "broken": "entropy under no_grad"}[name], fontsize=11)
+        axes[0, column].set_title(
+            {"healthy": "healthy", "broken": "entropy under no_grad"}[name], fontsize=11
+        )
         for term, colour in COLOURS.items():
             series = f"grad/actor/term/{term}/norm"
             if series in run.names():
                 at, norms = run.series(series)
                 axes[1, column].semilogy(
-                    at, np.maximum(norms, 1e-6), ".-", color=colour, label=f"{term} term", markersize=3
+                    at,
+                    np.maximum(norms, 1e-6),
+                    ".-",
+                    color=colour,
+                    label=f"{term} term",
+                    markersize=3,
                 )
         dead = run.events("dead-term")
         if dead:
             axes[1, column].text(
-                0.5, 0.25, f"entropy: no gradient path, since step {dead[0].step}",
-                transform=axes[1, column].transAxes, ha="center", color=COLOURS["entropy"], fontsize=10,
-            )  # fmt: skip
+                0.5,
+                0.25,
+                f"entropy: no gradient path, since step {dead[0].step}",
+                transform=axes[1, column].transAxes,
+                ha="center",
+                color=COLOURS["entropy"],
+                fontsize=10,
+            )
         axes[1, column].set_xlabel("optimizer step")
         axes[1, column].legend(frameon=False, fontsize=9, loc="lower right")
     axes[0, 0].set_ylabel("return")
@@ -82,13 +100,34 @@ def tabs() -> None:
             page.goto(f"http://127.0.0.1:{listening.getsockname()[1]}/{view}")
             page.wait_for_selector(f"html[data-ready={name}]", timeout=60_000)
             time.sleep(4)  # the doctor reads in the background, and charts are drawn one by one
-            photograph = Image.open(io.BytesIO(page.screenshot())).convert("RGB").quantize(256, kmeans=1)
+            photograph = (
+                Image.open(io.BytesIO(page.screenshot())).convert("RGB").quantize(256, kmeans=1)
+            )
             photograph.save(PICTURES / f"tab_{name}.png", optimize=True)
         browser.close()
     server.should_exit = True
 
 
+def timeline() -> None:
+    """The time line of the doctor's page, of a made-up log whose steps become too large."""
+    from playwright.sync_api import sync_playwright
+
+    from gradiometer.charts.page import as_page
+    from gradiometer.doctor.diagnosis import diagnose
+    from gradiometer_labs.synthetic import sick_logs
+
+    log = next(each.log for each in sick_logs(1) if each.kind == "steps-too-large")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-lcd-text"]
+        )
+        page = browser.new_page(viewport={"width": 1280, "height": 900})
+        page.set_content(as_page(diagnose(log)))
+        page.locator("figure").first.screenshot(path=PICTURES / "timeline.png")
+        browser.close()
+
+
 if __name__ == "__main__":
     PICTURES.mkdir(exist_ok=True)
     for wanted in sys.argv[1:]:
-        {"dead_term": dead_term, "tabs": tabs}[wanted]()
+        {"dead_term": dead_term, "tabs": tabs, "timeline": timeline}[wanted]()

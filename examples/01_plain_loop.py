@@ -1,8 +1,8 @@
 """Watch a plain PyTorch loop: three lines around a training you already have.
 
-`python examples/01_plain_loop.py` prints how the gradient norm and the reward moved, read back from the run. As many
-steps are measured as fit into 1 % of the time; `budget=None` measures all.
-Needs `pip install "gradiometer[torch]"`.
+`python examples/01_plain_loop.py` prints how the gradient norm and the reward moved, read back from
+the run. At least 100 steps are measured, and more as they fit into 1 % of the time; `budget=None`
+measures all. Needs `pip install "gradiometer[torch]"`.
 """
 
 import torch
@@ -18,7 +18,9 @@ with gm.watch(model, optimizer, run="runs/plain", overwrite=True) as meter:
         states = torch.randn(64, 4)
         policy = torch.distributions.Categorical(logits=model(states))
         actions = policy.sample()
-        rewards = (actions == (states[:, 0] > 0)).float()  # a bandit: choose the side the first number is on
+        rewards = (
+            actions == (states[:, 0] > 0)
+        ).float()  # a bandit: choose the side the first number is on
         loss = -(policy.log_prob(actions) * (rewards - rewards.mean())).mean()
 
         optimizer.zero_grad()
@@ -31,6 +33,6 @@ run = gm.load("runs/plain")
 steps, norms = run.series("grad/all/norm/raw")
 _, rewards_seen = run.series("reward")
 print(
-    f"{len(steps)} of {run.newest_step + 1} steps measured: raw norm {norms[0]:.3g} -> {norms[-1]:.3g}, "
-    f"reward {rewards_seen[0]:.2f} -> {rewards_seen[-1]:.2f}"
+    f"{len(steps)} of {run.newest_step + 1} steps measured: raw norm {norms[0]:.3g} ->"
+    f" {norms[-1]:.3g}, reward {rewards_seen[0]:.2f} -> {rewards_seen[-1]:.2f}"
 )

@@ -1,8 +1,8 @@
-"""Find an entropy bonus that has no gradient: the mistake of computing it under no_grad, shown at the first step.
+"""Find an entropy bonus that has no gradient: the mistake of computing it under no_grad, shown at
+the first step.
 
-`python examples/02_dead_term.py` prints the event that names the dead term, at step 0, and what the two living terms
-do to the shared trunk.
-Needs `pip install "gradiometer[torch]"`.
+`python examples/02_dead_term.py` prints the event that names the dead term, at step 0, and what the
+two living terms do to the shared trunk. Needs `pip install "gradiometer[torch]"`.
 """
 
 import torch
@@ -11,7 +11,9 @@ import gradiometer as gm
 
 torch.manual_seed(0)
 trunk = torch.nn.Linear(4, 32)
-model = torch.nn.ModuleDict({"trunk": trunk, "actor": torch.nn.Linear(32, 2), "critic": torch.nn.Linear(32, 1)})
+model = torch.nn.ModuleDict(
+    {"trunk": trunk, "actor": torch.nn.Linear(32, 2), "critic": torch.nn.Linear(32, 1)}
+)
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
 
 with gm.watch(model, optimizer, run="runs/dead-term", overwrite=True) as meter:
@@ -36,4 +38,6 @@ run = gm.load("runs/dead-term")
 for event in run.events("dead-term"):
     print(f"step {event.step}: {event.message}")
 for term in ("policy", "value"):
-    print(f"{term:>7} on the shared trunk: {run.series(f'grad/shared/term/{term}/norm')[1].mean():.3g}")
+    print(
+        f"{term:>7} on the shared trunk: {run.series(f'grad/trunk/term/{term}/norm')[1].mean():.3g}"
+    )

@@ -1,8 +1,7 @@
 """Two optimizers with different cadences (SAC, TD3): blocks are named, rounds are counted for you.
 
-`python examples/03_actor_and_critic.py` prints how often each block was measured, the actor half as often as the
-critic, and its last update.
-Needs `pip install "gradiometer[torch]"`.
+`python examples/03_actor_and_critic.py` prints how often each block was measured, the actor half as
+often as the critic, and its last update. Needs `pip install "gradiometer[torch]"`.
 """
 
 import torch
@@ -10,7 +9,9 @@ import torch
 import gradiometer as gm
 
 torch.manual_seed(0)
-actor = torch.nn.Sequential(torch.nn.Linear(3, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1), torch.nn.Tanh())
+actor = torch.nn.Sequential(
+    torch.nn.Linear(3, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1), torch.nn.Tanh()
+)
 critic = torch.nn.Sequential(torch.nn.Linear(4, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
 actor_optimizer = torch.optim.Adam(actor.parameters(), lr=1e-3)
 critic_optimizer = torch.optim.Adam(critic.parameters(), lr=1e-3)
@@ -26,7 +27,9 @@ with watched as meter:
     for update in range(100):
         states = torch.randn(128, 3)
         actions = torch.rand(128, 1) * 2 - 1
-        rewards = -(actions - states[:, :1]).square()  # best: the action equals the first number of the state
+        rewards = -(
+            actions - states[:, :1]
+        ).square()  # best: the action equals the first number of the state
 
         critic_optimizer.zero_grad()
         critic_loss = (critic(torch.cat([states, actions], 1)) - rewards).square().mean()

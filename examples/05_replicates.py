@@ -1,14 +1,15 @@
-"""Which estimator has less variance, and is that more than chance? gm.replicates on a policy of your own.
+"""Which estimator has less variance, and is that more than chance? gm.replicates on a policy of
+your own.
 
-`python examples/05_replicates.py` prints the signal-to-noise ratio with three baselines, and how much less the
-gradient varies with two of them than without any.
-Needs `pip install "gradiometer[torch]"`.
+`python examples/05_replicates.py` prints the signal-to-noise ratio with three baselines, and how
+much less the gradient varies with two of them than without any. Needs `pip install
+"gradiometer[torch]"`.
 """
 
 import torch
 
 import gradiometer as gm
-from gradiometer.probes.comparison import compared, sentence
+from gradiometer.probes.spread import compared, sentence
 
 torch.manual_seed(0)
 
@@ -23,12 +24,17 @@ class Bandit(torch.nn.Module):
     def forward(self, instances: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         policy = torch.distributions.Categorical(logits=self.actor(instances))
         arms = policy.sample((16,))
-        return instances.gather(1, arms.T) - 6, policy.log_prob(arms).T  # rewards and log-likelihoods, [instances, 16]
+        return (
+            instances.gather(1, arms.T) - 6,
+            policy.log_prob(arms).T,
+        )  # rewards and log-likelihoods, [instances, 16]
 
 
 policy, instances = Bandit(), torch.randn(128, 5)
 studies = [
-    gm.replicates(policy, instances, algorithm="maxk", options={"k": 4, "baseline": baseline}, controls=False)
+    gm.replicates(
+        policy, instances, algorithm="maxk", options={"k": 4, "baseline": baseline}, controls=False
+    )
     for baseline in ("none", "sample_loo_scaled", "subloo")
 ]
 rows = compared(studies, names=["none", "sample_loo_scaled", "subloo"])

@@ -1,7 +1,8 @@
-"""Is the loss wired right, before a night is spent on it? gm.audit on a policy with three published mistakes.
+"""Is the loss wired right, before a night is spent on it? gm.audit on a policy with three published
+mistakes.
 
-`python examples/06_audit.py` prints the checks that fail, each with what to change, and those that pass.
-Needs `pip install "gradiometer[torch]"`.
+`python examples/06_audit.py` prints the checks that fail, each with what to change, and those that
+pass. Needs `pip install "gradiometer[torch]"`.
 """
 
 from types import SimpleNamespace
@@ -12,18 +13,30 @@ import gradiometer as gm
 
 torch.manual_seed(0)
 model = torch.nn.ModuleDict(
-    {"trunk": torch.nn.Linear(4, 32), "actor": torch.nn.Linear(32, 6), "critic": torch.nn.Linear(32, 1)}
+    {
+        "trunk": torch.nn.Linear(4, 32),
+        "actor": torch.nn.Linear(32, 6),
+        "critic": torch.nn.Linear(32, 1),
+    }
 )
 with torch.no_grad():
-    model["actor"].weight.mul_(4.0)  # a policy with opinions: to a uniform one temperature means nothing
+    model["actor"].weight.mul_(
+        4.0
+    )  # a policy with opinions: to a uniform one temperature means nothing
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
 states = torch.randn(256, 4)
 TEMPERATURE = 0.7
-batch = {"states": torch.randn(8, 4), "actions": torch.randint(0, 6, (8,)), "returns": torch.randn(8)}
+batch = {
+    "states": torch.randn(8, 4),
+    "actions": torch.randint(0, 6, (8,)),
+    "returns": torch.randn(8),
+}
 
 
 def policy_of(states: torch.Tensor, temperature: float = 1.0) -> torch.distributions.Categorical:
-    return torch.distributions.Categorical(logits=model["actor"](torch.tanh(model["trunk"](states))) / temperature)
+    return torch.distributions.Categorical(
+        logits=model["actor"](torch.tanh(model["trunk"](states))) / temperature
+    )
 
 
 def terms(rows: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -68,7 +81,9 @@ with gm.watch(model, optimizer, run="runs/audit", overwrite=True) as meter:
         model,
         optimizer,
         batch=batch,
-        policy=SimpleNamespace(sample=sample, entropy=lambda: policy_of(states).entropy(), num_actions=6),
+        policy=SimpleNamespace(
+            sample=sample, entropy=lambda: policy_of(states).entropy(), num_actions=6
+        ),
         micro_batches=loss_of,
         baseline=Baseline(),
         meter=meter,  # kept in the run, where the doctor reads it

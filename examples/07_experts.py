@@ -1,8 +1,8 @@
-"""Do two experts learn different things? One merge of their weights per batch, and the gradients say: never.
+"""Do two experts learn different things? One merge of their weights per batch, and the gradients
+say: never.
 
-`python examples/07_experts.py` prints that the experts' gradients point the same way, and differ only by how often
-each is asked.
-Needs `pip install "gradiometer[torch]"`.
+`python examples/07_experts.py` prints that the experts' gradients point the same way, and differ
+only by how often each is asked. Needs `pip install "gradiometer[torch]"`.
 """
 
 import torch
@@ -13,12 +13,15 @@ import gradiometer as gm
 
 
 class Merged(nn.Module):
-    """A router weighs two experts, and the batch goes through the weighted mean of their weights (SMEAR)."""
+    """A router weighs two experts, and the batch goes through the weighted mean of their weights
+    (SMEAR)."""
 
     def __init__(self) -> None:
         super().__init__()
         self.router = nn.Linear(8, 2)
-        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 8)) for _ in range(2))
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 8)) for _ in range(2)
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """One merge for the whole batch."""
@@ -42,10 +45,15 @@ with gm.watch(
         optimizer.zero_grad()
         (model(x) - x.flip(-1)).square().mean().backward()
         if step == 100:
-            print(meter.log_gradient_dynamics())  # the source's names: tiers of each expert, divergence
+            print(
+                meter.log_gradient_dynamics()
+            )  # the source's names: tiers of each expert, divergence
         optimizer.step()
 
 run = gm.load("runs/experts")
 for name in ("1/divergence", "1/cos_to_0", "0/norm_per_weight", "1/norm_per_weight"):
     print(f"expert {name:17} {run.series(f'grad/expert/{name}')[1][-1]:.5f}")
-print("The divergence is how often each is asked: divided by routing weights the norms agree, and the cosine is 1.")
+print(
+    "The divergence is how often each is asked: divided by routing weights the norms agree, and the"
+    " cosine is 1."
+)

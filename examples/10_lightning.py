@@ -1,7 +1,7 @@
 """Lightning: one callback. A policy learns by REINFORCE which of four actions a state asks for.
 
-`python examples/10_lightning.py` prints the reward, and the gradient norm before and after Lightning's clip.
-Needs `pip install "gradiometer[lightning]"`.
+`python examples/10_lightning.py` prints the reward, and the gradient norm before and after
+Lightning's clip. Needs `pip install "gradiometer[lightning]"`.
 """
 
 import warnings
@@ -20,7 +20,9 @@ class Policy(pl.LightningModule):
     def __init__(self, lr: float = 1e-2) -> None:
         super().__init__()
         self.save_hyperparameters()
-        self.net = torch.nn.Sequential(torch.nn.Linear(4, 32), torch.nn.Tanh(), torch.nn.Linear(32, 4))
+        self.net = torch.nn.Sequential(
+            torch.nn.Linear(4, 32), torch.nn.Tanh(), torch.nn.Linear(32, 4)
+        )
 
     def training_step(self, batch, batch_idx):
         (states,) = batch
@@ -28,7 +30,9 @@ class Policy(pl.LightningModule):
         actions = choice.sample()
         rewards = (actions == states.argmax(1)).float()
         loss = -((rewards - rewards.mean()) * choice.log_prob(actions)).mean()
-        self.log_dict({"reward": rewards.mean(), "entropy": choice.entropy().mean(), "policy_loss": loss})
+        self.log_dict(
+            {"reward": rewards.mean(), "entropy": choice.entropy().mean(), "policy_loss": loss}
+        )
         return loss
 
     def configure_optimizers(self):
@@ -53,5 +57,11 @@ run = gm.load("runs/lightning")
 _, rewards = run.series("reward")
 steps, raw = run.series("grad/all/norm/raw")
 _, clipped = run.series("grad/all/norm/clipped")
-print(f"reward {rewards[0]:.2f} -> {rewards[-1]:.2f} in {trainer.global_step} steps, {len(steps)} of them measured")
-print(f"gradient norm at the end {raw[-1]:.3f}, after the clip {clipped[-1]:.3f}; lr {run.facts['config']['lr']}")
+print(
+    f"reward {rewards[0]:.2f} -> {rewards[-1]:.2f} in {trainer.global_step} steps, {len(steps)} of"
+    " them measured"
+)
+print(
+    f"gradient norm at the end {raw[-1]:.3f}, after the clip {clipped[-1]:.3f}; lr"
+    f" {run.facts['config']['lr']}"
+)

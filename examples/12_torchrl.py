@@ -1,7 +1,8 @@
-"""torchrl's Trainer: one line registers the hook. The terms of the loss module are taken apart by themselves.
+"""torchrl's Trainer: one line registers the hook. The terms of the loss module are taken apart by
+themselves.
 
-`python examples/12_torchrl.py` prints the return, and the share that each term of the loss has in the gradient.
-Needs `pip install "gradiometer[torchrl]"`.
+`python examples/12_torchrl.py` prints the return, and the share that each term of the loss has in
+the gradient. Needs `pip install "gradiometer[torchrl]"`.
 """
 
 import torch
@@ -22,8 +23,12 @@ torch.manual_seed(0)
 env = TransformedEnv(
     GymEnv("CartPole-v1", categorical_action_encoding=True), RewardSum()
 )  # keeps the return of episodes
-logits = TensorDictModule(MLP(in_features=4, out_features=2, num_cells=[64]), ["observation"], ["logits"])
-actor = ProbabilisticActor(logits, in_keys=["logits"], distribution_class=Categorical, return_log_prob=True)
+logits = TensorDictModule(
+    MLP(in_features=4, out_features=2, num_cells=[64]), ["observation"], ["logits"]
+)
+actor = ProbabilisticActor(
+    logits, in_keys=["logits"], distribution_class=Categorical, return_log_prob=True
+)
 loss_module = ClipPPOLoss(actor, ValueOperator(MLP(in_features=4, out_features=1, num_cells=[64])))
 loss_module.make_value_estimator()
 
@@ -34,7 +39,9 @@ def add_advantages(batch):
 
 
 trainer = Trainer(
-    collector=Collector(env, actor, frames_per_batch=256, total_frames=2048, auto_register_policy_transforms=False),
+    collector=Collector(
+        env, actor, frames_per_batch=256, total_frames=2048, auto_register_policy_transforms=False
+    ),
     total_frames=2048,
     frame_skip=1,
     optim_steps_per_batch=10,

@@ -1,8 +1,8 @@
-"""Watch a loop with accelerate: accumulation, mixed precision and clipping are its own, three lines are ours.
+"""Watch a loop with accelerate: accumulation, mixed precision and clipping are its own, three lines
+are ours.
 
-`python examples/13_accelerate.py` prints how many micro-batches make a step, and the gradient norm before and after
-the clip.
-Needs `pip install "gradiometer[transformers]"`.
+`python examples/13_accelerate.py` prints how many micro-batches make a step, and the gradient norm
+before and after the clip. Needs `pip install "gradiometer[transformers]"`.
 """
 
 import torch
@@ -22,7 +22,9 @@ with gm.watch(model, optimizer, run="runs/accelerate", overwrite=True) as meter:
         with accelerator.accumulate(model):
             policy = torch.distributions.Categorical(logits=model(state))
             actions = policy.sample()
-            rewards = (actions == (state[:, 0] > 0)).float()  # a bandit: choose the side the first number is on
+            rewards = (
+                actions == (state[:, 0] > 0)
+            ).float()  # a bandit: choose the side the first number is on
             accelerator.backward(-(policy.log_prob(actions) * (rewards - 0.5)).mean())
             if accelerator.sync_gradients:
                 accelerator.clip_grad_norm_(model.parameters(), 0.1)
@@ -35,5 +37,8 @@ run = gm.load("runs/accelerate")
 steps, raw = run.series("grad/all/norm/raw")
 _, clipped = run.series("grad/all/norm/clipped")
 parts = run.series("meter/micro_batches")[1]
-print(f"{run.newest_step + 1} optimizer steps of {parts[0]:.0f} micro-batches each, {len(steps)} of them measured")
+print(
+    f"{run.newest_step + 1} optimizer steps of {parts[0]:.0f} micro-batches each, {len(steps)} of"
+    " them measured"
+)
 print(f"raw norm {raw.mean():.3g}, clipped {clipped.mean():.3g}")

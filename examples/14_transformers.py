@@ -1,8 +1,8 @@
-"""Watch a Hugging Face Trainer: one callback, here on a tiny language model that learns to count in threes.
+"""Watch a Hugging Face Trainer: one callback, here on a tiny language model that learns to count in
+threes.
 
-`python examples/14_transformers.py` prints the loss, and at one step the gradient norm that the trainer logged beside
-the meter's.
-Needs `pip install "gradiometer[transformers]"`.
+`python examples/14_transformers.py` prints the loss, and at one step the gradient norm that the
+trainer logged beside the meter's. Needs `pip install "gradiometer[transformers]"`.
 """
 
 import torch
@@ -23,7 +23,9 @@ class Counting(Dataset):
 
 
 trainer = Trainer(
-    model=GPT2LMHeadModel(GPT2Config(vocab_size=17, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0)),
+    model=GPT2LMHeadModel(
+        GPT2Config(vocab_size=17, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0)
+    ),
     args=TrainingArguments(
         output_dir="checkpoints",
         per_device_train_batch_size=8,
@@ -37,7 +39,8 @@ trainer = Trainer(
         disable_tqdm=True,
     ),
     train_dataset=Counting(),
-    callbacks=[GradiometerCallback(run="runs/trainer", overwrite=True)],
+    # budget=None measures every step, so that those the trainer logs are among them.
+    callbacks=[GradiometerCallback(run="runs/trainer", overwrite=True, budget=None)],
 )
 trainer.train()
 
@@ -47,6 +50,10 @@ at, logged = run.series("grad_norm")  # the trainer's own, before clipping
 both = sorted(set(steps) & set(at))
 ours, theirs = dict(zip(steps, raw, strict=True)), dict(zip(at, logged, strict=True))
 print(
-    f"{run.newest_step} steps, {len(steps)} measured; loss {run.series('loss')[1][0]:.3g} -> {run.series('loss')[1][-1]:.3g}"
+    f"{run.newest_step} steps, {len(steps)} measured; loss {run.series('loss')[1][0]:.3g} ->"
+    f" {run.series('loss')[1][-1]:.3g}"
 )
-print(f"at step {both[0]} the trainer logged a norm of {theirs[both[0]]:.5g}, the meter saw {ours[both[0]]:.5g}")
+print(
+    f"at step {both[0]} the trainer logged a norm of {theirs[both[0]]:.5g}, the meter saw"
+    f" {ours[both[0]]:.5g}"
+)

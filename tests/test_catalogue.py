@@ -1,4 +1,5 @@
-"""Telemetry that nobody produces is dead: every metric comes out of some run, and every series of a run is known."""
+"""Telemetry that nobody produces is dead: every metric comes out of some run, and every series of a
+run is known."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import math
 import re
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -13,25 +15,37 @@ from torch import nn
 
 import gradiometer as gm
 from gradiometer.cli.main import run as run_command
-from gradiometer.labs import find
-from gradiometer.labs.config import configure
 from gradiometer.metrics import CATALOGUE, resolve
+from gradiometer_labs import find
+from gradiometer_labs.config import configure
+
+pytestmark = pytest.mark.slow
 
 
 def lab_run(folder: Path) -> list[str]:
     """A real PPO training, with two losses and a clip."""
     lab = find("cartpole")
-    lab.train(configure(lab.config(), [f"run={folder}", "total_steps=3000", "every=1", "tier=deep"]))
+    lab.train(
+        configure(lab.config(), [f"run={folder}", "total_steps=1500", "every=1", "tier=deep"])
+    )
     return gm.load(folder).names()
 
 
 def accumulating_run(folder: Path) -> list[str]:
-    """Micro-batches, pairs, ratios and advantages, with a gradient that oscillates and, in the critic, only noise."""
+    """Micro-batches, pairs, ratios and advantages, with a gradient that oscillates and, in the
+    critic, only noise."""
     torch.manual_seed(0)
-    model = nn.ModuleDict({"actor": nn.Linear(20, 1, bias=False), "critic": nn.Linear(300, 1, bias=False)})
+    model = nn.ModuleDict(
+        {"actor": nn.Linear(20, 1, bias=False), "critic": nn.Linear(300, 1, bias=False)}
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
     watched = gm.watch(
-        model, optimizer, run=folder, budget=None, direction="sketch", pairs={"graft": ("critic", "actor")}
+        model,
+        optimizer,
+        run=folder,
+        budget=None,
+        direction="sketch",
+        pairs={"graft": ("critic", "actor")},
     )
     with watched as meter:
         for step in range(121):
@@ -50,7 +64,8 @@ def accumulating_run(folder: Path) -> list[str]:
 
 
 def rewarded_run(folder: Path) -> list[str]:
-    """A policy term that is a function of two rewards' advantages; vectors too large to keep, so sketched."""
+    """A policy term that is a function of two rewards' advantages; vectors too large to keep, so
+    sketched."""
     torch.manual_seed(0)
     model = nn.Linear(6, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -60,18 +75,33 @@ def rewarded_run(folder: Path) -> list[str]:
             log_probs = model(torch.randn(8, 6)).log_softmax(-1)[:, 0]
             rewards = {"correct": torch.randn(8), "format": torch.randn(8)}
             policy = lambda advantages, log_probs=log_probs: -(advantages * log_probs).mean()  # noqa: E731
-            with meter.terms(policy=policy, entropy=0.1 * log_probs.mean(), advantages=rewards) as loss:
+            with meter.terms(
+                policy=policy, entropy=0.1 * log_probs.mean(), advantages=rewards
+            ) as loss:
                 loss.backward()
             optimizer.step()
     return gm.load(folder).names()
 
 
 def sokoban_runs(folder: Path) -> list[str]:
-    """A language model that plays, trained with a null beside its analysis, and one that stops after it."""
+    """A language model that plays, trained with a null beside its analysis, and one that stops
+    after it."""
     lab = find("sokoban")
-    small = [*SMALL_SOKOBAN, "trainer.gradient_analysis_null=true", "trainer.gradient_analysis_every=1"]
-    lab.train(configure(lab.config(), [f"run={folder / 'trained'}", *small, "trainer.total_training_steps=2"]))
-    stopped = [*small, "trainer.total_training_steps=1", "trainer.exit_after_gradient_analysis=true"]
+    small = [
+        *SMALL_SOKOBAN,
+        "trainer.gradient_analysis_null=true",
+        "trainer.gradient_analysis_every=1",
+    ]
+    lab.train(
+        configure(
+            lab.config(), [f"run={folder / 'trained'}", *small, "trainer.total_training_steps=2"]
+        )
+    )
+    stopped = [
+        *small,
+        "trainer.total_training_steps=1",
+        "trainer.exit_after_gradient_analysis=true",
+    ]
     lab.train(configure(lab.config(), [f"run={folder / 'stopped'}", *stopped]))
     return gm.load(folder / "trained").names() + gm.load(folder / "stopped").names()
 
@@ -79,10 +109,27 @@ def sokoban_runs(folder: Path) -> list[str]:
 def tsp_runs(folder: Path) -> list[str]:
     """A training, and replicates of the gradient of what it trained."""
     lab = find("tsp")
-    small = ["steps=2", "batch_size=4", "num_loc=6", "embed_dim=16", "num_layers=1", "num_heads=2", "val_size=4"]
+    small = [
+        "steps=2",
+        "batch_size=4",
+        "num_loc=6",
+        "embed_dim=16",
+        "num_layers=1",
+        "num_heads=2",
+        "val_size=4",
+    ]
     lab.train(configure(lab.config(), [f"run={folder / 'trained'}", *small]))
     checkpoint = str(folder / "trained" / "last.ckpt")
-    asked = ["--ckpt_path", checkpoint, "--num_loc", "6", "--num_instances", "8", "--num_replicates", "2"]
+    asked = [
+        "--ckpt_path",
+        checkpoint,
+        "--num_loc",
+        "6",
+        "--num_instances",
+        "8",
+        "--num_replicates",
+        "2",
+    ]
     assert run_command(["variance", *asked, "--run", str(folder / "replicates"), "--json"]) == 0
     return gm.load(folder / "trained").names() + gm.load(folder / "replicates").names()
 
@@ -90,8 +137,21 @@ def tsp_runs(folder: Path) -> list[str]:
 def prismatic_run(folder: Path) -> list[str]:
     """A language model with experts that are routed to, and a loss that balances them."""
     lab = find("prismatic")
-    small = ["steps=12", "router_type=topk", "width=16", "num_layers=2", "num_heads=2", "context=32", "batch_size=4"]
-    lab.train(configure(lab.config(), [f"run={folder}", *small, "every=1", "tier=deep", "val_every=5", "val_size=8"]))
+    small = [
+        "steps=12",
+        "router_type=topk",
+        "width=16",
+        "num_layers=2",
+        "num_heads=2",
+        "context=32",
+        "batch_size=4",
+    ]
+    lab.train(
+        configure(
+            lab.config(),
+            [f"run={folder}", *small, "every=1", "tier=deep", "val_every=5", "val_size=8"],
+        )
+    )
     return gm.load(folder).names()
 
 
@@ -124,6 +184,13 @@ LOGGED = {
     "reward_gain": 0.1,
     "total_grad_norm": 1.0,
 }
+# Other trainers' quantities, which `meter.log` keeps under our names like any other.
+LOGGED |= {
+    name.replace("<function>", "format").replace("<statistic>", "mean"): 0.5
+    for name, metric in CATALOGUE.items()
+    if metric.origin == "logged"
+    if metric.aliases or name.startswith("val/") or f"val/{name}" in CATALOGUE
+}
 
 
 def logged_run(folder: Path) -> list[str]:
@@ -135,6 +202,36 @@ def logged_run(folder: Path) -> list[str]:
         model(torch.randn(4, 3)).sum().backward()
         optimizer.step()
         meter.log(LOGGED, returns=torch.randn(8), observation=torch.randn(8, 3))
+    return gm.load(folder).names()
+
+
+def played_run(folder: Path) -> list[str]:
+    """A policy gradient on an environment, and sequences of several lengths beside it."""
+    torch.manual_seed(0)
+    env = gymnasium.wrappers.TransformReward(gymnasium.make("CartPole-v1"), lambda r: r + 0.1)
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with gm.watch(model, optimizer, run=folder, budget=None):
+        state, _ = env.reset(seed=0)
+        for _ in range(2):
+            rows = []
+            for _ in range(64):
+                action = int(torch.randint(2, ()))
+                after, reward, ended, cut, _ = env.step(action)
+                rows.append((state, action, float(reward) * torch.rand(()).item()))
+                state = env.reset()[0] if ended or cut else after
+            states, actions, paid = (torch.tensor(np.array(x)) for x in zip(*rows, strict=True))
+            out = model(states.float())
+            policy = torch.distributions.Categorical(logits=out[:, :2])
+            ratio = (policy.log_prob(actions) - policy.log_prob(actions).detach()).exp()
+            value = (out[:, 2] - paid.float()).square().mean()
+            first = torch.zeros(10, 6, 1).long()
+            tokens = model(torch.randn(10, 6, 4)).log_softmax(-1).gather(-1, first)
+            mask = torch.rand(10, 6, 1).round()
+            loss = -(ratio * paid.float()).mean() + value - 0.01 * policy.entropy().mean()
+            optimizer.zero_grad()
+            (loss - (tokens * mask).mean()).backward()
+            optimizer.step()
     return gm.load(folder).names()
 
 
@@ -159,8 +256,14 @@ SMALL_SOKOBAN = [
 @pytest.fixture(scope="module")
 def names(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     folder = tmp_path_factory.mktemp("runs")
-    runs = {"lab": lab_run, "accumulating": accumulating_run, "rewarded": rewarded_run, "sokoban": sokoban_runs}
+    runs = {
+        "lab": lab_run,
+        "accumulating": accumulating_run,
+        "rewarded": rewarded_run,
+        "sokoban": sokoban_runs,
+    }
     runs |= {"tsp": tsp_runs, "prismatic": prismatic_run, "logged": logged_run}
+    runs |= {"played": played_run}
     return [name for key, run in runs.items() for name in run(folder / key)]
 
 

@@ -19,7 +19,15 @@ from gradiometer.version import __version__
 if TYPE_CHECKING:
     from gradiometer.capture.meter import Meter
     from gradiometer.capture.watch import watch
-    from gradiometer.errors import GradiometerError, GradiometerWarning, NonFiniteGradient, StopTraining, UsageError
+    from gradiometer.doctor.diagnosis import Diagnosis, diagnose
+    from gradiometer.doctor.several import RunsDiagnosis, diagnose_runs
+    from gradiometer.errors import (
+        GradiometerError,
+        GradiometerWarning,
+        NonFiniteGradient,
+        StopTraining,
+        UsageError,
+    )
     from gradiometer.maths.groups import RolloutFilter
     from gradiometer.probes.anatomy import Anatomy, anatomy
     from gradiometer.probes.audit import Audit, audit
@@ -34,6 +42,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Anatomy",
     "Audit",
+    "Diagnosis",
     "Experiment",
     "GradiometerError",
     "GradiometerWarning",
@@ -43,12 +52,15 @@ __all__ = [
     "Replicates",
     "RolloutFilter",
     "Run",
+    "RunsDiagnosis",
     "StepCheck",
     "StopTraining",
     "UsageError",
     "__version__",
     "anatomy",
     "audit",
+    "diagnose",
+    "diagnose_runs",
     "helped",
     "load",
     "replicates",
@@ -59,6 +71,7 @@ __all__ = [
 _HOME = {
     "Anatomy": "probes.anatomy",
     "Audit": "probes.audit",
+    "Diagnosis": "doctor.diagnosis",
     "Experiment": "probes.confirm",
     "GradiometerError": "errors",
     "GradiometerWarning": "errors",
@@ -68,11 +81,14 @@ _HOME = {
     "Replicates": "probes.replicates",
     "RolloutFilter": "maths.groups",
     "Run": "store.reader",
+    "RunsDiagnosis": "doctor.several",
     "StepCheck": "probes.helped",
     "StopTraining": "errors",
     "UsageError": "errors",
     "anatomy": "probes.anatomy",
     "audit": "probes.audit",
+    "diagnose": "doctor.diagnosis",
+    "diagnose_runs": "doctor.several",
     "helped": "probes.helped",
     "load": "store.importers",
     "replicates": "probes.replicates",

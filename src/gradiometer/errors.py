@@ -6,14 +6,14 @@ GradiometerError
 │   ├── NotARun                      something is there, but not a run
 │   ├── RunDamaged                   a run that SQLite cannot read any more
 │   ├── SchemaTooNew                 written by a later version of Gradiometer
-│   ├── RunExists                    the run already holds steps, and nobody said what to do with them
+│   ├── RunExists                    the run holds steps, and nobody said what to do with them
 │   ├── RunLocked                    another process is writing to the run
-│   ├── UnknownName                  a metric, series, lab, fault, override or block nobody knows; says what is close
+│   ├── UnknownName                  a name of anything that nobody knows; says what is close
 │   ├── NothingToWatch               no parameter that could ever get a gradient
-│   └── MissingExtra (also an ImportError)   an optional package is not installed; says the pip line
+│   └── MissingExtra (also an ImportError)   a package is not installed; says the pip line
 ├── WorkersLost                      worker processes died again and again
 ├── NonFiniteGradient                raised only when asked for, with on_nonfinite="raise"
-└── StopTraining                     for you to raise in on_finding=: it ends the training at the next step
+└── StopTraining                     you raise it in what the live doctor calls; the training ends
 
 GradiometerWarning (a UserWarning)   the instrument is in trouble; the training goes on
 """
@@ -40,6 +40,8 @@ __all__ = [
     "UnknownName",
     "UsageError",
     "WorkersLost",
+    "check_known",
+    "close_names",
 ]
 
 
@@ -103,7 +105,9 @@ class MissingExtra(UsageError, ImportError):
     """An optional package is not installed."""
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
-        super().__init__(f'{purpose} needs {package}, which is not installed: pip install "gradiometer[{extra}]"')
+        super().__init__(
+            f'{purpose} needs {package}, which is not installed: pip install "gradiometer[{extra}]"'
+        )
         self._told = (package, extra, purpose)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -120,7 +124,8 @@ class NonFiniteGradient(GradiometerError):
 
 
 class StopTraining(GradiometerError):
-    """Raise it in `on_finding=`: it comes out of `optimizer.step()`, so a training stops where it stands."""
+    """Raise it in `on_finding=` or `on_state_change=`: `optimizer.step()` raises it, and the
+    training stops there."""
 
 
 class GradiometerWarning(UserWarning):
@@ -131,8 +136,15 @@ def _unknown_name(kind: str, name: str, known: tuple[str, ...], hint: str) -> Un
     return UnknownName(kind, name, known, hint=hint)
 
 
+def check_known(kind: str, name: str, known: Iterable[str]) -> None:
+    """One error for a name that is not in a short list, with the whole list."""
+    known = tuple(known)
+    if name not in known:
+        raise UnknownName(kind, name, known, hint=f"The known ones are {', '.join(known)}.")
+
+
 def close_names(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
-    """The known names closest to `name`, best first, ignoring case; those that contain it come next."""
+    """The known names closest to `name`, best first, ignoring case; then those that contain it."""
     by_lower = {other.lower(): other for other in known}
     close = difflib.get_close_matches(name.lower(), by_lower, n=limit, cutoff=0.6)
     close += [other for other in by_lower if name.lower() in other and other not in close]

@@ -1,4 +1,4 @@
-"""The packages that pyproject.toml names, as the installed metadata has them: nothing here repeats it by hand."""
+"""The packages that pyproject.toml names, as the installed metadata has them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COLLECTIONS = ("all", "bench", "dev")  # made of the others
 
 @cache
 def extras() -> dict[str, tuple[str, ...]]:
-    """The packages of the core, and of each extra that names some; nothing where Gradiometer itself is not installed."""
+    """The packages of the core and of each extra; nothing where Gradiometer is not installed."""
     groups: dict[str, tuple[str, ...]] = {"core": ()}
     for line in _requires():
         requirement, _, marker = line.partition(";")

@@ -18,6 +18,7 @@ __all__ = [
     "GradientHealth",
     "Row",
     "State",
+    "StateChange",
     "Summary",
     "Table",
     "Vector",
@@ -30,7 +31,7 @@ State = Literal["finite", "nonfinite", "missing", "frozen"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """Everything measured at one step: values by series name, and where in the training the step lies."""
+    """Everything measured at one step: values by series name, and where the step lies."""
 
     step: int
     wall_time: float
@@ -72,7 +73,7 @@ class Vector:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """One series of a run in a line. `count` and `last` include NaNs; mean, min and max leave them out."""
+    """One series of a run. `count` and `last` include NaNs; mean, min and max leave them out."""
 
     name: str
     count: int
@@ -113,6 +114,18 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StateChange:
+    """What the live doctor now says has become of the run: healthy, concern, not-learning, ..."""
+
+    state: str
+    before: str | None
+    """What it said until then; None the first time."""
+    verdict: str
+    step: int
+    """Up to where it had read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Cosine:
     """A cosine read off two sketches, with its standard error."""
 
@@ -122,7 +135,7 @@ class Cosine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientHealth:
-    """One block at its last measured step, under the names of earlier collectors. Healthy ranges in brackets."""
+    """One block at its last measured step, under earlier collectors' names. [Healthy ranges.]"""
 
     block: str
     step: int | None
@@ -134,15 +147,15 @@ class GradientHealth:
     gradient_health: float | None
     """0 to 1; None, never 1, when there is no gradient. [above 0.8]"""
     has_vanishing: bool | None
-    """Any tensor with a norm below 1e-7. [False, but a converged policy may be there: see vanishing_severity]"""
+    """Any tensor below its own band: vanishing_severity above 0, health below 1. [False]"""
     has_exploding: bool | None
-    """Any tensor with a norm above 100. [False, but large rewards may be there: see exploding_severity]"""
+    """Any tensor above its own band: exploding_severity above 0, health below 1. [False]"""
     vanishing_severity: float | None
     """Mean over tensors of how far each is below its own band, 0 to 1 over six decades. [0]"""
     exploding_severity: float | None
     """Mean over tensors of how far each is above its own band, 0 to 1 over six decades. [0]"""
     zero_grad_fraction: float | None
-    """Share of elements that are exactly zero, from a sample. [below 0.7 with ReLU, near 0 without; tier standard]"""
+    """Share of exact zeros in a sample. [below 0.7 with ReLU, near 0 without; tier standard]"""
     min_layer_norm: float | None
     max_layer_norm: float | None
     norm_ratio: float | None
@@ -157,6 +170,8 @@ class FlowLayer:
     state: State
     rms: float | None
     """Norm per element: ‖g‖/√n."""
+    feeds: tuple[str, ...] = ()
+    """The layers that take its output, and that its gradient comes from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +180,10 @@ class Flow:
 
     step: int | None
     layers: tuple[FlowLayer, ...]
-    """In the order of the model."""
+    """From the input to the loss."""
     lost_at: str | None
-    """The layer nearest to the loss from which on, towards the input, nothing worth the name arrives."""
+    """The layer nearest to the loss below which nothing worth the name arrives."""
     reason: str
+    order: Literal["graph", "registration"] = "registration"
+    """How it is known: from the graph of the loss, or (of a compiled or sharded model, of gradients
+    set by hand) only as the parameters are registered, which says nothing of branches."""

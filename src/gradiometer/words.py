@@ -1,10 +1,15 @@
-"""Numbers in words, the same everywhere: three digits in a sentence, four in a table."""
+"""Numbers in words, the same everywhere: three digits in a sentence, four in a table; and how a
+line is said beside a training."""
 
 from __future__ import annotations
 
 import math
+import re
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
 
-__all__ = ["counted", "fmt", "number"]
+__all__ = ["counted", "fmt", "natural", "number", "say", "some", "typeset"]
 
 
 def fmt(value: float) -> str:
@@ -26,3 +31,37 @@ def number(value: float | None) -> str:
 def counted(count: int | None, word: str) -> str:
     """`1 rollout`, `8 rollouts`; nothing where there is no count."""
     return "" if count is None else f"{count} {word}{'' if count == 1 else 's'}"
+
+
+def natural(name: str) -> tuple[tuple[int, int, str], ...]:
+    """A key that sorts `layer.10` after `layer.9`."""
+    return tuple(
+        (0, int(part), "") if part.isdecimal() else (1, 0, part)
+        for part in re.split(r"(\d+)", name)
+        if part
+    )
+
+
+def some(names: Iterable[object], most: int = 10) -> str:
+    """The first of the names, and how many more there are."""
+    shown = [str(name) for name in names]
+    more = len(shown) - most
+    return ", ".join(shown[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def say(message: str) -> None:
+    """A line of ours, on stderr: stdout is the training's."""
+    with suppress(OSError, ValueError, AttributeError):  # a script may have closed it
+        print(f"gradiometer: {message}", file=sys.stderr, flush=True)
+
+
+def typeset(number: float, digits: int = 2) -> str:
+    """As a paper writes it: 0.031, 42, 1.3 × 10⁻⁵ (in the mathematics of matplotlib)."""
+    if number == 0 or not math.isfinite(number):
+        return f"{number:g}"
+    if 1e-4 <= abs(number) < 1e4:
+        whole = abs(number) >= 10**digits
+        return (f"{number:.0f}" if whole else f"{number:.{digits}g}").replace("-", "−")
+    mantissa, power = f"{number:.{digits - 1}e}".split("e")
+    shown = mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa
+    return f"${shown}\\times10^{{{int(power)}}}$"

@@ -1,4 +1,5 @@
-"""Every benchmark still runs, and what it gives becomes a row of the page that says whether its target is met."""
+"""Every benchmark still runs, and what it gives becomes a row of the page that says whether its
+target is met."""
 
 from __future__ import annotations
 
@@ -12,7 +13,6 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
-
 from benchmarks import __main__ as command
 from benchmarks import relay, timing
 from benchmarks.page import Result, about, load, merged, page, save
@@ -22,20 +22,30 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "benchmarks.md"
 TOGETHER = (
     ("reductions", "meter", "alternatives", "trainers", "store", "commands", "doctor", "experts"),
-    ("memory", "anatomy", "replicates", "distributed"),
+    ("memory", "anatomy", "replicates", "distributed", "parsers"),
     ("integrations",),
     ("dashboard",),
 )
 
 
 def result(part: str, *rows: Row, error: str = "") -> Result:
-    return Result(part=part, rows=rows, seconds=60.0, error=error, machine={"cores": "2", "date": "2026-01-01"})
+    return Result(
+        part=part,
+        rows=rows,
+        seconds=60.0,
+        error=error,
+        machine={"cores": "2", "date": "2026-01-01"},
+    )
 
 
 @pytest.mark.parametrize(
     "parts",
     [
-        pytest.param(parts, marks=pytest.mark.slow if parts == TOGETHER[0] else pytest.mark.proof, id=parts[0])
+        pytest.param(
+            parts,
+            marks=pytest.mark.slow if parts == TOGETHER[0] else pytest.mark.proof,
+            id=parts[0],
+        )
         for parts in TOGETHER
     ],
 )
@@ -73,7 +83,12 @@ def test_a_target_is_met_from_its_own_side_and_by_numbers_only() -> None:
 def test_a_figure_is_the_median_of_its_rounds_with_their_spread() -> None:
     row = measured("ratio", [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 111.0])
     assert (row.value, row.low, row.high, row.rounds) == (6.0, 2.0, 10.0, 11)
-    assert [three_digits(x) for x in (0.0123456, 1.5, 12.345, 98915.2)] == ["0.0123", "1.50", "12.3", "98,915"]
+    assert [three_digits(x) for x in (0.0123456, 1.5, 12.345, 98915.2)] == [
+        "0.0123",
+        "1.50",
+        "12.3",
+        "98,915",
+    ]
 
 
 def test_a_full_measurement_has_at_least_nine_rounds() -> None:
@@ -114,7 +129,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def test_two_trainings_in_turns_each_have_their_own_time(clock: Clock) -> None:
     order: list[str] = []
-    meter = SimpleNamespace(_writer=None, _rig=SimpleNamespace(seconds=0.0), close=lambda: order.append("closed"))
+    meter = SimpleNamespace(
+        _writer=None, _observer=SimpleNamespace(seconds=0.0), close=lambda: order.append("closed")
+    )
 
     def step(name: str, seconds: float) -> None:
         order.append(name)
@@ -122,9 +139,11 @@ def test_two_trainings_in_turns_each_have_their_own_time(clock: Clock) -> None:
 
     def watched() -> None:
         step("watched", 1.5)
-        meter._rig.seconds += 0.5
+        meter._observer.seconds += 0.5
 
-    plain, ours = relay.alternate(lambda: step("plain", 1.0), lambda: (watched, meter), rounds=3, steps=2)
+    plain, ours = relay.alternate(
+        lambda: step("plain", 1.0), lambda: (watched, meter), rounds=3, steps=2
+    )
     assert order == ["plain", "watched"] * 6 + ["closed"]
     assert (plain.rounds, ours.rounds, ours.hooks) == ([2.0] * 3, [3.0] * 3, [1.0] * 3)
     by_clock, in_hooks = relay.overhead_rows("x", plain, ours, at_most=0.02)
@@ -174,7 +193,10 @@ def test_a_part_measured_again_takes_the_place_of_the_old_one(tmp_path: Path) ->
     save(old, tmp_path / "rows.json")
     new = [result("meter", measured("b", [2.0]))]
     together = merged(load(tmp_path / "rows.json"), new, command.PARTS)
-    assert [(each.part, each.rows[0].value) for each in together] == [("meter", 2.0), ("store", 1.0)]
+    assert [(each.part, each.rows[0].value) for each in together] == [
+        ("meter", 2.0),
+        ("store", 1.0),
+    ]
 
 
 @pytest.fixture
@@ -193,16 +215,23 @@ def two_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "PARTS", ("broken", "sound"))
 
 
-def test_a_part_that_fails_loses_neither_its_rows_nor_the_others(two_parts: None, tmp_path: Path) -> None:
+def test_a_part_that_fails_loses_neither_its_rows_nor_the_others(
+    two_parts: None, tmp_path: Path
+) -> None:
     out = tmp_path / "rows.json"
     assert command.main(["--quick", "--json", str(out)]) == 1
     broken, sound = json.loads(out.read_text())
-    assert (broken["error"], [row["name"] for row in broken["rows"]]) == ("OSError: disk full", ["before"])
+    assert (broken["error"], [row["name"] for row in broken["rows"]]) == (
+        "OSError: disk full",
+        ["before"],
+    )
     assert (sound["error"], [row["name"] for row in sound["rows"]]) == ("", ["after"])
 
 
 @pytest.mark.parametrize("given", [["nonsense"], ["meter", "--quick", "--write", "page.md"]])
-def test_a_call_that_makes_no_sense_is_refused(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_call_that_makes_no_sense_is_refused(
+    given: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as caught:
         command.main(given)
     assert caught.value.code == 2
@@ -215,4 +244,6 @@ def test_the_page_is_what_its_rows_say_and_every_figure_has_its_rounds() -> None
     assert [each.part for each in kept if each.error] == []
     for row in (row for each in kept for row in each.rows):
         assert row.rounds == 0 or row.rounds >= MIN_ROUNDS, row
-    assert not any(place in PAGE.read_text("utf-8") for place in ("/work", "/tmp", "/home", "/root"))
+    assert not any(
+        place in PAGE.read_text("utf-8") for place in ("/work", "/tmp", "/home", "/root")
+    )

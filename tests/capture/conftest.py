@@ -11,7 +11,8 @@ import pytest
 
 @pytest.fixture(scope="session")
 def ranked() -> ModuleType:
-    """The module ranked.py: TRAINING, a script for the fixture `ranks`, and comparisons of the runs it leaves."""
+    """The module ranked.py: TRAINING, a script for the fixture `ranks`, and comparisons of the runs
+    it leaves."""
     spec = importlib.util.spec_from_file_location("ranked", Path(__file__).with_name("ranked.py"))
     assert spec is not None
     assert spec.loader is not None

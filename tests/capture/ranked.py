@@ -1,4 +1,5 @@
-"""One training that runs in one process, under DDP and under FSDP2 on the same global batches; the tests run it in ranks."""
+"""One training that runs in one process, under DDP and under FSDP2 on the same global batches; the
+tests run it in ranks."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ BATCH, STEPS, PARTS = 16, 12, 2 if "accumulate" in options else 1
 class Policy(nn.Module):
     def __init__(self):
         super().__init__()
-        self.trunk = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 50), nn.Tanh())
-        self.actor, self.critic = nn.Linear(50, 3), nn.Linear(50, 1)
+        self.trunk = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 130), nn.Tanh())
+        self.actor, self.critic = nn.Linear(130, 3), nn.Linear(130, 1)
         self.frozen, self.unused = nn.Linear(3, 3), nn.Linear(2, 5)
         self.frozen.requires_grad_(False)
 
@@ -81,7 +82,7 @@ model = Policy()
 used = [p for n, p in model.named_parameters() if not n.startswith(("frozen", "unused"))]
 model = wrapped(model)
 optimizer = (torch.optim.Adam if "adam" in options else torch.optim.SGD)(model.parameters(), lr=1e-2)
-keywords = {"budget": None, "tier": "deep" if "deep" in options else "standard"}
+keywords = {"budget": None, "micro_batch_size": BATCH // world, "tier": "deep" if "deep" in options else "standard"}
 keywords |= {"direction": "sketch"} if "sketch" in options else {}
 keywords |= {"every": 2} if "sparse" in options else {}
 os.environ["GRADIOMETER_DISABLED"] = "1" if "unwatched" in options else "0"
@@ -120,12 +121,18 @@ def differences(one: Run, many: Run, name: str) -> float:
     known = resolve(name)
     small = known is not None and (known[0].scale == "linear" or name.endswith("drift_p"))
     floor = 1e-2 if small else 1e-9  # what may cancel to nothing is judged in its own unit
-    return float(np.nanmax(np.abs(expected - found) / np.maximum(np.abs(expected), floor), initial=0.0))
+    return float(
+        np.nanmax(np.abs(expected - found) / np.maximum(np.abs(expected), floor), initial=0.0)
+    )
 
 
 def assert_same(one: Run, many: Run) -> None:
     """Every series that both have, and every sketch and histogram, to 1e-5."""
-    names = [name for name in set(one.names()) & set(many.names()) if not name.startswith(("meter/", "rank"))]
+    names = [
+        name
+        for name in set(one.names()) & set(many.names())
+        if not name.startswith(("meter/", "rank"))
+    ]
     assert len(names) > 20
     far = {name: error for name in names if (error := differences(one, many, name)) > 1e-5}
     assert not far, far
@@ -133,4 +140,6 @@ def assert_same(one: Run, many: Run) -> None:
     for name in one.vector_names():
         for step in one.vector_steps(name).tolist():
             expected, found = one.vector(name, step).values, many.vector(name, step).values
-            np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max(), err_msg=name)
+            np.testing.assert_allclose(
+                found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max(), err_msg=name
+            )

@@ -5,7 +5,12 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from gradiometer.capture.blocks import find_blocks, infer, named_parameters
+from gradiometer.capture.blocks import by_role, find_blocks, named_parameters
+from gradiometer.capture.roles import roles_by_names
+
+
+def infer(names: list[str]) -> dict[str, tuple[int, ...]]:
+    return by_role(roles_by_names(names), names)
 
 
 def members(blocks: object, name: str) -> tuple[int, ...]:
@@ -22,8 +27,8 @@ def test_stable_baselines_names_give_actor_and_critic() -> None:
     assert infer(names) == {"actor": (0, 2), "critic": (1, 3)}
 
 
-def test_what_is_neither_actor_nor_critic_is_shared() -> None:
-    assert infer(["encoder.0.weight", "pi.weight", "vf.weight"])["shared"] == (0,)
+def test_what_is_neither_actor_nor_critic_is_the_trunk() -> None:
+    assert infer(["encoder.0.weight", "pi.weight", "vf.weight"])["trunk"] == (0,)
 
 
 def test_a_model_with_one_role_only_has_no_named_blocks() -> None:
@@ -45,7 +50,9 @@ def test_the_names_of_wrappers_are_stripped() -> None:
 
 
 def test_stripping_never_makes_two_parameters_one() -> None:
-    model = nn.ModuleDict({"a": nn.Linear(1, 1), "_orig_mod": nn.ModuleDict({"a": nn.Linear(1, 1)})})
+    model = nn.ModuleDict(
+        {"a": nn.Linear(1, 1), "_orig_mod": nn.ModuleDict({"a": nn.Linear(1, 1)})}
+    )
     assert len(named_parameters(model)) == 4
 
 
@@ -73,7 +80,9 @@ def test_a_parameter_of_the_model_itself_is_its_own_layer() -> None:
 
 
 def test_order_and_starts_cut_the_members_apart() -> None:
-    blocks = find_blocks(named_parameters(nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))), {"last": "^1"})
+    blocks = find_blocks(
+        named_parameters(nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))), {"last": "^1"}
+    )
     order, starts = blocks.order(), blocks.starts()
     ends = [*starts[1:], len(order)]
     assert [tuple(order[a:b]) for a, b in zip(starts, ends, strict=True)] == list(blocks.members)

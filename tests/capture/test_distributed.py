@@ -1,4 +1,4 @@
-"""Two real processes: the same norms as one, the noise scale from the ranks, and rank 0 alone writes."""
+"""Two real processes: the same norms as one, the noise scale in one unit, and rank 0 alone writes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 import gradiometer as gm
+
+pytestmark = pytest.mark.slow
 
 SCRIPT = """
 import sys
@@ -24,10 +26,9 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
 generator = torch.Generator().manual_seed(rank + 1)
 norms = []
 with gm.watch(model, optimizer, run=folder, budget=None) as meter:
-    for _ in range(240):
+    for _ in range(12):
         optimizer.zero_grad()
-        x = 0.1 + 0.5 * torch.randn(400, generator=generator)  # |G|^2 = 4, tr Sigma = 100
-        model(x).sum().backward()
+        model(torch.randn(400, generator=generator)).sum().backward()
         norms.append(float(model.module.weight.grad.norm()))
         optimizer.step()
     assert (meter.run is None) == (rank == 1)
@@ -36,16 +37,88 @@ if rank == 0:
 """
 
 
-@pytest.mark.slow
-def test_two_ranks_give_the_averaged_norm_and_a_noise_scale(
+def test_two_ranks_give_the_averaged_norm(
     tmp_path: Path, ranks: Callable[..., list[tuple[str, str]]]
 ) -> None:
     outputs = ranks(SCRIPT, 2, tmp_path / "run")
     run = gm.load(tmp_path / "run")
     assert not run.events("fault")
     assert run.series("grad/all/norm/raw")[1][-1] == pytest.approx(float(outputs[0][0]), rel=1e-5)
-    values = run.series("grad/all/noise_scale")[1]
-    assert values[-1] == pytest.approx(100 / 4, rel=0.4)
+
+
+NOISE = """
+import contextlib, sys
+import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+import gradiometer as gm
+
+rank, world, folder, PARTS = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], 4
+if world > 1:
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=world)
+
+
+def train(name, model, quiet=contextlib.nullcontext, parts=PARTS, **options):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    generator = torch.Generator().manual_seed(rank + 1)
+    options |= {"budget": None, "direction": "sketch"}  # looks at noise at every step
+    with gm.watch(model, optimizer, run=f"{folder}/{name}", **options):
+        for _ in range(80):
+            optimizer.zero_grad()
+            for part in range(parts):
+                x = 0.1 + 0.2 * torch.randn(1, 400, generator=generator)  # |G|^2 = 4, tr Sigma = 16
+                with quiet() if part + 1 < parts else contextlib.nullcontext():
+                    (model(x).sum() / parts).backward()
+            optimizer.step()
+
+
+def line():
+    torch.manual_seed(0)
+    return nn.Linear(400, 1, bias=False)
+
+
+if world == 1:
+    train("one", line())
+else:
+    model = DistributedDataParallel(line())
+    train("quiet", model, model.no_sync)
+    train("averaged", model)
+    train("whole", model, parts=1)
+    train("samples", model, model.no_sync, micro_batch_size=32)
+    views = DistributedDataParallel(line(), gradient_as_bucket_view=True)
+    train("views", views)
+    train("quiet-views", views, views.no_sync)
+    model = line()
+    fully_shard(model)
+    train("sharded", model)
+"""
+
+
+def test_the_noise_scale_has_one_unit_however_a_step_is_put_together(
+    tmp_path: Path, ranks: Callable[..., list[tuple[str, str]]]
+) -> None:
+    """tr Σ/|G|² of one backward on one rank is 4: with accumulation, with ranks and with both."""
+    ranks(NOISE, 1, tmp_path)
+    ranks(NOISE, 2, tmp_path)
+    found = {
+        folder.name: (
+            gm.load(folder).series("grad/all/noise_scale")[1][-1],
+            gm.load(folder).series("meter/noise_batch")[1][-1],
+        )
+        for folder in tmp_path.iterdir()
+    }
+    near, in_samples = pytest.approx(4.0, rel=0.2), pytest.approx(32 * 4.0, rel=0.2)
+    assert found == {
+        "one": (near, 4.0),
+        "quiet": (near, 8.0),
+        "averaged": (near, 8.0),
+        "whole": (near, 2.0),
+        "samples": (in_samples, 256.0),
+        "views": (near, 8.0),
+        "quiet-views": (near, 8.0),
+        "sharded": (near, 8.0),
+    }
 
 
 ACCUMULATION = """
@@ -55,26 +128,32 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 import gradiometer as gm
 
-torch.distributed.init_process_group("gloo", rank=0, world_size=1)
+rank, world = int(sys.argv[1]), int(sys.argv[2])
+torch.distributed.init_process_group("gloo", rank=rank, world_size=world)
 for view, quiet in itertools.product((False, True), (False, True)):
     model = DistributedDataParallel(nn.Linear(4, 4), gradient_as_bucket_view=view)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     folder = f"{sys.argv[3]}/{view}-{quiet}"
     with gm.watch(model, optimizer, run=folder, budget=None):
-        for _ in range(4):
+        for number in range(5):
             optimizer.zero_grad()
             for part in range(2):
                 with model.no_sync() if quiet and part == 0 else contextlib.nullcontext():
                     model(torch.randn(3, 4)).sum().backward()
-            optimizer.step()
-    run = gm.load(folder)
-    print(view, quiet, run.newest_step, len(run.events("skipped-step")), len(run.events("fault")))
+            if number != 2:
+                optimizer.step()
+    if rank == 0:
+        run = gm.load(folder)
+        skipped = [event.step for event in run.events("skipped-step")]
+        updates = run.series("grad/all/norm/update")[0].tolist()
+        kinds = {event.kind for event in run.events()}
+        print(run.newest_step, skipped, updates, sorted(kinds - {"ranks"}), sep="|")
 """
 
 
-@pytest.mark.slow
-def test_accumulation_under_data_parallelism_skips_nothing(
-    tmp_path: Path, ranks: Callable[..., list[tuple[str, str]]]
+@pytest.mark.parametrize("world", [1, 2])
+def test_accumulation_under_data_parallelism_skips_what_was_left_out_and_nothing_else(
+    world: int, tmp_path: Path, ranks: Callable[..., list[tuple[str, str]]]
 ) -> None:
-    said = ranks(ACCUMULATION, 1, tmp_path)[0][0]
-    assert [line.split()[2:] for line in said.splitlines()] == [["3", "0", "0"]] * 4
+    said = ranks(ACCUMULATION, world, tmp_path)[0][0]
+    assert said.splitlines() == ["4|[2]|[0, 1, 3, 4]|['skipped-step']"] * 4

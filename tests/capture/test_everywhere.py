@@ -1,4 +1,5 @@
-"""The same numbers wherever training happens: mixed precision, sparse and shared parameters, compiled models."""
+"""The same numbers wherever training happens: mixed precision, sparse and shared parameters,
+compiled models."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 import gradiometer as gm
+from gradiometer.capture.rounds import Cadence
 from gradiometer.maths import tiers
 from gradiometer.maths.histogram import log_histogram
 
@@ -55,7 +57,9 @@ def test_with_a_grad_scaler_norms_are_those_after_unscale(clip: bool, tmp_path: 
             scaler.update()
     assert values(tmp_path / "run", "grad/all/norm/raw") == pytest.approx(expected, rel=1e-5)
     if clip:
-        assert values(tmp_path / "run", "grad/all/norm/clipped") == pytest.approx([1e-3] * 4, rel=1e-2)
+        assert values(tmp_path / "run", "grad/all/norm/clipped") == pytest.approx(
+            [1e-3] * 4, rel=1e-2
+        )
 
 
 @pytest.mark.parametrize("clip", [True, False])
@@ -123,9 +127,15 @@ def test_sparse_gradients_of_an_embedding(direction: str, tmp_path: Path) -> Non
     with gm.watch(model, [sparse, dense], run=tmp_path / "run", budget=None, direction=direction):
         for number in range(6):
             model.zero_grad()
-            model["head"](model["embed"](torch.tensor([1, 2, 2, 7 + number]))).square().mean().backward()
+            model["head"](
+                model["embed"](torch.tensor([1, 2, 2, 7 + number]))
+            ).square().mean().backward()
             norms.append(norm_of(model))
-            grads.append(torch.cat([p.grad.to_dense().flatten() for p in model.parameters() if p.grad is not None]))
+            grads.append(
+                torch.cat(
+                    [p.grad.to_dense().flatten() for p in model.parameters() if p.grad is not None]
+                )
+            )
             sparse.step()
             dense.step()
     run = gm.load(tmp_path / "run")
@@ -134,12 +144,16 @@ def test_sparse_gradients_of_an_embedding(direction: str, tmp_path: Path) -> Non
     if direction == "exact":
         expected = [float(torch.cosine_similarity(a, b, dim=0)) for a, b in pairwise(grads)]
         assert values(tmp_path / "run", "grad/all/cos_prev") == pytest.approx(expected, abs=1e-4)
-        assert values(tmp_path / "run", "grad/layer.embed/zero_fraction")[0] == pytest.approx(47 / 50)
+        assert values(tmp_path / "run", "grad/layer.embed/zero_fraction")[0] == pytest.approx(
+            47 / 50
+        )
 
 
 def test_shared_and_frozen_parameters(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    model = nn.ModuleDict({"embed": nn.Embedding(9, 4), "mid": nn.Linear(4, 4), "head": nn.Linear(4, 9, bias=False)})
+    model = nn.ModuleDict(
+        {"embed": nn.Embedding(9, 4), "mid": nn.Linear(4, 4), "head": nn.Linear(4, 9, bias=False)}
+    )
     model["head"].weight = model["embed"].weight
     model["mid"].bias.requires_grad_(False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -190,13 +204,25 @@ def test_terms_of_a_compiled_model_are_measured_or_said_to_be_unmeasurable(tmp_p
 class Counter(torch.overrides.TorchFunctionMode):
     """Counts the calls that wait for a device."""
 
-    METHODS = ("item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__", "__index__", "nonzero")
+    METHODS = (
+        "item",
+        "tolist",
+        "cpu",
+        "numpy",
+        "__bool__",
+        "__float__",
+        "__int__",
+        "__index__",
+        "nonzero",
+    )
 
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[str] = []
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         name = getattr(function, "__name__", "")
         if name in self.METHODS:
             self.calls.append(name)
@@ -210,15 +236,24 @@ class DispatchCounter(torch.utils._python_dispatch.TorchDispatchMode):
         super().__init__()
         self.calls: list[str] = []
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(word in str(function) for word in ("_local_scalar_dense", "aten.nonzero", "is_nonzero", "aten.equal")):
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if any(
+            word in str(function)
+            for word in ("_local_scalar_dense", "aten.nonzero", "is_nonzero", "aten.equal")
+        ):
             self.calls.append(str(function))
         return function(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("options", [{"tier": "light"}, {}, {"direction": "sketch"}, {"tier": "deep"}])
+@pytest.mark.parametrize(
+    "options", [{"tier": "light"}, {}, {"direction": "sketch"}, {"tier": "deep"}]
+)
 @pytest.mark.parametrize("every", [1, 4])
-def test_a_measured_step_has_one_sync_and_the_others_none(options: dict[str, Any], every: int) -> None:
+def test_a_measured_step_has_one_sync_and_the_others_none(
+    options: dict[str, Any], every: int
+) -> None:
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     log_histogram(torch.ones(1))  # its table of edges is made once, on the host
@@ -229,23 +264,30 @@ def test_a_measured_step_has_one_sync_and_the_others_none(options: dict[str, Any
                 optimizer.zero_grad()
                 for _ in range(2):
                     out = model(torch.randn(8, 5))
-                    with meter.terms(policy=out[:, 0].mean(), value=out[:, 1].square().mean()) as loss:
+                    with meter.terms(
+                        policy=out[:, 0].mean(), value=out[:, 1].square().mean()
+                    ) as loss:
                         loss.backward()
                 clip_grad_norm_(model.parameters(), 0.1)
                 optimizer.step()
                 meter.log(loss=loss, ratio=out.detach().exp(), advantages=out.detach())
             syncs.append(methods.calls + kernels.calls)
     for step, calls in enumerate(syncs):
-        assert calls == (["cpu", "numpy"] if step % every == 0 else [])  # one transfer, then its view on the host
+        assert calls == (
+            ["cpu", "numpy"] if step % every == 0 else []
+        )  # one transfer, then its view on the host
 
 
 class Routed(nn.Module):
-    """Two experts, merged by a router; one tensor of each is large enough to be cut by kept thresholds."""
+    """Two experts, merged by a router; one tensor of each is large enough to be cut by kept
+    thresholds."""
 
     def __init__(self) -> None:
         super().__init__()
         self.router = nn.Linear(5, 2)
-        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(5, 1000), nn.Linear(1000, 2)) for _ in range(2))
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(5, 1000), nn.Linear(1000, 2)) for _ in range(2)
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         weights = self.router(x).softmax(-1)
@@ -257,7 +299,9 @@ def test_experts_take_no_sync_of_their_own(monkeypatch: pytest.MonkeyPatch) -> N
     model = Routed()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     log_histogram(torch.ones(1))
-    with gm.watch(model, optimizer, run=None, budget=None, every=2, experts_every=2, tier="deep") as meter:
+    with gm.watch(
+        model, optimizer, run=None, budget=None, every=2, experts_every=2, tier="deep"
+    ) as meter:
         for step in range(7):
             with Counter() as methods, DispatchCounter() as kernels:
                 optimizer.zero_grad()
@@ -277,6 +321,7 @@ def test_the_counters_see_a_sync() -> None:
     assert any("_local_scalar_dense" in call for call in kernels.calls)
 
 
+@pytest.mark.slow
 def test_the_budget_stretches_the_cadence_and_is_kept(tmp_path: Path) -> None:
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -289,13 +334,13 @@ def test_the_budget_stretches_the_cadence_and_is_kept(tmp_path: Path) -> None:
     steps, intervals = run.series("meter/interval")
     assert len(steps) < 1000  # it would have been 4000
     assert intervals.max() > 1
-    assert "grad/all/cos_prev" in run.names()  # still the step before, however far apart the measured ones are
+    assert (
+        "grad/all/cos_prev" in run.names()
+    )  # still the step before, however far apart the measured ones are
     assert (np.diff(steps) >= 1).all()
 
 
 def test_a_cadence_that_is_stretched_stays_on_the_grid() -> None:
-    from gradiometer.capture.cadence import Cadence
-
     cadence = Cadence(every=5, budget=0.01)
     measured = []
     for step in range(200):
@@ -303,18 +348,70 @@ def test_a_cadence_that_is_stretched_stays_on_the_grid() -> None:
             measured.append(step)
             cadence.measured(step, 10.0)  # far beyond the budget
     assert all(step % 5 == 0 for step in measured)
-    assert len(measured) == 2  # the first is a warm-up, the second pays for all
+    assert len(measured) == 40  # guaranteed, whatever they cost
+
+
+def measured_by(cadence: Cadence, steps: int, seconds: float) -> list[int]:
+    measured = []
+    for step in range(steps):
+        if cadence.due(step):
+            measured.append(step)
+            cadence.measured(step, seconds)
+    return measured
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_hundred_steps_are_measured_and_spread_over_any_training_however_dear(every: int) -> None:
+    measured = np.array(measured_by(Cadence(every=every, budget=0.01), 20_000 * every, 10.0))
+    assert (measured % every == 0).all()
+    places = measured // every
+    for length in (1, 30, 100, 101, 199, 200, 480, 1_000, 3_333, 20_000):
+        so_far = places[places < length]
+        assert len(so_far) >= min(length, 100)
+        gaps = np.diff([*so_far, length])
+        assert gaps.max() <= max(1, length / 25)
+        assert len(so_far) <= 100 + 50 * np.log2(max(length, 100) / 100) + 1
+
+
+def test_guaranteed_steps_meet_every_part_of_an_epoch() -> None:
+    measured = np.array(measured_by(Cadence(every=1, budget=0.01), 100_000, 10.0))
+    late = measured[measured >= 10_000]
+    for period in (32, 64, 256, 320):
+        phases = late % period * 8 // period
+        assert np.bincount(phases, minlength=8).min() >= 0.5 * len(late) / 8
+
+
+def test_beyond_the_guaranteed_steps_the_budget_rules_and_the_excess_is_counted() -> None:
+    cheap = Cadence(every=1, budget=0.5)
+    assert len(measured_by(cheap, 1_000, 0.0)) == 1_000
+    dear = Cadence(every=1, budget=0.5)
+    count = len(measured_by(dear, 1_000, 1.0))
+    assert 250 <= count <= 300
+    found = dear.coverage(measured=count, steps=1_000)
+    assert found.seconds == count
+    assert found.beyond_budget == pytest.approx(count, abs=0.5)
+    assert f"measured {count} of 1000 steps (budget=0.5); the first 100 are" in found.words()
+
+
+def test_a_resumed_training_does_not_begin_dense_again() -> None:
+    first = Cadence(every=2, budget=0.01)
+    measured_by(first, 20_000, 10.0)
+    again = Cadence(every=2, budget=0.01)
+    again.load_state_dict(first.state_dict())
+    assert len(measured_by(again, 2_000, 10.0)) <= 20
 
 
 def test_without_a_budget_every_nth_step_is_measured() -> None:
-    from gradiometer.capture.cadence import Cadence
-
     cadence = Cadence(every=3, budget=None)
-    measured = [step for step in range(10) if cadence.due(step) and cadence.measured(step, 100.0) is None]
+    measured = [
+        step for step in range(10) if cadence.due(step) and cadence.measured(step, 100.0) is None
+    ]
     assert measured == [0, 3, 6, 9]
 
 
-def test_device_scalars_do_not_pile_up_without_a_measured_step(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_device_scalars_do_not_pile_up_without_a_measured_step(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr("gradiometer.capture.meter.PENDING_LIMIT", 10)
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

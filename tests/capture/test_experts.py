@@ -1,4 +1,5 @@
-"""Experts are found by themselves, and everything said of them is what a loop over their gradients says."""
+"""Experts are found by themselves, and everything said of them is what a loop over their gradients
+says."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from gradiometer.capture.routing import read_router
 
 
 class Merged(nn.Module):
-    """SMEAR: one expert whose weights are the mean of all, weighted by the router; per batch or per sample."""
+    """SMEAR: one expert whose weights are the mean of all, weighted by the router; per batch or per
+    sample."""
 
     def __init__(self, num: int = 3, width: int = 12, *, per_sample: bool = False) -> None:
         super().__init__()
@@ -39,12 +41,16 @@ class Merged(nn.Module):
 
     def merge(self, weights: Tensor, x: Tensor) -> Tensor:
         named = [dict(expert.named_parameters()) for expert in self.experts]
-        merged = {name: sum(w * part[name] for w, part in zip(weights, named, strict=True)) for name in named[0]}
+        merged = {
+            name: sum(w * part[name] for w, part in zip(weights, named, strict=True))
+            for name in named[0]
+        }
         return functional_call(self.experts[0], merged, (x,))
 
 
 class Routed(nn.Module):
-    """The usual top-k of tokens, an expert a module, as Mixtral was written before weights were fused."""
+    """The usual top-k of tokens, an expert a module, as Mixtral was written before weights were
+    fused."""
 
     def __init__(self, num: int = 4, width: int = 12, top_k: int = 2) -> None:
         super().__init__()
@@ -120,7 +126,9 @@ def test_a_list_of_one_shape_beside_a_router_is_a_layer_of_experts() -> None:
 
 
 def test_the_layers_of_a_transformer_are_no_experts() -> None:
-    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16), num_layers=3, enable_nested_tensor=False)
+    encoder = nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(8, 2, 16), num_layers=3, enable_nested_tensor=False
+    )
     assert found_in(encoder) == []
     gated = nn.Module()
     gated.convolution = nn.Conv1d(8, 8, 3)
@@ -149,9 +157,13 @@ def test_experts_of_hugging_face_are_found(tmp_path: Path) -> None:
         "num_experts_per_tok": 2,
         "output_router_logits": True,
     }
-    mixtral = transformers.MixtralForCausalLM(transformers.MixtralConfig(**common, num_local_experts=4))
+    mixtral = transformers.MixtralForCausalLM(
+        transformers.MixtralConfig(**common, num_local_experts=4)
+    )
     special = {"moe_intermediate_size": 24, "shared_expert_intermediate_size": 24}
-    qwen = transformers.Qwen2MoeForCausalLM(transformers.Qwen2MoeConfig(**common, num_experts=4, **special))
+    qwen = transformers.Qwen2MoeForCausalLM(
+        transformers.Qwen2MoeConfig(**common, num_experts=4, **special)
+    )
     olmoe = transformers.OlmoeForCausalLM(
         transformers.OlmoeConfig(**common, num_experts=4, pad_token_id=0, eos_token_id=1)
     )
@@ -164,19 +176,27 @@ def test_experts_of_hugging_face_are_found(tmp_path: Path) -> None:
             fused = [grads[f"{path}.experts.{part}"] for part in ("gate_up_proj", "down_proj")]
             for e in range(4):
                 parts = torch.cat([part[e].reshape(-1) for part in fused])
-                assert values[f"grad/layer.{path}/expert/{e}/norm"] == pytest.approx(parts.norm().item(), rel=1e-5)
+                assert values[f"grad/layer.{path}/expert/{e}/norm"] == pytest.approx(
+                    parts.norm().item(), rel=1e-5
+                )
                 first = torch.cat([part[0].reshape(-1) for part in fused])
                 if e:
                     cosine = torch.cosine_similarity(parts, first, dim=0).item()
-                    assert values[f"grad/layer.{path}/expert/{e}/cos_to_0"] == pytest.approx(cosine, abs=1e-5)
+                    assert values[f"grad/layer.{path}/expert/{e}/cos_to_0"] == pytest.approx(
+                        cosine, abs=1e-5
+                    )
             loads = [values[f"router/{path}/load/{e}"] for e in range(4)]
             assert sum(loads) == pytest.approx(1)
-            assert values[f"router/{path}/grad"] == pytest.approx(grads[f"{path}.gate.weight"].norm().item(), rel=1e-5)
+            assert values[f"router/{path}/grad"] == pytest.approx(
+                grads[f"{path}.gate.weight"].norm().item(), rel=1e-5
+            )
             split = values[f"router/{path}/grad_task"], values[f"router/{path}/grad_aux"]
             assert abs(split[0] - split[1]) <= values[f"router/{path}/grad"] <= sum(split) + 1e-9
             assert min(split) > 0
         if name == "mixtral":  # its weights are normalised: over tokens they add up to one
-            assert sum(values[f"grad/expert/{e}/routing_weight"] for e in range(4)) == pytest.approx(1, rel=1e-5)
+            assert sum(
+                values[f"grad/expert/{e}/routing_weight"] for e in range(4)
+            ) == pytest.approx(1, rel=1e-5)
 
 
 def train_language_model(model: Any, folder: Path) -> dict[str, Tensor]:
@@ -191,7 +211,9 @@ def train_language_model(model: Any, folder: Path) -> dict[str, Tensor]:
             optimizer.zero_grad()
             with meter.terms(task=out.loss - aux, aux=aux) as loss:
                 loss.backward()
-            grads = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+            grads = {
+                name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None
+            }
             optimizer.step()
     return grads
 
@@ -210,26 +232,43 @@ def test_an_expert_list_one_level_below_its_gate_is_found() -> None:
 def test_a_list_of_layers_that_hold_experts_is_no_list_of_experts() -> None:
     model = nn.Module()
     model.moe_layers = nn.ModuleList(Merged() for _ in range(2))
-    assert [(layer.path, layer.num) for layer in found_in(model)] == [("moe_layers.0", 3), ("moe_layers.1", 3)]
+    assert [(layer.path, layer.num) for layer in found_in(model)] == [
+        ("moe_layers.0", 3),
+        ("moe_layers.1", 3),
+    ]
 
 
 def test_two_lists_in_one_module_have_names_of_their_own() -> None:
     model = Merged()
     model.shared_experts = nn.ModuleList(nn.Linear(12, 12) for _ in range(2))
-    assert [(layer.path, layer.num) for layer in found_in(model)] == [("model", 3), ("model.shared_experts", 2)]
+    assert [(layer.path, layer.num) for layer in found_in(model)] == [
+        ("model", 3),
+        ("model.shared_experts", 2),
+    ]
 
 
 def test_fused_weights_beside_their_router_in_one_module_are_found() -> None:
-    for gate in (nn.Linear(12, 4), nn.Parameter(torch.randn(12, 4)), nn.Parameter(torch.randn(4, 12))):
+    for gate in (
+        nn.Linear(12, 4),
+        nn.Parameter(torch.randn(12, 4)),
+        nn.Parameter(torch.randn(4, 12)),
+    ):
         model = nn.Module()
         model.moe = nn.Module()
-        model.moe.w1, model.moe.w2 = nn.Parameter(torch.randn(4, 12, 20)), nn.Parameter(torch.randn(4, 20, 12))
+        model.moe.w1, model.moe.w2 = (
+            nn.Parameter(torch.randn(4, 12, 20)),
+            nn.Parameter(torch.randn(4, 20, 12)),
+        )
         model.moe.gate = gate
         (layer,) = found_in(model)
         assert (layer.path, layer.num, len(layer.slabs)) == ("moe", 4, 2)
         assert len(layer.router_parameters) == (2 if isinstance(gate, nn.Module) else 1)
     model.moe = nn.Module()
-    model.moe.input_linear, model.moe.output_linear, model.moe.gate = FusedExperts(), FusedExperts(), nn.Linear(12, 4)
+    model.moe.input_linear, model.moe.output_linear, model.moe.gate = (
+        FusedExperts(),
+        FusedExperts(),
+        nn.Linear(12, 4),
+    )
     (layer,) = found_in(model)  # JetMoe: two halves of the same experts
     assert (layer.path, layer.num, len(layer.slabs)) == ("moe", 4, 2)
 
@@ -242,7 +281,9 @@ class FusedExperts(nn.Module):
 
 def test_a_dict_of_experts_may_hold_a_dropout_too_and_a_gate_has_an_output_for_each() -> None:
     model = nn.Module()
-    model.experts = nn.ModuleDict({"a": nn.Linear(6, 6), "b": nn.Linear(6, 6), "dropout": nn.Dropout(0.1)})
+    model.experts = nn.ModuleDict(
+        {"a": nn.Linear(6, 6), "b": nn.Linear(6, 6), "dropout": nn.Dropout(0.1)}
+    )
     model.router = nn.Linear(6, 2)
     assert found_in(model)[0].num == 2
     other = nn.Module()
@@ -269,7 +310,9 @@ def test_a_module_list_can_be_given_with_its_router_and_the_choice_of_its_module
     assert (layer.num, layer.router) == (4, None)
     (layer,) = found_in(model, {"moe": (block.experts[0], block.experts[1])})
     assert (layer.num, layer.router) == (2, None)
-    both = nn.ModuleDict({"a": nn.ModuleList([nn.Linear(4, 4)]), "b": nn.ModuleList([nn.Linear(4, 4)])})
+    both = nn.ModuleDict(
+        {"a": nn.ModuleList([nn.Linear(4, 4)]), "b": nn.ModuleList([nn.Linear(4, 4)])}
+    )
     assert found_in(both, {"moe": (both["a"], both["b"])})[0].num == 2
     assert found_in(both, {"moe": both})[0].num == 2
 
@@ -288,7 +331,9 @@ def test_a_module_list_can_be_given_with_its_router_and_the_choice_of_its_module
 def test_wrong_experts_are_one_clear_error(given: Any, words: str, tmp_path: Path) -> None:
     model = nn.ModuleDict({"a": nn.Linear(4, 4), "b": nn.Linear(4, 4), "chooser": nn.Linear(4, 2)})
     with pytest.raises(gm.UsageError, match=words):
-        gm.watch(model, torch.optim.SGD(model.parameters(), lr=0.1), run=tmp_path / "run", experts=given)
+        gm.watch(
+            model, torch.optim.SGD(model.parameters(), lr=0.1), run=tmp_path / "run", experts=given
+        )
     assert not (tmp_path / "run").exists()
 
 
@@ -296,7 +341,8 @@ def test_wrong_experts_are_one_clear_error(given: Any, words: str, tmp_path: Pat
 
 
 def by_hand(model: Stack) -> Mapping[str, float]:
-    """Every value of one layer's experts by loops over Python lists, from the gradients that are there now."""
+    """Every value of one layer's experts by loops over Python lists, from the gradients that are
+    there now."""
     found: dict[str, float] = {}
     for number, block in enumerate(model.blocks):
         rows = [expert_by_hand(expert) for expert in block.experts]
@@ -304,12 +350,25 @@ def by_hand(model: Stack) -> Mapping[str, float]:
             path = f"grad/layer.blocks.{number}/expert/{e}"
             found |= {f"{path}/{name}": x for name, x in row.items()}
             if e:
-                gaps = [abs(row[f"{tier}_norm"] - rows[0][f"{tier}_norm"]) for tier in ("top", "bottom", "middle")]
-                logs = [abs(math.log(row[f"{t}_rms"] / rows[0][f"{t}_rms"])) for t in ("top", "bottom", "middle")]
-                found[f"{path}/divergence"], found[f"{path}/log_ratio"] = sum(gaps) / 3, sum(logs) / 3
+                gaps = [
+                    abs(row[f"{tier}_norm"] - rows[0][f"{tier}_norm"])
+                    for tier in ("top", "bottom", "middle")
+                ]
+                logs = [
+                    abs(math.log(row[f"{t}_rms"] / rows[0][f"{t}_rms"]))
+                    for t in ("top", "bottom", "middle")
+                ]
+                found[f"{path}/divergence"], found[f"{path}/log_ratio"] = (
+                    sum(gaps) / 3,
+                    sum(logs) / 3,
+                )
     for e in range(len(model.blocks[0].experts)):
         for name in ("top_norm", "bottom_norm", "middle_norm", "norm", "divergence"):
-            parts = [found[key] for n in range(2) if (key := f"grad/layer.blocks.{n}/expert/{e}/{name}") in found]
+            parts = [
+                found[key]
+                for n in range(2)
+                if (key := f"grad/layer.blocks.{n}/expert/{e}/{name}") in found
+            ]
             if parts:
                 found[f"grad/expert/{e}/{name}"] = sum(parts) / len(parts)
     return found
@@ -319,7 +378,10 @@ def expert_by_hand(expert: nn.Module) -> dict[str, float]:
     squares = {"top": 0.0, "bottom": 0.0, "middle": 0.0}
     sound, counts = dict(squares), dict(squares)
     for parameter in expert.parameters():
-        sizes, grads = parameter.detach().abs().reshape(-1).tolist(), parameter.grad.reshape(-1).tolist()
+        sizes, grads = (
+            parameter.detach().abs().reshape(-1).tolist(),
+            parameter.grad.reshape(-1).tolist(),
+        )
         m = max(1, int(len(sizes) * 0.05))
         order = sorted(range(len(sizes)), key=lambda i, sizes=sizes: sizes[i])
         tier_of = dict.fromkeys(order[:m], "bottom") | dict.fromkeys(order[-m:], "top")
@@ -346,7 +408,9 @@ def test_every_tier_is_what_a_loop_says(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("each", ["parameter", "expert"])
-def test_clipping_piece_by_piece_is_read_before_the_first_piece_is_clipped(tmp_path: Path, each: str) -> None:
+def test_clipping_piece_by_piece_is_read_before_the_first_piece_is_clipped(
+    tmp_path: Path, each: str
+) -> None:
     torch.manual_seed(0)
     model = Stack(Merged)
     expected: dict[str, float] = {}
@@ -363,8 +427,11 @@ def test_clipping_piece_by_piece_is_read_before_the_first_piece_is_clipped(tmp_p
         assert values[name] == pytest.approx(x, rel=1e-5), name
 
 
-def test_a_merge_of_the_batch_gives_collinear_gradients_and_divergence_is_routing(tmp_path: Path) -> None:
-    """∂L/∂W_e = w̄_e ∂L/∂W: cosines are one, norms per routing weight are one number, the source's divergence is not zero."""
+def test_a_merge_of_the_batch_gives_collinear_gradients_and_divergence_is_routing(
+    tmp_path: Path,
+) -> None:
+    """∂L/∂W_e = w̄_e ∂L/∂W: cosines are one, norms per routing weight are one number, the source's
+    divergence is not zero."""
     torch.manual_seed(0)
     model = Stack(Merged)
     with torch.no_grad():
@@ -376,7 +443,9 @@ def test_a_merge_of_the_batch_gives_collinear_gradients_and_divergence_is_routin
         first = values[f"grad/{layer}expert/0/norm_per_weight"]
         for e in (1, 2):
             assert values[f"grad/{layer}expert/{e}/cos_to_0"] == pytest.approx(1, abs=1e-5)
-            assert values[f"grad/{layer}expert/{e}/norm_per_weight"] == pytest.approx(first, rel=1e-4)
+            assert values[f"grad/{layer}expert/{e}/norm_per_weight"] == pytest.approx(
+                first, rel=1e-4
+            )
             weights = [values[f"grad/{layer}expert/{k}/routing_weight"] for k in (0, e)]
             ratio = values[f"grad/{layer}expert/{e}/norm"] / values[f"grad/{layer}expert/0/norm"]
             assert ratio == pytest.approx(weights[1] / weights[0], rel=1e-4)
@@ -397,7 +466,8 @@ def test_merging_per_sample_is_not_collinear(tmp_path: Path) -> None:
 
 
 def test_a_planted_divergence_is_recovered_when_routing_is_divided_out(tmp_path: Path) -> None:
-    """Expert 2's gradient is made three times as large on its bottom weights, over and above its routing weight."""
+    """Expert 2's gradient is made three times as large on its bottom weights, over and above its
+    routing weight."""
     torch.manual_seed(0)
     model = Stack(lambda: Merged(width=12), layers=1)
     first = model.blocks[0].experts[0].state_dict()
@@ -414,8 +484,13 @@ def test_a_planted_divergence_is_recovered_when_routing_is_divided_out(tmp_path:
     trained(model, tmp_path / "run", before_step=plant)
     values = last(tmp_path / "run")
     assert values["grad/expert/1/log_ratio_routed"] == pytest.approx(0, abs=1e-4)
-    assert values["grad/expert/2/log_ratio_routed"] == pytest.approx(math.log(3) / 3, rel=1e-3)  # one tier of three
-    bottom = [values[f"grad/expert/{e}/bottom_rms"] / values[f"grad/expert/{e}/routing_weight"] for e in (0, 2)]
+    assert values["grad/expert/2/log_ratio_routed"] == pytest.approx(
+        math.log(3) / 3, rel=1e-3
+    )  # one tier of three
+    bottom = [
+        values[f"grad/expert/{e}/bottom_rms"] / values[f"grad/expert/{e}/routing_weight"]
+        for e in (0, 2)
+    ]
     assert bottom[1] / bottom[0] == pytest.approx(3, rel=1e-4)
 
 
@@ -423,7 +498,9 @@ def test_loads_are_counted(tmp_path: Path) -> None:
     torch.manual_seed(1)
     model = Stack(Routed, layers=1)
     seen: list[Tensor] = []
-    handle = model.blocks[0].gate.register_forward_hook(lambda _m, _i, out: seen.append(out.detach().softmax(-1)))
+    handle = model.blocks[0].gate.register_forward_hook(
+        lambda _m, _i, out: seen.append(out.detach().softmax(-1))
+    )
     trained(model, tmp_path / "run")
     handle.remove()
     values = last(tmp_path / "run")
@@ -433,25 +510,35 @@ def test_loads_are_counted(tmp_path: Path) -> None:
     assert [values[f"router/blocks.0/load/{e}"] for e in range(4)] == pytest.approx(load.tolist())
     assert values["router/blocks.0/utilisation"] == pytest.approx(np.minimum(1, 4 * load).mean())
     busy = load[load > 0]
-    assert values["router/blocks.0/balance"] == pytest.approx(np.exp(-(busy * np.log(busy)).sum()) / 4)
+    assert values["router/blocks.0/balance"] == pytest.approx(
+        np.exp(-(busy * np.log(busy)).sum()) / 4
+    )
     assert values["router/blocks.0/max_violation"] == pytest.approx(4 * load.max() - 1)
     weights = torch.zeros(4).scatter_add_(
         0, best.indices.reshape(-1), (best.values / best.values.sum(-1, keepdim=True)).reshape(-1)
     )
     for e in range(4):
         norm = values[f"grad/expert/{e}/norm"]
-        assert values[f"grad/expert/{e}/routing_weight"] == pytest.approx(weights[e].item() / 16, rel=1e-5)
-        assert values[f"grad/expert/{e}/norm_per_token"] == pytest.approx(norm / tokens[e].item(), rel=1e-5)
+        assert values[f"grad/expert/{e}/routing_weight"] == pytest.approx(
+            weights[e].item() / 16, rel=1e-5
+        )
+        assert values[f"grad/expert/{e}/norm_per_token"] == pytest.approx(
+            norm / tokens[e].item(), rel=1e-5
+        )
 
 
 def test_an_expert_nobody_asks_is_missing_and_counted_as_dead(tmp_path: Path) -> None:
     model = Stack(Routed, layers=1)
     with torch.no_grad():
         model.blocks[0].gate.weight.zero_()
-    model.blocks[0].gate.register_forward_hook(lambda _m, _i, out: out + torch.tensor([0.0, 0.0, 0.0, -1e9]))
+    model.blocks[0].gate.register_forward_hook(
+        lambda _m, _i, out: out + torch.tensor([0.0, 0.0, 0.0, -1e9])
+    )
     trained(model, tmp_path / "run")
     values = last(tmp_path / "run")
-    assert values["router/blocks.0/dead_share"] == pytest.approx(0.5)  # top-2 of equal logits, the same two for all
+    assert values["router/blocks.0/dead_share"] == pytest.approx(
+        0.5
+    )  # top-2 of equal logits, the same two for all
     assert "grad/expert/3/norm" not in values
     assert values["router/blocks.0/load/3"] == 0
 
@@ -466,7 +553,10 @@ def test_forwards_that_train_nothing_are_not_counted(tmp_path: Path) -> None:
             model(torch.randn(8, 12)).sum().backward()
         optimizer.step()
     values = last(tmp_path / "run")
-    tokens = [values[f"grad/expert/{e}/norm"] / values[f"grad/expert/{e}/norm_per_token"] for e in range(4)]
+    tokens = [
+        values[f"grad/expert/{e}/norm"] / values[f"grad/expert/{e}/norm_per_token"]
+        for e in range(4)
+    ]
     assert sum(tokens) == pytest.approx(2 * 8 * 2)
 
 
@@ -474,22 +564,32 @@ def test_one_who_asks_by_hand_gets_the_routing_of_that_step_only(tmp_path: Path)
     torch.manual_seed(0)
     model = Stack(Routed, layers=1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    with gm.watch(model, optimizer, run=tmp_path / "run", every=4, budget=None, experts_every=1) as meter:
+    with gm.watch(
+        model, optimizer, run=tmp_path / "run", every=4, budget=None, experts_every=1
+    ) as meter:
         for step in range(9):
             optimizer.zero_grad()
             loss = model(torch.randn(16, 12)).square().mean()
             if step == 4:
                 with pytest.warns(gm.GradiometerWarning, match="no expert has a gradient"):
-                    meter.log_gradient_dynamics()  # too early: neither the look at this step nor its routing is lost
+                    # too early: neither the look at this step nor its routing is lost
+                    meter.log_gradient_dynamics()
             loss.backward()
             if step in (1, 2):
                 meter.log_gradient_dynamics()
             optimizer.step()
     run = gm.load(tmp_path / "run")
     for e in range(4):
-        (at, norms), (routed_at, per_token) = (run.series(f"grad/expert/{e}/{x}") for x in ("norm", "norm_per_token"))
+        (at, norms), (routed_at, per_token) = (
+            run.series(f"grad/expert/{e}/{x}") for x in ("norm", "norm_per_token")
+        )
         assert at.tolist() == [0, 1, 2, 4, 8]
-        assert routed_at.tolist() == [0, 2, 4, 8]  # nobody listened to the first forward that was asked about
+        assert routed_at.tolist() == [
+            0,
+            2,
+            4,
+            8,
+        ]  # nobody listened to the first forward that was asked about
         assert (np.delete(norms, 1) / per_token).max() <= 16.001
 
 
@@ -505,7 +605,9 @@ def test_a_forward_of_the_next_step_is_not_counted_with_the_last(tmp_path: Path)
             optimizers[0].step()
     run = gm.load(tmp_path / "run")
     weights = sum(run.series(f"grad/expert/{e}/routing_weight")[1] for e in range(4))
-    (_, norms), (at, per_token) = (run.series(f"grad/expert/0/{x}") for x in ("norm", "norm_per_token"))
+    (_, norms), (at, per_token) = (
+        run.series(f"grad/expert/0/{x}") for x in ("norm", "norm_per_token")
+    )
     assert at.tolist() == [0, 1, 2]
     assert weights == pytest.approx(1)
     assert (norms / per_token).max() <= 16.001
@@ -526,7 +628,10 @@ def test_a_closure_counts_the_forward_of_its_last_gradient(tmp_path: Path) -> No
     with gm.watch(model, optimizer, run=tmp_path / "run", budget=None, experts_every=1):
         optimizer.step(closure)
     values = last(tmp_path / "run")
-    tokens = [values[f"grad/expert/{e}/norm"] / values[f"grad/expert/{e}/norm_per_token"] for e in range(4)]
+    tokens = [
+        values[f"grad/expert/{e}/norm"] / values[f"grad/expert/{e}/norm_per_token"]
+        for e in range(4)
+    ]
     assert sum(tokens) == pytest.approx(2 * 16)
 
 
@@ -554,10 +659,14 @@ def test_a_router_output_that_breaks_the_tally_does_not_stop_the_training(tmp_pa
     model = Stack(Merged, layers=1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with gm.watch(model, optimizer, run=tmp_path / "run", budget=None, experts_every=1) as meter:
-        meter._rig.experts._tallies[0]._layer = None  # type: ignore[assignment]
+        meter._observer.experts._tallies[0]._layer = None  # type: ignore[assignment]
         for step in range(2):
             optimizer.zero_grad()
-            with pytest.warns(gm.GradiometerWarning, match="had a fault") if step == 0 else warnings.catch_warnings():
+            with (
+                pytest.warns(gm.GradiometerWarning, match="had a fault")
+                if step == 0
+                else warnings.catch_warnings()
+            ):
                 model(torch.randn(16, 12)).square().mean().backward()
             optimizer.step()
     run = gm.load(tmp_path / "run")
@@ -572,12 +681,17 @@ def test_checkpointed_forwards_count_once(tmp_path: Path) -> None:
     for reentrant in (False, True):
         model = Stack(Routed, layers=1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        with gm.watch(model, optimizer, run=tmp_path / str(reentrant), budget=None, experts_every=1):
+        with gm.watch(
+            model, optimizer, run=tmp_path / str(reentrant), budget=None, experts_every=1
+        ):
             x = torch.randn(8, 12, requires_grad=True)
             checkpoint(model, x, use_reentrant=reentrant).sum().backward()
             optimizer.step()
         values = last(tmp_path / str(reentrant))
-        tokens = [values[f"grad/expert/{e}/norm"] / values[f"grad/expert/{e}/norm_per_token"] for e in range(4)]
+        tokens = [
+            values[f"grad/expert/{e}/norm"] / values[f"grad/expert/{e}/norm_per_token"]
+            for e in range(4)
+        ]
         assert sum(tokens) == pytest.approx(16)
 
 
@@ -587,8 +701,18 @@ def test_checkpointed_forwards_count_once(tmp_path: Path) -> None:
         (torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.1, 0.8]]), [0.6, 0.4, 1.0], None, 2),
         (torch.tensor([0.5, 0.3, 0.2]), [0.5, 0.3, 0.2], None, 1),
         (torch.tensor([[0.0, 0.0, 0.0]]), [1 / 3] * 3, None, 1),
-        ((torch.zeros(2, 3), torch.tensor([[0.9], [0.7]]), torch.tensor([[2], [0]])), [0.7, 0, 0.9], [1, 0, 1], 2),
-        ((torch.tensor([[2], [3]]), torch.tensor([[0.9], [0.7]])), [0, 0, 0.9], [0, 0, 1], 2),  # 3 goes nowhere
+        (
+            (torch.zeros(2, 3), torch.tensor([[0.9], [0.7]]), torch.tensor([[2], [0]])),
+            [0.7, 0, 0.9],
+            [1, 0, 1],
+            2,
+        ),
+        (
+            (torch.tensor([[2], [3]]), torch.tensor([[0.9], [0.7]])),
+            [0, 0, 0.9],
+            [0, 0, 1],
+            2,
+        ),  # 3 goes nowhere
         ((torch.tensor([[0, 1, 0], [0, 1, 0]]),), None, [0, 2, 0], 2),
         # Switch: rows of zeros and ones, the weight of each, and logits
         (
@@ -602,9 +726,19 @@ def test_checkpointed_forwards_count_once(tmp_path: Path) -> None:
             2,
         ),
         # NLLB: such rows, and two tensors of which one holds weights
-        ((torch.tensor([[0, 1, 0], [1, 0, 0]]), torch.ones(2, 3), torch.zeros(2, 3)), [math.nan] * 3, [1, 1, 0], 2),
+        (
+            (torch.tensor([[0, 1, 0], [1, 0, 0]]), torch.ones(2, 3), torch.zeros(2, 3)),
+            [math.nan] * 3,
+            [1, 1, 0],
+            2,
+        ),
         # all three, in the order of their weights: top-3 of 3
-        ((torch.tensor([[2, 0, 1]]), torch.tensor([[0.6, 0.3, 0.1]])), [0.3, 0.1, 0.6], [1, 1, 1], 1),
+        (
+            (torch.tensor([[2, 0, 1]]), torch.tensor([[0.6, 0.3, 0.1]])),
+            [0.3, 0.1, 0.6],
+            [1, 1, 1],
+            1,
+        ),
     ],
 )
 def test_router_outputs_are_understood(
@@ -645,7 +779,9 @@ def test_without_experts_nothing_is_logged_and_nothing_is_hooked(tmp_path: Path)
     model = nn.Sequential(nn.Linear(12, 8), nn.Linear(8, 1))
     meter = trained(model, tmp_path / "run")
     assert meter.log_gradient_dynamics() is None
-    assert not any("expert" in name or name.startswith("router") for name in gm.load(tmp_path / "run").names())
+    assert not any(
+        "expert" in name or name.startswith("router") for name in gm.load(tmp_path / "run").names()
+    )
     assert not any(part._forward_hooks for part in model.modules())
 
 
@@ -679,7 +815,13 @@ def test_it_can_be_switched_on_in_tier_light(tmp_path: Path) -> None:
     torch.manual_seed(0)
     trained(Stack(Merged), tmp_path / "off", tier="light", steps=2)
     assert not [name for name in gm.load(tmp_path / "off").names() if "/expert/" in name]
-    trained(Stack(Merged), tmp_path / "on", tier="light", steps=3, before_step=lambda meter: meter.watch_experts(1))
+    trained(
+        Stack(Merged),
+        tmp_path / "on",
+        tier="light",
+        steps=3,
+        before_step=lambda meter: meter.watch_experts(1),
+    )
     assert gm.load(tmp_path / "on").series("grad/expert/0/norm")[0].tolist() == [0, 1, 2]
 
 
@@ -697,25 +839,41 @@ def test_asking_by_hand_gives_the_names_of_the_source(tmp_path: Path) -> None:
     assert set(answers[0]) == {"expert_gradients", "divergence_scores"}
     gradients = answers[-1]["expert_gradients"]
     assert set(gradients["expert_0"]) == {"top_norm", "bottom_norm", "middle_norm", "clean_norm"}
-    assert set(gradients["expert_2"]) == {"top_norm", "bottom_norm", "middle_norm", "perturbed_norm"}
+    assert set(gradients["expert_2"]) == {
+        "top_norm",
+        "bottom_norm",
+        "middle_norm",
+        "perturbed_norm",
+    }
     assert set(answers[0]["divergence_scores"]) == {"expert_1_divergence", "expert_2_divergence"}
-    assert gradients["expert_1"]["perturbed_norm"] == pytest.approx(expected[-1]["grad/expert/1/norm"], rel=1e-5)
+    assert gradients["expert_1"]["perturbed_norm"] == pytest.approx(
+        expected[-1]["grad/expert/1/norm"], rel=1e-5
+    )
     run = gm.load(tmp_path / "run")
     steps, values = run.series("grad/expert/1/divergence")
     assert steps.tolist() == [0, 1]
     assert values[-1] == pytest.approx(answers[-1]["divergence_scores"]["expert_1_divergence"])
-    assert run.series("grad/expert/1/routing_weight")[0].tolist() == [1]  # routers are heard from the first asking on
+    assert run.series("grad/expert/1/routing_weight")[0].tolist() == [
+        1
+    ]  # routers are heard from the first asking on
 
 
 def test_asking_by_hand_leaves_the_step_to_be_read_once(tmp_path: Path) -> None:
-    trained(Stack(Merged), tmp_path / "run", steps=1, before_step=lambda meter: meter.log_gradient_dynamics(step=0))
+    trained(
+        Stack(Merged),
+        tmp_path / "run",
+        steps=1,
+        before_step=lambda meter: meter.log_gradient_dynamics(step=0),
+    )
     run = gm.load(tmp_path / "run")
     assert run.series("grad/expert/0/norm")[0].tolist() == [0]
     assert len(run.events("experts")) == 1
 
 
 @pytest.mark.parametrize("to_none", [True, False])
-def test_asking_at_the_wrong_time_is_missing_with_a_hint_and_never_zero(tmp_path: Path, to_none: bool) -> None:
+def test_asking_at_the_wrong_time_is_missing_with_a_hint_and_never_zero(
+    tmp_path: Path, to_none: bool
+) -> None:
     model = Stack(Merged)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with gm.watch(model, optimizer, run=tmp_path / "run", budget=None, experts_every=None) as meter:
@@ -724,7 +882,10 @@ def test_asking_at_the_wrong_time_is_missing_with_a_hint_and_never_zero(tmp_path
             optimizer.step()
         optimizer.zero_grad(set_to_none=to_none)
         with pytest.warns(gm.GradiometerWarning, match="after backward"):
-            assert meter.log_gradient_dynamics() == {"expert_gradients": {}, "divergence_scores": {}}
+            assert meter.log_gradient_dynamics() == {
+                "expert_gradients": {},
+                "divergence_scores": {},
+            }
         meter.log_gradient_dynamics()  # said once
     run = gm.load(tmp_path / "run")
     assert not any(name.startswith("grad/expert") for name in run.names())
@@ -770,7 +931,9 @@ def test_experts_added_while_training_get_columns_of_their_own(tmp_path: Path) -
     run = gm.load(tmp_path / "run")
     assert run.series("grad/expert/2/norm")[0].tolist() == [0, 1, 2, 3]
     assert run.series("grad/expert/3/norm")[0].tolist() == [2, 3]
-    assert run.series("grad/expert/3/routing_weight")[0].tolist() == [3]  # its router was hooked when its step began
+    assert run.series("grad/expert/3/routing_weight")[0].tolist() == [
+        3
+    ]  # its router was hooked when its step began
     assert len(run.tables("experts")) == 2
 
 
@@ -784,7 +947,11 @@ def test_the_training_is_the_same_bits_with_and_without(
         model = Stack(make)
         if watched:
             trained(
-                model, tmp_path / "run", steps=6, tier=tier, before_step=lambda meter: meter.log_gradient_dynamics()
+                model,
+                tmp_path / "run",
+                steps=6,
+                tier=tier,
+                before_step=lambda meter: meter.log_gradient_dynamics(),
             )
         else:
             optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -820,8 +987,12 @@ def test_gradients_that_a_fused_optimizer_holds_scaled_are_read_unscaled(tmp_pat
         optimizer.grad_scale, optimizer.found_inf = torch.tensor(1024.0), torch.tensor(0.0)
         optimizer.step()
     values = last(tmp_path / "run")
-    assert values["grad/expert/1/top_norm"] == pytest.approx(expected["grad/expert/1/top_norm"], rel=1e-5)
-    assert values["grad/expert/1/divergence"] == pytest.approx(expected["grad/expert/1/divergence"], rel=1e-5)
+    assert values["grad/expert/1/top_norm"] == pytest.approx(
+        expected["grad/expert/1/top_norm"], rel=1e-5
+    )
+    assert values["grad/expert/1/divergence"] == pytest.approx(
+        expected["grad/expert/1/divergence"], rel=1e-5
+    )
 
 
 def test_half_precision_experts_are_summed_in_single(tmp_path: Path) -> None:
@@ -841,7 +1012,9 @@ def test_half_precision_experts_are_summed_in_single(tmp_path: Path) -> None:
 def wide(num: int = 2) -> nn.Module:
     """6,000 elements a tensor: beyond the size that is cut anew each time."""
     block = Merged(num=num)
-    block.experts = nn.ModuleList(nn.Sequential(nn.Linear(12, 500), nn.Tanh(), nn.Linear(500, 12)) for _ in range(num))
+    block.experts = nn.ModuleList(
+        nn.Sequential(nn.Linear(12, 500), nn.Tanh(), nn.Linear(500, 12)) for _ in range(num)
+    )
     return block
 
 
@@ -849,7 +1022,13 @@ def test_thresholds_that_stand_still_are_kept_for_longer_and_longer(tmp_path: Pa
     torch.manual_seed(0)
     model = Stack(wide)
     expected: list[Mapping[str, float]] = []
-    trained(model, tmp_path / "run", steps=17, lr=1e-4, before_step=lambda _: expected.append(by_hand(model)))
+    trained(
+        model,
+        tmp_path / "run",
+        steps=17,
+        lr=1e-4,
+        before_step=lambda _: expected.append(by_hand(model)),
+    )
     run = gm.load(tmp_path / "run")
     name = "grad/layer.blocks.0/expert/1/bottom_norm"
     values = run.series(name)[1]
@@ -861,7 +1040,8 @@ def test_thresholds_that_stand_still_are_kept_for_longer_and_longer(tmp_path: Pa
 
 
 def test_thresholds_that_move_are_found_anew_each_time(tmp_path: Path) -> None:
-    """Weights that grow by a tenth a step would all be top soon, by thresholds of the first step."""
+    """Weights that grow by a tenth a step would all be top soon, by thresholds of the first
+    step."""
     torch.manual_seed(0)
     model = Stack(wide)
     expected: list[Mapping[str, float]] = []
@@ -875,16 +1055,25 @@ def test_thresholds_that_move_are_found_anew_each_time(tmp_path: Path) -> None:
 
     trained(model, tmp_path / "run", steps=8, before_step=grow)
     run = gm.load(tmp_path / "run")
-    for name in ("grad/layer.blocks.0/expert/1/top_norm", "grad/layer.blocks.1/expert/0/bottom_norm"):
+    for name in (
+        "grad/layer.blocks.0/expert/1/top_norm",
+        "grad/layer.blocks.1/expert/0/bottom_norm",
+    ):
         assert run.series(name)[1] == pytest.approx([each[name] for each in expected], rel=1e-5)
 
 
-def test_many_experts_are_read_in_pieces_and_the_numbers_are_those_of_a_loop(tmp_path: Path) -> None:
-    """96 experts of 5,376 and 3,600 weights: one tensor is read in several pieces, the other is cut whole."""
+@pytest.mark.slow
+def test_many_experts_are_read_in_pieces_and_the_numbers_are_those_of_a_loop(
+    tmp_path: Path,
+) -> None:
+    """96 experts of 5,376 and 3,600 weights: one tensor is read in several pieces, the other is cut
+    whole."""
 
     def make() -> nn.Module:
         block = Merged(num=96)
-        block.experts = nn.ModuleList(nn.Sequential(nn.Linear(12, 448), nn.Linear(448, 12)) for _ in range(96))
+        block.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(12, 448), nn.Linear(448, 12)) for _ in range(96)
+        )
         return block
 
     torch.manual_seed(0)

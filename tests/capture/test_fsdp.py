@@ -1,4 +1,5 @@
-"""FSDP2: each rank reads its piece, and together they give the numbers of a single process on the same global batches."""
+"""FSDP2: each rank reads its piece, and together they give the numbers of a single process on the
+same global batches."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 import gradiometer as gm
-from gradiometer.capture.shards import Piece, ShardSketcher, places_of
+from gradiometer.capture.distributed import Piece, ShardSketcher, places_of
 from gradiometer.maths import stats
 from gradiometer.maths.sketch import TILE, Sketcher
 
@@ -45,11 +46,17 @@ def test_the_numbers_are_those_of_one_process(
 
 
 @pytest.mark.slow
-def test_accumulation_without_reduction_is_one_gradient(tmp_path: Path, ranks: Ranks, ranked: ModuleType) -> None:
+def test_accumulation_without_reduction_is_one_gradient(
+    tmp_path: Path, ranks: Ranks, ranked: ModuleType
+) -> None:
     ranks(ranked.TRAINING, 1, "single", tmp_path / "one", "accumulate")
     ranks(ranked.TRAINING, 2, "fsdp", tmp_path / "many", "accumulate", "nosync")
     one, many = gm.load(tmp_path / "one"), gm.load(tmp_path / "many")
-    assert {name.rpartition("/")[2] for name in set(one.names()) - set(many.names())} == {"alignment", "micro_batches"}
+    assert {name.rpartition("/")[2] for name in set(one.names()) - set(many.names())} == {
+        "alignment",
+        "micro_batches",
+        "noise_batch",
+    }
     ranked.assert_same(one, many)
 
 
@@ -69,7 +76,9 @@ def test_the_training_is_the_same_bits_with_and_without_the_meter(
 
 
 @pytest.mark.slow
-def test_a_nan_in_one_piece_is_a_nan_of_the_tensor_and_of_no_other(tmp_path: Path, ranks: Ranks) -> None:
+def test_a_nan_in_one_piece_is_a_nan_of_the_tensor_and_of_no_other(
+    tmp_path: Path, ranks: Ranks
+) -> None:
     ranks(NONFINITE, 2, tmp_path / "run")
     run = gm.load(tmp_path / "run")
     assert run.series("grad/actor/nonfinite")[1].tolist() == [0.0, 1.0, 1.0]
@@ -134,14 +143,23 @@ with gm.watch(model, optimizer, run=folder, budget=None, direction=sys.argv[4]):
 
 @pytest.mark.slow
 @pytest.mark.proof
-def test_copies_of_pieces_cut_across_rows_count_once(tmp_path: Path, ranks: Ranks, ranked: ModuleType) -> None:
+def test_copies_of_pieces_cut_across_rows_count_once(
+    tmp_path: Path, ranks: Ranks, ranked: ModuleType
+) -> None:
     ranks(HYBRID, 1, tmp_path / "one", "exact")
     ranks(HYBRID, 4, tmp_path / "many", "exact")
     one, many = gm.load(tmp_path / "one"), gm.load(tmp_path / "many")
     assert not many.events("fault")
     assert set(one.names()) == set(many.names())
-    of_sketches = ("cos_ema", "alignment_window")  # such a cut has a sketch of its own, as good as the other
-    names = [name for name in one.names() if not name.endswith(of_sketches) and not name.startswith("meter/")]
+    of_sketches = (
+        "cos_ema",
+        "alignment_window",
+    )  # such a cut has a sketch of its own, as good as the other
+    names = [
+        name
+        for name in one.names()
+        if not name.endswith(of_sketches) and not name.startswith("meter/")
+    ]
     assert max(ranked.differences(one, many, name) for name in names) < 1e-5
 
 
@@ -191,7 +209,8 @@ def test_sharded_experts_are_left_out_and_that_is_said_once(tmp_path: Path, rank
 
 
 def pieces(shape: tuple[int, ...], cuts: int, dim: int) -> list[tuple[Piece, tuple[slice, ...]]]:
-    """The boxes that `cuts` ranks hold of a tensor, as DTensor cuts it: the last ones may be smaller, or empty."""
+    """The boxes that `cuts` ranks hold of a tensor, as DTensor cuts it: the last ones may be
+    smaller, or empty."""
     size = -(-shape[dim] // cuts)
     found = []
     for rank in range(cuts):
@@ -203,13 +222,16 @@ def pieces(shape: tuple[int, ...], cuts: int, dim: int) -> list[tuple[Piece, tup
     return found
 
 
-@pytest.mark.parametrize("shape", [(1,), (7,), (50, 9), (300, 40), (3, 5, 700), (TILE // 1000 + 60, 1000)])
+@pytest.mark.parametrize(
+    "shape", [(1,), (7,), (50, 9), (300, 40), (3, 5, 700), (TILE // 1000 + 60, 1000)]
+)
 @pytest.mark.parametrize("cuts", [1, 2, 4])
 def test_the_pieces_add_up_to_the_sketch_of_the_whole(shape: tuple[int, ...], cuts: int) -> None:
     x = torch.randn(shape, generator=torch.Generator().manual_seed(1))
     whole = Sketcher(seed=3, k=64).sketch([x], [5])
     parts = [
-        ShardSketcher(seed=3, k=64, pieces={5: piece}).sketch([x[box]], [5]) for piece, box in pieces(shape, cuts, 0)
+        ShardSketcher(seed=3, k=64, pieces={5: piece}).sketch([x[box]], [5])
+        for piece, box in pieces(shape, cuts, 0)
     ]
     torch.testing.assert_close(torch.stack(parts).sum(0), whole, rtol=1e-4, atol=1e-3)
 
@@ -218,7 +240,10 @@ def test_the_pieces_add_up_to_the_sketch_of_the_whole(shape: tuple[int, ...], cu
 @pytest.mark.parametrize("cuts", [1, 2, 4])
 def test_the_pieces_take_the_sample_of_the_whole(dim: int, cuts: int) -> None:
     x = torch.arange(90.0 * 70).reshape(90, 70)
-    taken = [x[box].reshape(-1)[places_of(piece, 1024, x.device)] for piece, box in pieces(tuple(x.shape), cuts, dim)]
+    taken = [
+        x[box].reshape(-1)[places_of(piece, 1024, x.device)]
+        for piece, box in pieces(tuple(x.shape), cuts, dim)
+    ]
     assert torch.cat(taken).sort().values.tolist() == stats.sample(x, 1024).tolist()
 
 
@@ -228,4 +253,6 @@ def test_a_cut_across_rows_keeps_lengths_within_the_sketch_s_error() -> None:
         ShardSketcher(seed=3, k=4096, pieces={5: piece}).sketch([x[box]], [5])
         for piece, box in pieces(tuple(x.shape), 4, 1)
     ]
-    assert float(torch.stack(parts).sum(0).norm()) == pytest.approx(float(x.norm()), rel=4 * math.sqrt(0.5 / 4096))
+    assert float(torch.stack(parts).sum(0).norm()) == pytest.approx(
+        float(x.norm()), rel=4 * math.sqrt(0.5 / 4096)
+    )

@@ -22,7 +22,9 @@ def values(folder: Path, name: str) -> list[float]:
 
 
 def norm_of(model: nn.Module) -> float:
-    return math.sqrt(sum(float(p.grad.double().square().sum()) for p in model.parameters() if p.grad is not None))
+    return math.sqrt(
+        sum(float(p.grad.double().square().sum()) for p in model.parameters() if p.grad is not None)
+    )
 
 
 def constant_gradients(model: nn.Module, level: float = 1.0) -> None:
@@ -43,11 +45,18 @@ def test_a_matrix_with_as_many_columns_as_the_sample_is_seen_whole(tmp_path: Pat
 def actor_and_critic() -> tuple[nn.Linear, nn.Linear, torch.optim.Optimizer, torch.optim.Optimizer]:
     torch.manual_seed(0)
     actor, critic = nn.Linear(3, 1), nn.Linear(4, 1)
-    return actor, critic, torch.optim.SGD(actor.parameters(), lr=0.01), torch.optim.SGD(critic.parameters(), lr=0.01)
+    return (
+        actor,
+        critic,
+        torch.optim.SGD(actor.parameters(), lr=0.01),
+        torch.optim.SGD(critic.parameters(), lr=0.01),
+    )
 
 
 @pytest.mark.parametrize("delay", [1, 2])
-def test_separate_clips_of_two_optimizers_skip_nothing_and_share_rounds(delay: int, tmp_path: Path) -> None:
+def test_separate_clips_of_two_optimizers_skip_nothing_and_share_rounds(
+    delay: int, tmp_path: Path
+) -> None:
     actor, critic, actor_optimizer, critic_optimizer = actor_and_critic()
     both = {"actor": actor, "critic": critic}
     with gm.watch(both, [critic_optimizer, actor_optimizer], run=tmp_path / "run", budget=None):
@@ -78,7 +87,8 @@ def test_the_weights_of_every_optimizer_are_measured_anew(tmp_path: Path) -> Non
         for _ in range(31):
             constant_gradients(both)
             before = [
-                math.sqrt(sum(float(p.detach().square().sum()) for p in part.parameters())) for part in (actor, critic)
+                math.sqrt(sum(float(p.detach().square().sum()) for p in part.parameters()))
+                for part in (actor, critic)
             ]
             critic_optimizer.step()
             actor_optimizer.step()
@@ -87,7 +97,8 @@ def test_the_weights_of_every_optimizer_are_measured_anew(tmp_path: Path) -> Non
                     p.mul_(1.1)
     for block, size in zip(("actor", "critic"), before, strict=True):
         ratio, update = (
-            values(tmp_path / "run", f"grad/{block}/{name}")[-1] for name in ("update_ratio", "norm/update")
+            values(tmp_path / "run", f"grad/{block}/{name}")[-1]
+            for name in ("update_ratio", "norm/update")
         )
         assert update / ratio == pytest.approx(size, rel=0.01)  # step 30 is a multiple of ten
 
@@ -191,7 +202,9 @@ def test_data_of_another_shape_does_not_stop_the_measuring(tmp_path: Path) -> No
     assert values(tmp_path / "run", "grad/all/norm/raw") == pytest.approx([3.0, 5.0, 5.0])
 
 
-def test_a_clip_by_value_and_then_by_norm_are_both_in_what_the_optimizer_sees(tmp_path: Path) -> None:
+def test_a_clip_by_value_and_then_by_norm_are_both_in_what_the_optimizer_sees(
+    tmp_path: Path,
+) -> None:
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     with gm.watch(model, optimizer, run=tmp_path / "run", budget=None):
@@ -203,7 +216,9 @@ def test_a_clip_by_value_and_then_by_norm_are_both_in_what_the_optimizer_sees(tm
     assert values(tmp_path / "run", "grad/all/norm/clipped") == pytest.approx([seen], rel=1e-5)
 
 
-def test_a_gradient_that_was_replaced_after_backward_is_the_one_that_is_sketched(tmp_path: Path) -> None:
+def test_a_gradient_that_was_replaced_after_backward_is_the_one_that_is_sketched(
+    tmp_path: Path,
+) -> None:
     torch.manual_seed(0)
     model = nn.Linear(20, 20, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
@@ -227,7 +242,10 @@ def test_a_nan_made_inside_a_closure_stops_before_the_weights_change() -> None:
         loss.backward()
         return loss
 
-    with gm.watch(model, optimizer, run=None, on_nonfinite="raise"), pytest.raises(NonFiniteGradient):
+    with (
+        gm.watch(model, optimizer, run=None, on_nonfinite="raise"),
+        pytest.raises(NonFiniteGradient),
+    ):
         optimizer.step(closure)
     assert torch.equal(model.weight, before)
 
@@ -247,12 +265,12 @@ def test_a_fault_never_reaches_close_and_hooks_are_gone(monkeypatch: pytest.Monk
     meter = gm.watch(model, optimizer, run=None, budget=None)
     constant_gradients(model)
     clip_grad_norm_(model.parameters(), 1.0)  # a round is open
-    monkeypatch.setattr(meter._analyst, "analyse", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(meter._analysis, "analyse", lambda *_, **__: 1 / 0)
     with pytest.warns(gm.GradiometerWarning, match="your training goes on"):
         meter.close()
     assert not optimizer._optimizer_step_pre_hooks
     meter.resume()
-    assert meter._rig.paused  # what is broken stays off
+    assert meter._observer.paused  # what is broken stays off
 
 
 def test_health_after_a_step_that_was_skipped_first(tmp_path: Path) -> None:
@@ -275,7 +293,7 @@ def test_a_checkpoint_of_other_sketches_or_loaded_twice_does_no_harm(tmp_path: P
             optimizer.step()
         saved = meter.state_dict()
         meter.load_state_dict(saved)
-        assert len(meter._analyst._vitals._tensors) == 5
+        assert len(meter._analysis._history._tensors) == 5
     with gm.watch(model, optimizer, run=tmp_path / "run", budget=None, sketch_size=128) as meter:
         meter.load_state_dict(saved)
         for _ in range(9):
@@ -297,7 +315,9 @@ def test_logged_tensors_keep_the_coordinates_of_their_moment(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("moment", ["between backward and step", "after the step"])
-def test_advantages_belong_to_their_step_whenever_they_are_logged(moment: str, tmp_path: Path) -> None:
+def test_advantages_belong_to_their_step_whenever_they_are_logged(
+    moment: str, tmp_path: Path
+) -> None:
     model = nn.Linear(4, 4, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     generator = np.random.default_rng(0)
@@ -322,7 +342,7 @@ def test_frozen_parameters_of_an_optimizer_are_not_copied() -> None:
         for _ in range(3):
             constant_gradients(model["adapter"])
             optimizer.step()
-        assert sum(kept.numel() for kept in meter._rig.gauge._scratch.values()) == 20
+        assert sum(kept.numel() for kept in meter._observer.reader._scratch.values()) == 20
 
 
 def test_an_unused_first_parameter_does_not_hide_the_backward(tmp_path: Path) -> None:
@@ -359,7 +379,9 @@ def test_features_keep_what_is_measured_less_often() -> None:
         for _ in range(11):
             constant_gradients(model)
             optimizer.step()
-        assert meter.features()[8] == pytest.approx(1.0, abs=0.01)  # cos_ema, last taken at the ninth measured step
+        assert meter.features()[8] == pytest.approx(
+            1.0, abs=0.01
+        )  # cos_ema, last taken at the ninth measured step
 
 
 def test_blocks_may_be_generators_and_sketches_may_not_be_too_large(tmp_path: Path) -> None:

@@ -36,7 +36,11 @@ def test_both_ways_of_observing_see_norm_and_value_clips(
 ) -> None:
     if not closure_known:
         monkeypatch.setattr(hooks, "fill_closure", lambda *_: None)
-    originals = clip_grad._clip_grads_with_norm_, torch.nn.utils.clip_grads_with_norm_, torch.nn.utils.clip_grad_value_
+    originals = (
+        clip_grad._clip_grads_with_norm_,
+        torch.nn.utils.clip_grads_with_norm_,
+        torch.nn.utils.clip_grad_value_,
+    )
     listener = Listener()
     remove = hooks.observe_clips(listener)
     torch.nn.utils.clip_grad_norm_(layer.parameters(), 0.5)
@@ -45,12 +49,20 @@ def test_both_ways_of_observing_see_norm_and_value_clips(
     remove()
     torch.nn.utils.clip_grad_norm_(layer.parameters(), 0.5)
     assert [when for when, _ in listener.calls] == ["before", "after"] * 3
-    assert [(call.kind, call.threshold, len(call.parameters)) for when, call in listener.calls if when == "after"] == [
+    assert [
+        (call.kind, call.threshold, len(call.parameters))
+        for when, call in listener.calls
+        if when == "after"
+    ] == [
         ("norm", 0.5, 2),
         ("norm", 0.5, 1),
         ("value", 0.1, 2),
     ]
-    now = clip_grad._clip_grads_with_norm_, torch.nn.utils.clip_grads_with_norm_, torch.nn.utils.clip_grad_value_
+    now = (
+        clip_grad._clip_grads_with_norm_,
+        torch.nn.utils.clip_grads_with_norm_,
+        torch.nn.utils.clip_grad_value_,
+    )
     assert now == originals
 
 

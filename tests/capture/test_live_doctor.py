@@ -1,8 +1,10 @@
-"""A doctor beside the training: findings are kept, said once, and may stop it; and the first look of the meter."""
+"""A doctor beside the training: findings are kept, said once, and may stop it; and the first look
+of the meter."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,10 +12,11 @@ import torch
 from torch import nn
 
 import gradiometer as gm
-from gradiometer.doctor.chart import Chart
+from gradiometer.doctor.diagnosis import diagnose
 from gradiometer.doctor.live import Watch
 from gradiometer.doctor.rule import Rule
-from gradiometer.records import Finding, Row
+from gradiometer.doctor.rundata import RunData
+from gradiometer.records import Finding, Row, StateChange
 from gradiometer.store.writer import Writer
 
 
@@ -29,10 +32,16 @@ def train(folder: Path, *, dead: bool, seconds: float, **given: object) -> int:
             x = torch.randn(16, 4)
             log_probs = model["actor"](x).log_softmax(-1)
             with torch.set_grad_enabled(not dead):
-                entropy = -(model["actor"](x).softmax(-1) * model["actor"](x).log_softmax(-1)).sum(-1).mean()
+                entropy = (
+                    -(model["actor"](x).softmax(-1) * model["actor"](x).log_softmax(-1))
+                    .sum(-1)
+                    .mean()
+                )
             optimizer.zero_grad()
             value = model["critic"](x).square().mean()
-            with meter.terms(policy=log_probs[:, 0].mean(), value=value, entropy=-0.01 * entropy) as loss:
+            with meter.terms(
+                policy=log_probs[:, 0].mean(), value=value, entropy=-0.01 * entropy
+            ) as loss:
                 loss.backward()
             optimizer.step()
             steps += 1
@@ -40,7 +49,10 @@ def train(folder: Path, *, dead: bool, seconds: float, **given: object) -> int:
     return steps
 
 
-def test_a_dead_term_stops_the_training_when_asked_to(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.slow
+def test_a_dead_term_stops_the_training_when_asked_to(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     told: list[Finding] = []
 
     def stop(finding: Finding) -> None:
@@ -67,13 +79,16 @@ def test_a_training_shorter_than_a_look_is_judged_at_its_end(tmp_path: Path) -> 
 
 
 def test_what_is_not_proved_is_said_after_three_looks_that_agree_and_once(tmp_path: Path) -> None:
-    def always(chart: Chart) -> Finding:
+    def always(data: RunData) -> Finding:
         return Finding(id="noise", title="noise", severity="warn", basis="statistical")
 
-    def proved(chart: Chart) -> Finding:
+    def proved(data: RunData) -> Finding:
         return Finding(id="nan", title="a NaN", severity="critical", basis="proved")
 
-    rules = tuple(Rule(id=name, family="x", needs=(), judge=judge) for name, judge in [("a", always), ("b", proved)])
+    rules = tuple(
+        Rule(id=name, family="x", needs=(), judge=judge)
+        for name, judge in [("a", always), ("b", proved)]
+    )
     watch = Watch(tmp_path / "run", rules)
     heard: list[list[str]] = []
     with Writer(tmp_path / "run") as writer:
@@ -83,6 +98,87 @@ def test_what_is_not_proved_is_said_after_three_looks_that_agree_and_once(tmp_pa
             heard.append([finding.id for finding in watch.look()])
             assert watch.look() == []  # nothing new was written: no look at all
     assert heard == [["nan"], [], ["noise"], [], [], []]
+
+
+def test_a_state_is_said_when_it_is_new_and_three_looks_agree(tmp_path: Path) -> None:
+    watch = Watch(tmp_path / "run", ())
+    said: list[StateChange | None] = []
+    with Writer(tmp_path / "run") as writer:
+        for step in range(240):  # rises for 120 steps, then falls below its start
+            reward = float(min(step, 240 - 2 * step) + step % 3)
+            writer.put(Row(step=step, wall_time=0.0, values={"reward": reward}))
+            if step % 10 == 9:
+                writer.flush()
+                watch.look()
+                said.append(watch.state_change())
+    changes = [(place, each) for place, each in enumerate(said) if each]
+    assert [(each.before, each.state) for _, each in changes] == [
+        (None, "healthy"),
+        ("healthy", "broken"),
+    ]
+    assert changes[0][0] >= 3  # ten points are too early, then three looks
+    assert changes[0][1].step == 10 * changes[0][0] + 9
+    assert watch.state_change(last=True) is None
+    assert diagnose(tmp_path / "run", only=()).state == "broken"
+
+
+def test_the_last_look_says_the_state_at_once_unless_there_is_none(tmp_path: Path) -> None:
+    for count, state in ((8, ""), (60, "healthy")):
+        with Writer(tmp_path / str(count)) as writer:
+            for step in range(count):
+                row = Row(step=step, wall_time=0.0, values={"reward": float(step + step % 3)})
+                writer.put(row)
+        watch = Watch(tmp_path / str(count), ())
+        watch.look()
+        change = watch.state_change(last=True)
+        assert ("" if change is None else change.state) == state
+
+
+def learn(folder: Path, *, seconds: float, heard: Callable[[StateChange], None]) -> None:
+    """A regression by small steps: what it is rewarded with rises all along."""
+    torch.manual_seed(0)
+    x = torch.randn(64, 4)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    with gm.watch(
+        model, optimizer, run=folder, budget=None, doctor="live", on_state_change=heard
+    ) as meter:
+        started, steps = time.monotonic(), 0
+        while steps < 60 or time.monotonic() - started < seconds:
+            batch = x[torch.randint(64, (16,))]
+            loss = (model(batch) - batch.sum(1, keepdim=True)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            meter.log(reward=-loss.item())
+            steps += 1
+            time.sleep(0.002 if steps < 60 else 0.05)
+
+
+def test_a_training_hears_at_its_end_what_became_of_it(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    told: list[StateChange] = []
+    learn(tmp_path / "run", seconds=0.0, heard=told.append)
+    (change,) = told
+    assert change.before is None
+    assert change.state == diagnose(tmp_path / "run").state
+    assert change.verdict.startswith(f"{change.state}: ")
+    (event,) = gm.load(tmp_path / "run").events("state")
+    assert (event.step, event.message) == (change.step, change.verdict)
+    assert event.detail == {"state": change.state, "before": None}
+    assert capfd.readouterr().err.count(change.verdict) == 1
+
+
+@pytest.mark.slow
+def test_a_change_of_state_may_stop_the_training(tmp_path: Path) -> None:
+    def stop(change: StateChange) -> None:
+        raise gm.StopTraining(change.verdict)
+
+    with pytest.raises(gm.StopTraining, match=": the reward "):
+        learn(tmp_path / "run", seconds=150.0, heard=stop)
+    assert len(gm.load(tmp_path / "run").events("state")) == 1
+    assert not gm.load(tmp_path / "run").events("fault")
 
 
 def test_a_live_doctor_needs_a_folder(tmp_path: Path) -> None:
@@ -101,15 +197,19 @@ def test_the_first_step_says_which_parameters_nobody_steps(tmp_path: Path) -> No
     with gm.watch(model, optimizer, run=tmp_path / "orphan", budget=None):
         model(torch.randn(4, 3)).sum().backward()
         optimizer.step()
-    checks = {check["id"]: check for check in gm.load(tmp_path / "orphan").table("audit").content["checks"]}
-    assert checks["not-in-optimizer"]["state"] == "failed"
-    assert "1.weight, 1.bias" in checks["not-in-optimizer"]["message"]
-    assert checks["in-two-optimizers"]["state"] == "ok"
-    both = [torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.SGD(model[1].parameters(), lr=0.1)]
+    run = gm.load(tmp_path / "orphan")
+    assert run.table("proofs").content["not-in-optimizer"] == "found"
+    assert "1.weight, 1.bias" in run.events("not-in-optimizer")[0].message
+    assert [check["state"] for check in run.table("audit").content["checks"]] == ["ok"]
+    both = [
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        torch.optim.SGD(model[1].parameters(), lr=0.1),
+    ]
     with gm.watch(model, both, run=tmp_path / "twice", budget=None):
         model(torch.randn(4, 3)).sum().backward()
         for each in both:
             each.step()
-    checks = {check["id"]: check for check in gm.load(tmp_path / "twice").table("audit").content["checks"]}
-    assert checks["not-in-optimizer"]["state"] == "ok"
-    assert checks["in-two-optimizers"]["numbers"]["count"] == 2
+    run = gm.load(tmp_path / "twice")
+    assert run.table("proofs").content["not-in-optimizer"] == "ok"
+    (check,) = run.table("audit").content["checks"]
+    assert (check["id"], check["numbers"]["count"]) == ("in-two-optimizers", 2)

@@ -15,7 +15,13 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_, clip_grads_with_no
 
 import gradiometer as gm
 from gradiometer.capture.watch import NullMeter
-from gradiometer.errors import GradiometerWarning, NonFiniteGradient, NothingToWatch, UnknownName, UsageError
+from gradiometer.errors import (
+    GradiometerWarning,
+    NonFiniteGradient,
+    NothingToWatch,
+    UnknownName,
+    UsageError,
+)
 
 
 class ActorCritic(nn.Module):
@@ -50,7 +56,9 @@ def value_at(run: gm.Run, name: str, step: int) -> float:
     return float(values[list(steps).index(step)])
 
 
-def test_raw_norms_per_block_and_layer_equal_those_of_the_gradients(model: ActorCritic, tmp_path: Path) -> None:
+def test_raw_norms_per_block_and_layer_equal_those_of_the_gradients(
+    model: ActorCritic, tmp_path: Path
+) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     expected: list[dict[str, float]] = []
     with gm.watch(model, optimizer, budget=None, run=tmp_path / "run"):
@@ -62,7 +70,7 @@ def test_raw_norms_per_block_and_layer_equal_those_of_the_gradients(model: Actor
                     "all": norm_of(*(p.grad for p in model.parameters())),
                     "actor": norm_of(model.actor.weight.grad, model.actor.bias.grad),
                     "critic": norm_of(model.critic.weight.grad, model.critic.bias.grad),
-                    "shared": norm_of(model.trunk.weight.grad, model.trunk.bias.grad),
+                    "trunk": norm_of(model.trunk.weight.grad, model.trunk.bias.grad),
                     "layer.trunk": norm_of(model.trunk.weight.grad, model.trunk.bias.grad),
                 }
             )
@@ -88,14 +96,20 @@ def test_update_is_what_the_weights_did(model: ActorCritic, tmp_path: Path) -> N
         loss_of(model).backward()
         before = model.actor.weight.detach().clone(), model.actor.bias.detach().clone()
         optimizer.step()
-        moved = norm_of(model.actor.weight.detach() - before[0], model.actor.bias.detach() - before[1])
+        moved = norm_of(
+            model.actor.weight.detach() - before[0], model.actor.bias.detach() - before[1]
+        )
     run = gm.load(tmp_path / "run")
     assert value_at(run, "grad/actor/norm/update", 0) == pytest.approx(moved, rel=1e-5)
-    assert value_at(run, "grad/actor/update_ratio", 0) == pytest.approx(moved / norm_of(*before), rel=1e-5)
+    assert value_at(run, "grad/actor/update_ratio", 0) == pytest.approx(
+        moved / norm_of(*before), rel=1e-5
+    )
 
 
 def _clip_by_name(model: nn.Module) -> float:
-    return float(clip_grad_norm_(model.parameters(), 0.05))  # a generator: it can be walked once only
+    return float(
+        clip_grad_norm_(model.parameters(), 0.05)
+    )  # a generator: it can be walked once only
 
 
 def _clip_by_attribute(model: nn.Module) -> float:
@@ -138,10 +152,14 @@ def test_a_clip_that_does_not_bite_is_inactive(model: ActorCritic, tmp_path: Pat
     run = gm.load(tmp_path / "run")
     assert value_at(run, "grad/all/clip/active", 0) == 0.0
     assert value_at(run, "grad/all/clip/ratio", 0) == 1.0
-    assert value_at(run, "grad/all/norm/clipped", 0) == pytest.approx(value_at(run, "grad/all/norm/raw", 0))
+    assert value_at(run, "grad/all/norm/clipped", 0) == pytest.approx(
+        value_at(run, "grad/all/norm/raw", 0)
+    )
 
 
-def test_separate_clips_of_actor_and_critic_stand_under_their_blocks(model: ActorCritic, tmp_path: Path) -> None:
+def test_separate_clips_of_actor_and_critic_stand_under_their_blocks(
+    model: ActorCritic, tmp_path: Path
+) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with gm.watch(model, optimizer, budget=None, run=tmp_path / "run"):
         loss_of(model).backward()
@@ -152,10 +170,12 @@ def test_separate_clips_of_actor_and_critic_stand_under_their_blocks(model: Acto
     assert value_at(run, "grad/actor/clip/ratio", 0) == pytest.approx(0.01 / actor, rel=1e-6)
     assert value_at(run, "grad/critic/clip/active", 0) == 0.0
     assert "grad/all/clip/ratio" not in run.names()
-    assert "grad/shared/norm/clipped" not in run.names()
+    assert "grad/trunk/norm/clipped" not in run.names()
 
 
-def test_a_gradient_changed_after_the_clip_is_measured_again(model: ActorCritic, tmp_path: Path) -> None:
+def test_a_gradient_changed_after_the_clip_is_measured_again(
+    model: ActorCritic, tmp_path: Path
+) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with gm.watch(model, optimizer, budget=None, run=tmp_path / "run"):
         loss_of(model).backward()
@@ -165,7 +185,9 @@ def test_a_gradient_changed_after_the_clip_is_measured_again(model: ActorCritic,
             p.grad.mul_(3.0)
         seen = norm_of(*(p.grad for p in model.parameters()))
         optimizer.step()
-    assert value_at(gm.load(tmp_path / "run"), "grad/all/norm/clipped", 0) == pytest.approx(seen, rel=1e-5)
+    assert value_at(gm.load(tmp_path / "run"), "grad/all/norm/clipped", 0) == pytest.approx(
+        seen, rel=1e-5
+    )
 
 
 def test_a_clip_by_value_is_measured_after_it(model: ActorCritic, tmp_path: Path) -> None:
@@ -202,7 +224,9 @@ def test_the_clip_of_another_model_is_not_ours(model: ActorCritic, tmp_path: Pat
     assert not [name for name in gm.load(tmp_path / "run").names() if "clip" in name]
 
 
-def test_only_every_nth_step_is_measured_and_the_axis_stays(model: ActorCritic, tmp_path: Path) -> None:
+def test_only_every_nth_step_is_measured_and_the_axis_stays(
+    model: ActorCritic, tmp_path: Path
+) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with gm.watch(model, optimizer, budget=None, run=tmp_path / "run", every=3) as meter:
         for number in range(8):
@@ -230,7 +254,9 @@ def test_several_optimizers_share_a_step(model: ActorCritic, tmp_path: Path) -> 
         assert list(run.series(name)[0]) == [0, 1, 2]
 
 
-def test_a_critic_that_steps_twice_as_often_has_rounds_of_its_own(model: ActorCritic, tmp_path: Path) -> None:
+def test_a_critic_that_steps_twice_as_often_has_rounds_of_its_own(
+    model: ActorCritic, tmp_path: Path
+) -> None:
     actor = torch.optim.SGD([*model.trunk.parameters(), *model.actor.parameters()], lr=0.01)
     critic = torch.optim.SGD(model.critic.parameters(), lr=0.01)
     with gm.watch(model, {"actor": actor, "critic": critic}, budget=None, run=tmp_path / "run"):
@@ -246,7 +272,9 @@ def test_a_critic_that_steps_twice_as_often_has_rounds_of_its_own(model: ActorCr
 
 
 def test_a_parameter_without_gradient_is_missing_and_a_frozen_one_frozen(tmp_path: Path) -> None:
-    model = nn.ModuleDict({"used": nn.Linear(3, 3), "unused": nn.Linear(3, 3), "frozen": nn.Linear(3, 3)})
+    model = nn.ModuleDict(
+        {"used": nn.Linear(3, 3), "unused": nn.Linear(3, 3), "frozen": nn.Linear(3, 3)}
+    )
     model["frozen"].requires_grad_(False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with gm.watch(model, optimizer, budget=None, run=tmp_path / "run") as meter:
@@ -266,7 +294,9 @@ def test_a_parameter_without_gradient_is_missing_and_a_frozen_one_frozen(tmp_pat
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("clip", [True, False])
-def test_a_nonfinite_gradient_is_kept_and_located(bad: float, clip: bool, model: ActorCritic, tmp_path: Path) -> None:
+def test_a_nonfinite_gradient_is_kept_and_located(
+    bad: float, clip: bool, model: ActorCritic, tmp_path: Path
+) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with gm.watch(model, optimizer, budget=None, run=tmp_path / "run"):
         loss_of(model).backward()
@@ -299,7 +329,9 @@ def test_on_request_a_nonfinite_gradient_stops_before_the_weights_change(
 ) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     before = [p.detach().clone() for p in model.parameters()]
-    watched = gm.watch(model, optimizer, budget=None, run=tmp_path / "run", every=1000, on_nonfinite="raise")
+    watched = gm.watch(
+        model, optimizer, budget=None, run=tmp_path / "run", every=1000, on_nonfinite="raise"
+    )
     with watched, pytest.raises(NonFiniteGradient, match=r"actor\.bias"):
         loss_of(model).backward()
         assert model.actor.bias.grad is not None
@@ -429,7 +461,10 @@ def test_hooks_are_removed_on_close_and_on_an_exception(model: ActorCritic, tmp_
     clip = torch.nn.utils.clip_grad.clip_grad_value_.__closure__
     assert clip is not None
     inner = clip[0].cell_contents
-    with pytest.raises(RuntimeError, match="boom"), gm.watch(model, optimizer, budget=None, run=tmp_path / "run"):
+    with (
+        pytest.raises(RuntimeError, match="boom"),
+        gm.watch(model, optimizer, budget=None, run=tmp_path / "run"),
+    ):
         assert clip[0].cell_contents is not inner
         raise RuntimeError("boom")
     assert clip[0].cell_contents is inner
@@ -444,7 +479,7 @@ def test_a_fault_of_ours_warns_once_and_training_goes_on(
 ) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with gm.watch(model, optimizer, budget=None, run=tmp_path / "run") as meter:
-        monkeypatch.setattr(meter._rig.gauge, "read_full", lambda *_: 1 / 0)
+        monkeypatch.setattr(meter._observer.reader, "read_full", lambda *_: 1 / 0)
         loss_of(model).backward()
         with pytest.warns(GradiometerWarning, match="your training goes on"):
             optimizer.step()
@@ -558,7 +593,14 @@ def test_an_optimizer_of_another_model_is_refused(model: ActorCritic) -> None:
 
 
 def test_the_meter_that_does_nothing_has_every_name_of_the_one_that_does() -> None:
-    reports = {"round_ended", "rescanned", "event", "warn", "give_up"}  # what the rig calls, and there is none
+    reports = {
+        "step_measured",
+        "rescanned",
+        "reblocked",
+        "event",
+        "warn",
+        "give_up",
+    }  # what the observer calls, and there is none
     public = {name for name in vars(gm.Meter) if not name.startswith("_")} - reports
     assert public <= set(vars(NullMeter))
 
@@ -572,13 +614,13 @@ def test_an_interrupt_in_the_middle_of_a_reading_leaves_no_fault(
         pytest.raises(KeyboardInterrupt),
         gm.watch(model, optimizer, run=tmp_path / "run", budget=None) as meter,
     ):
-        gauge = meter._rig.gauge
+        reader = meter._observer.reader
 
         def interrupted(reading: Any, *_: Any, **__: Any) -> None:
             reading.add("raw", [0], [torch.zeros(())])  # and nothing else of what belongs to it
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(gauge, "read_full", interrupted)
+        monkeypatch.setattr(reader, "read_full", interrupted)
         model(torch.randn(4, 3)).sum().backward()
         optimizer.step()
     assert [event.kind for event in gm.load(tmp_path / "run").events()] == ["exception"]

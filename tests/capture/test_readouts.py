@@ -28,7 +28,9 @@ def set_gradients(model: nn.Module, scales: dict[str, float | None]) -> None:
         p.grad = None if scale is None else torch.full_like(p, scale)
 
 
-def meter_after(model: nn.Module, scales: dict[str, float | None], steps: int = 1, **options: Any) -> gm.Meter:
+def meter_after(
+    model: nn.Module, scales: dict[str, float | None], steps: int = 1, **options: Any
+) -> gm.Meter:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     with gm.watch(model, optimizer, run=None, budget=None, **options) as meter:
         for _ in range(steps):
@@ -86,15 +88,48 @@ def test_severity_is_judged_against_the_tensors_own_past() -> None:
             set_gradients(model, small)
             optimizer.step()
         early = meter.gradient_health("layer.0")
-        assert early.has_vanishing  # the absolute flag cries
-        assert early.vanishing_severity == 0.0  # its own past does not
+        assert early.vanishing_severity == 0.0
+        assert early.has_vanishing is False
         set_gradients(model, {**small, "3.weight": 1e-4, "3.bias": 1e-4})
         optimizer.step()
         # Its band is log10(n) ± 5 · 0.1 decades, so four decades down are 3.5 below it: 3.5/6.
-        assert meter.gradient_health("layer.3").vanishing_severity == pytest.approx(3.5 / 6, abs=1e-6)
+        assert meter.gradient_health("layer.3").vanishing_severity == pytest.approx(
+            3.5 / 6, abs=1e-6
+        )
         set_gradients(model, {**small, "3.weight": 1e2, "3.bias": 1e2})
         optimizer.step()
-        assert meter.gradient_health("layer.3").exploding_severity == pytest.approx(1.5 / 6, abs=1e-6)
+        assert meter.gradient_health("layer.3").exploding_severity == pytest.approx(
+            1.5 / 6, abs=1e-6
+        )
+
+
+@pytest.mark.parametrize("usual", [1e-9, 1.0, 500.0])
+def test_the_flags_and_health_never_contradict_each_other(usual: float) -> None:
+    """Large rewards make norms of thousands, a late policy ones of 1e-9: usual for these tensors."""
+    model = deep_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    steady = {name: usual for name, _ in model.named_parameters()}
+    with gm.watch(model, optimizer, run=None, budget=None) as meter:
+        for factor, flags in [(1.0, (False, False))] * 30 + [
+            (100.0, (False, True)),
+            (0.01, (True, False)),
+        ]:
+            jumped = {**steady, "3.weight": usual * factor}
+            set_gradients(model, jumped)
+            optimizer.step()
+            reading = meter.gradient_health()
+            assert (reading.has_vanishing, reading.has_exploding) == flags
+            assert reading.gradient_health is not None
+            assert (reading.gradient_health < 1.0) == any(flags)
+
+
+@pytest.mark.parametrize(("scale", "exploding"), [(1.0, False), (500.0, False), (1e5, True)])
+def test_without_a_past_the_flags_have_the_bounds_that_health_begins_with(
+    scale: float, exploding: bool
+) -> None:
+    reading = meter_after(deep_model(), {"2.weight": scale}, tier="light").gradient_health()
+    assert reading.gradient_health is None
+    assert reading.has_exploding is exploding
 
 
 def test_the_flow_names_the_layer_where_the_gradient_is_lost() -> None:
@@ -105,7 +140,9 @@ def test_the_flow_names_the_layer_where_the_gradient_is_lost() -> None:
     assert flow.lost_at == "layer.1"
     assert "four decades" in flow.reason
     assert [layer.name for layer in flow.layers] == [f"layer.{i}" for i in range(5)]
-    missing = dict.fromkeys(("0.weight", "0.bias", "1.weight", "1.bias", "2.weight", "2.bias"), None)
+    missing = dict.fromkeys(
+        ("0.weight", "0.bias", "1.weight", "1.bias", "2.weight", "2.bias"), None
+    )
     assert meter_after(model, missing).flow().lost_at == "layer.2"
     assert meter_after(model, {"3.bias": math.inf}).flow().reason == "NaN or Inf"
     for p in model[0].parameters():
@@ -114,7 +151,13 @@ def test_the_flow_names_the_layer_where_the_gradient_is_lost() -> None:
 
 
 def test_features_are_between_zero_and_one_whatever_happens() -> None:
-    for scales in ({}, {"0.weight": math.nan}, {"0.weight": 1e30}, {"0.weight": 1e-30}, {"0.weight": None}):
+    for scales in (
+        {},
+        {"0.weight": math.nan},
+        {"0.weight": 1e30},
+        {"0.weight": 1e-30},
+        {"0.weight": None},
+    ):
         meter = meter_after(deep_model(), scales, steps=3)  # type: ignore[arg-type]
         row = meter.features("all")
         assert row.dtype == np.float32
@@ -138,7 +181,12 @@ def pair_after(history: list[tuple[float | None, float]], run: Path | None = Non
     pairs = {"graft": ("seed_module", "host")}
     with gm.watch(model, optimizer, run=run, budget=None, pairs=pairs) as meter:
         for seed, host in history:
-            scales = {"seed_module.weight": seed, "seed_module.bias": seed, "host.weight": host, "host.bias": host}
+            scales = {
+                "seed_module.weight": seed,
+                "seed_module.bias": seed,
+                "host.weight": host,
+                "host.bias": host,
+            }
             set_gradients(model, scales)
             optimizer.step()
     return meter
@@ -161,7 +209,9 @@ def test_a_low_ratio_is_resolved(history: list[tuple[float | None, float]], verd
 def test_the_ratio_of_a_pair_is_per_element_and_kept(tmp_path: Path) -> None:
     meter = pair_after([(0.5, 1.0)] * 3, run=tmp_path / "run")
     assert meter.pair("graft").ratio == pytest.approx(0.5, rel=1e-6)
-    assert list(gm.load(tmp_path / "run").series("grad/pair/graft/ratio")[1]) == pytest.approx([0.5] * 3, rel=1e-6)
+    assert list(gm.load(tmp_path / "run").series("grad/pair/graft/ratio")[1]) == pytest.approx(
+        [0.5] * 3, rel=1e-6
+    )
     with pytest.raises(UnknownName, match="did you mean 'graft'"):
         meter.pair("grafted")
 
@@ -172,7 +222,13 @@ def test_deep_keeps_histograms_that_count_every_element(tmp_path: Path) -> None:
     with gm.watch(model, optimizer, run=tmp_path / "run", budget=None, tier="deep"):
         set_gradients(model, {"0.weight": 0.0, "1.bias": math.nan, "2.bias": -math.inf})
         optimizer.step()
-    counts = dict(zip(LABELS, gm.load(tmp_path / "run").vector("histogram/all", 0).values.tolist(), strict=True))
+    counts = dict(
+        zip(
+            LABELS,
+            gm.load(tmp_path / "run").vector("histogram/all", 0).values.tolist(),
+            strict=True,
+        )
+    )
     assert sum(counts.values()) == 5 * 72
     assert counts["zero"] == 64
     assert (counts["NaN"], counts["Inf"]) == (8, 8)
@@ -182,7 +238,9 @@ def test_deep_stops_inside_backward_and_names_tensor_term_and_micro_batch(tmp_pa
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     reached: list[Tensor] = []
-    watched = gm.watch(model, optimizer, run=tmp_path / "run", budget=None, tier="deep", on_nonfinite="raise")
+    watched = gm.watch(
+        model, optimizer, run=tmp_path / "run", budget=None, tier="deep", on_nonfinite="raise"
+    )
     with watched as meter, pytest.raises(NonFiniteGradient) as problem:
         for number in range(3):
             out = model(torch.randn(6, 4))
@@ -195,7 +253,7 @@ def test_deep_stops_inside_backward_and_names_tensor_term_and_micro_batch(tmp_pa
     message = str(problem.value)
     assert "1.bias" in message or "1.weight" in message
     assert "from the term 'entropy'" in message
-    assert "micro-batch 1" in message
+    assert "in micro-batch 2, counted from 1" in message
     assert "inside backward" in message
 
 
@@ -259,7 +317,9 @@ def run_with_levels(folder: Path, decades: Any) -> gm.Run:
 
 def test_a_drift_is_found_with_its_significance(tmp_path: Path) -> None:
     run = run_with_levels(tmp_path / "run", lambda step: 0.004 * step)
-    assert run.series("grad/all/drift")[1][-1] == pytest.approx(4.0, rel=0.1)  # decades per 1000 steps
+    assert run.series("grad/all/drift")[1][-1] == pytest.approx(
+        4.0, rel=0.1
+    )  # decades per 1000 steps
     assert run.series("grad/all/drift_p")[1][-1] < 0.01
     assert run.series("grad/all/lr_response")[1][-1] > 0.6
     assert "grad/all/period" not in run.names()

@@ -20,13 +20,19 @@ def parts(model: nn.Module, *, entropy_under_no_grad: bool = False) -> dict[str,
     with torch.set_grad_enabled(not entropy_under_no_grad):
         log_probs = logits.log_softmax(-1)
         entropy = -(log_probs.exp() * log_probs).sum(-1).mean()
-    return {"policy": logits[:, 0].mean(), "value": 0.5 * value.square().mean(), "entropy": -0.01 * entropy}
+    return {
+        "policy": logits[:, 0].mean(),
+        "value": 0.5 * value.square().mean(),
+        "entropy": -0.01 * entropy,
+    }
 
 
 @pytest.fixture
 def model() -> nn.Module:
     torch.manual_seed(0)
-    return nn.ModuleDict({"trunk": nn.Linear(4, 8), "actor": nn.Linear(8, 3), "critic": nn.Linear(8, 1)})
+    return nn.ModuleDict(
+        {"trunk": nn.Linear(4, 8), "actor": nn.Linear(8, 3), "critic": nn.Linear(8, 1)}
+    )
 
 
 def attributes(model: nn.Module) -> nn.Module:
@@ -55,13 +61,19 @@ def test_the_norm_of_a_term_is_that_of_its_own_backward(model: nn.Module, tmp_pa
     model.zero_grad()
     run = train_a_step(model, tmp_path / "run")
     for name, norm in expected.items():
-        assert run.series(f"grad/layer.trunk/term/{name}/norm")[1][0] == pytest.approx(norm, rel=1e-5)
+        assert run.series(f"grad/layer.trunk/term/{name}/norm")[1][0] == pytest.approx(
+            norm, rel=1e-5
+        )
     assert "grad/critic/term/policy/norm" not in run.names()
-    assert run.series("grad/all/term/value/loss")[1][0] == pytest.approx(float(parts(model)["value"].detach()), rel=0.5)
+    assert run.series("grad/all/term/value/loss")[1][0] == pytest.approx(
+        float(parts(model)["value"].detach()), rel=0.5
+    )
     assert not run.events("dead-term")
 
 
-def test_a_term_without_a_gradient_path_is_named_at_the_first_step(model: nn.Module, tmp_path: Path) -> None:
+def test_a_term_without_a_gradient_path_is_named_at_the_first_step(
+    model: nn.Module, tmp_path: Path
+) -> None:
     run = train_a_step(model, tmp_path / "run", entropy_under_no_grad=True)
     (event,) = run.events("dead-term")
     assert event.step == 0
@@ -89,7 +101,10 @@ def test_the_users_own_backward_hooks_switch_terms_off_with_one_warning(model: n
     model.actor.weight.register_hook(calls.append)  # type: ignore[union-attr]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with gm.watch(model, optimizer, budget=None, run=None) as meter:
-        with pytest.warns(GradiometerWarning, match="hooks of your own"), meter.terms(**parts(model)) as loss:
+        with (
+            pytest.warns(GradiometerWarning, match="hooks of your own"),
+            meter.terms(**parts(model)) as loss,
+        ):
             loss.backward()
         with warnings.catch_warnings(), meter.terms(**parts(model)) as loss:
             loss.backward()
@@ -108,15 +123,24 @@ def test_the_users_own_backward_hooks_switch_terms_off_with_one_warning(model: n
         (lambda t: {"policy": lambda advantages: t}, "no advantages to call it with"),
         (lambda t: {"policy": t, "advantages": {}}, "nothing in it"),
         (lambda t: {"policy": t, "advantages": {"a": 1.0}}, "floating point numbers; found float"),
-        (lambda t: {"policy": t, "advantages": {"a": torch.ones(2, dtype=torch.int64)}}, "torch.int64"),
+        (
+            lambda t: {"policy": t, "advantages": {"a": torch.ones(2, dtype=torch.int64)}},
+            "torch.int64",
+        ),
         (lambda t: {"policy": t, "advantages": {"a/b": torch.ones(2)}}, "reward name 'a/b'"),
         (lambda t: {"policy": t, "advantages": {"a": t, "b": t}}, "the same tensor of advantages"),
-        (lambda t: {"policy": t, "advantages": {"a": torch.ones(2), "b": torch.ones(3)}}, r"'b' \(3,\)"),
+        (
+            lambda t: {"policy": t, "advantages": {"a": torch.ones(2), "b": torch.ones(3)}},
+            r"'b' \(3,\)",
+        ),
         (
             lambda t: {"policy": t, "advantages": {"a": torch.ones(2)}},
             "function of the summed advantages.*requires_grad_",
         ),
-        (lambda t: {"policy": lambda a: 1.0, "advantages": {"a": torch.ones(2)}}, "is a float, not a tensor"),
+        (
+            lambda t: {"policy": lambda a: 1.0, "advantages": {"a": torch.ones(2)}},
+            "is a float, not a tensor",
+        ),
         (lambda t: {"policy": lambda a: a, "advantages": {"a": torch.ones(2)}}, r"shape \(2,\)"),
     ],
 )
@@ -127,12 +151,17 @@ def test_what_cannot_be_a_term_is_refused(
     monkeypatch.setenv("GRADIOMETER_DISABLED", str(int(disabled)))
     tensor = torch.ones((), requires_grad=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with gm.watch(model, optimizer, budget=None, run=None) as meter, pytest.raises(UsageError, match=says):  # noqa: SIM117
-        with meter.terms(**given(tensor)):  # type: ignore[operator]
-            pass
+    with (
+        gm.watch(model, optimizer, budget=None, run=None) as meter,
+        pytest.raises(UsageError, match=says),
+        meter.terms(**given(tensor)),  # type: ignore[operator]
+    ):
+        pass
 
 
-def test_a_term_outside_of_any_graph_is_named_on_a_step_that_is_not_measured(model: nn.Module, tmp_path: Path) -> None:
+def test_a_term_outside_of_any_graph_is_named_on_a_step_that_is_not_measured(
+    model: nn.Module, tmp_path: Path
+) -> None:
     attributes(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with gm.watch(model, optimizer, budget=None, run=tmp_path / "run", every=10) as meter:
@@ -146,7 +175,9 @@ def test_a_term_outside_of_any_graph_is_named_on_a_step_that_is_not_measured(mod
     assert event.detail["term"] == "entropy"
 
 
-def test_when_every_term_is_dead_the_users_own_backward_says_so(model: nn.Module, tmp_path: Path) -> None:
+def test_when_every_term_is_dead_the_users_own_backward_says_so(
+    model: nn.Module, tmp_path: Path
+) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with gm.watch(model, optimizer, budget=None, run=tmp_path / "run") as meter:
         with meter.terms(policy=torch.tensor(1.0), value=torch.tensor(2.0)) as loss:
@@ -175,7 +206,9 @@ def test_a_validation_loss_under_no_grad_is_no_dead_term(model: nn.Module, tmp_p
     assert run.series("grad/all/term/additivity_error")[1][0] < 5e-6
 
 
-def test_a_gradient_that_is_exactly_zero_is_stationary_and_not_dead(model: nn.Module, tmp_path: Path) -> None:
+def test_a_gradient_that_is_exactly_zero_is_stationary_and_not_dead(
+    model: nn.Module, tmp_path: Path
+) -> None:
     attributes(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     with gm.watch(model, optimizer, budget=None, run=tmp_path / "run") as meter:
@@ -183,7 +216,9 @@ def test_a_gradient_that_is_exactly_zero_is_stationary_and_not_dead(model: nn.Mo
             optimizer.zero_grad()
             out = model.actor(model.trunk(torch.ones(2, 4)))  # type: ignore[operator,union-attr]
             kl = (out - out.detach()).square().mean()  # at the reference: zero, with a path
-            with meter.terms(policy=out.mean(), kl=kl * 0.1 if number < 2 else kl + out[0, 0] * 0.1) as loss:
+            with meter.terms(
+                policy=out.mean(), kl=kl * 0.1 if number < 2 else kl + out[0, 0] * 0.1
+            ) as loss:
                 loss.backward()
             optimizer.step()
     run = gm.load(tmp_path / "run")
@@ -210,8 +245,8 @@ def test_the_table_of_terms_says_what_each_one_reaches_and_is_written_when_it_ch
                 loss.backward()
             optimizer.step()
     run = gm.load(tmp_path / "run")
-    path = {"all": "path", "actor": "path", "critic": "none", "shared": "path"}
-    value = {"all": "path", "actor": "none", "critic": "path", "shared": "path"}
+    path = {"all": "path", "actor": "path", "critic": "none", "trunk": "path"}
+    value = {"all": "path", "actor": "none", "critic": "path", "trunk": "path"}
     dead = dict.fromkeys(path, "none")
     zero = {block: "zero" if state == "path" else state for block, state in value.items()}
     tables = {table.step: table.content for table in run.tables("terms")}

@@ -37,7 +37,17 @@ TINY = (
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("analyze") / "run"
     assert (
-        run(["train", "sokoban", *TINY, f"run={folder}", "trainer.total_training_steps=3", "trainer.save_freq=1"]) == 0
+        run(
+            [
+                "train",
+                "sokoban",
+                *TINY,
+                f"run={folder}",
+                "trainer.total_training_steps=3",
+                "trainer.save_freq=1",
+            ]
+        )
+        == 0
     )
     return folder
 
@@ -80,7 +90,9 @@ def test_an_analysis_into_a_run_that_has_steps_is_refused_and_cuts_nothing(
         "trainer.exit_after_gradient_analysis=false",
     ],
 )
-def test_no_override_takes_the_analysis_away(trained: Path, capsys: pytest.CaptureFixture[str], override: str) -> None:
+def test_no_override_takes_the_analysis_away(
+    trained: Path, capsys: pytest.CaptureFixture[str], override: str
+) -> None:
     assert probed(capsys, trained / "checkpoints" / "global_step_1", override)["step"] == 2
 
 
@@ -102,7 +114,9 @@ def test_a_folder_inside_a_checkpoint_stands_for_it(
     assert probed(capsys, Path(".")) == whole
 
 
-def test_a_folder_that_is_no_checkpoint_names_one_that_is(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_is_no_checkpoint_names_one_that_is(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert "did you mean" in refused(capsys, str(trained))
 
 

@@ -1,19 +1,20 @@
-"""`gradiometer audit` on real scripts, stopped at their first steps; a few in a process of their own, as a user types it."""
+"""`gradiometer audit` on real scripts, stopped at their first steps; a few in a process of their
+own, as a user types it."""
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
+from forkserver import Done, python
 
 from gradiometer.cli.main import run
+
+pytestmark = pytest.mark.slow
 
 Checks = Callable[..., dict[str, Any]]
 
@@ -55,16 +56,8 @@ for step in range(100_000_000):
 )
 
 
-def typed(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    call = [sys.executable, "-m", "gradiometer", "audit", *arguments]
-    return subprocess.run(call, capture_output=True, text=True, env=PLAIN, cwd=folder, timeout=120)
-
-
-@dataclass(frozen=True)
-class Done:
-    returncode: int
-    stdout: str
-    stderr: str
+def typed(folder: Path, *arguments: str) -> Done:
+    return python("-m", "gradiometer", "audit", *arguments, env=PLAIN, cwd=folder)
 
 
 class Audited(Protocol):
@@ -79,7 +72,7 @@ def audited(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Audited:
         (tmp_path / "train.py").write_text(script)
         code = run(["audit", *options, "train.py"])
         told = capsys.readouterr()
-        return Done(code, told.out, told.err)
+        return Done(returncode=code, stdout=told.out, stderr=told.err)
 
     return go
 
@@ -96,14 +89,20 @@ def checks(audited: Audited) -> Callable[..., dict[str, Any]]:
 
 
 def failures(told: dict[str, Any]) -> list[tuple[str, str]]:
-    return [(check["id"], check["severity"]) for check in told["checks"] if check["state"] == "failed"]
+    return [
+        (check["id"], check["severity"]) for check in told["checks"] if check["state"] == "failed"
+    ]
 
 
-def test_a_healthy_endless_script_is_stopped_at_its_first_step_and_leaves_no_file(tmp_path: Path) -> None:
+def test_a_healthy_endless_script_is_stopped_at_its_first_step_and_leaves_no_file(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "train.py").write_text(HEALTHY)
     done = typed(tmp_path, "--fail-on", "warn", "train.py", "--lr", "3", "--json")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("train.py: stopped at its first step; Adam; 6 of 6 parameters require a gradient")
+    assert done.stdout.startswith(
+        "train.py: stopped at its first step; Adam; 6 of 6 parameters require a gradient"
+    )
     assert "0 failed" in done.stdout
     assert "✓ what has a gradient is trained" in done.stdout
     assert "hello from the script ['--lr', '3', '--json']" in done.stderr
@@ -113,7 +112,12 @@ def test_a_healthy_endless_script_is_stopped_at_its_first_step_and_leaves_no_fil
 
 def test_json_is_one_object_and_steps_are_counted(checks: Checks) -> None:
     told = checks(HEALTHY, "--steps", "3")
-    assert (told["steps"], told["optimizers"], told["parameters"], told["scale"]) == (3, ["Adam"], 6, None)
+    assert (told["steps"], told["optimizers"], told["parameters"], told["scale"]) == (
+        3,
+        ["Adam"],
+        6,
+        None,
+    )
     assert failures(told) == []
 
 
@@ -128,12 +132,55 @@ def test_a_critic_made_after_the_optimizer_is_in_none(checks: Checks, audited: A
 
 def test_two_optimizers_of_one_trunk_and_a_dead_block_come_out_together(checks: Checks) -> None:
     script = HEALTHY.replace(
-        "print(", "other = torch.optim.SGD([*net.trunk.parameters(), *net.critic.parameters()], lr=0.1)\nprint("
+        "print(",
+        "other = torch.optim.SGD([*net.trunk.parameters(), *net.critic.parameters()],"
+        " lr=0.1)\nprint(",
     ).replace(" + value.square().mean()", "")
     told = checks(script)
     assert ("dead-block", "critical") in failures(told)
     assert ("not-in-optimizer", "warn") in failures(told)
     assert told["steps"] > 1  # it waited for the second one, and not for ever
+
+
+def test_what_the_graph_proves_is_in_the_audit(checks: Checks) -> None:
+    script = HEALTHY.replace("value.square().mean()", "(value - torch.randn(8)).pow(2).mean()")
+    assert failures(checks(script)) == [("shapes-broadcast", "critical")]
+    script = HEALTHY.replace("logits.log_softmax(-1)", "logits.softmax(-1).log_softmax(-1)")
+    assert failures(checks(script)) == [("double-softmax", "critical")]
+
+
+def test_gradients_that_are_not_cleared_need_two_steps_to_show(checks: Checks) -> None:
+    script = HEALTHY.replace("    optimizer.zero_grad()\n", "")
+    state = {check["id"]: check["state"] for check in checks(script)["checks"]}
+    assert state["gradients-not-cleared"] == "skipped"
+    assert failures(checks(script, "--steps", "2")) == [("gradients-not-cleared", "critical")]
+    state = {check["id"]: check["state"] for check in checks(HEALTHY, "--steps", "2")["checks"]}
+    assert state["gradients-not-cleared"] == "ok"
+
+
+def test_a_gradient_of_exactly_zero_is_not_called_a_gradient(checks: Checks) -> None:
+    """All of them: nothing is learned. One at the first step: it may start from zero."""
+    nothing = HEALTHY.replace("mean()).backward()", "mean()).mul(0.0).backward()")
+    assert failures(checks(nothing)) == [("dead-block", "critical")]
+    head = HEALTHY.replace("logits, value = net(", "logits, value = silenced(").replace(
+        "print(",
+        "def silenced(x):\n    logits, value = net(x)\n    return 0 * logits, value\nprint(",
+    )
+    assert failures(checks(head)) == []
+    assert failures(checks(head, "--steps", "3")) == [("dead-block", "warn")]
+
+
+def test_a_critic_that_begins_later_and_a_target_are_no_failures(checks: Checks) -> None:
+    late = HEALTHY.replace(
+        "optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)",
+        "optimizer = torch.optim.Adam([*net.trunk.parameters(), *net.actor.parameters()])\n"
+        "other = torch.optim.Adam(net.critic.parameters())",
+    ).replace(" + value.square().mean()", " + (value.square().mean() if step > 80 else 0)")
+    assert failures(checks(late)) == []
+    target = HEALTHY.replace(
+        "print(", "import copy\nnet.critic_target = copy.deepcopy(net.critic)\nprint("
+    ).replace("+ value.square()", "+ (value - net.critic_target(torch.randn(8, 8))).square()")
+    assert failures(checks(target)) == []
 
 
 def test_a_delayed_actor_is_waited_for(checks: Checks) -> None:
@@ -158,7 +205,9 @@ for step in range(100_000_000):
     assert (told["steps"], sorted(told["optimizers"])) == (4, ["Adam", "Adam"])
 
 
-def test_dead_terms_of_a_meter_in_the_script_are_heard_and_no_run_is_kept(checks: Checks, tmp_path: Path) -> None:
+def test_dead_terms_of_a_meter_in_the_script_are_heard_and_no_run_is_kept(
+    checks: Checks, tmp_path: Path
+) -> None:
     script = (
         MODEL
         + """
@@ -186,7 +235,10 @@ with gm.watch(net, optimizer, run="runs/mine") as meter:
 
 @pytest.mark.parametrize("order", ["clip first", "unscale first"])
 def test_a_clip_before_unscale_is_seen(checks: Checks, order: str) -> None:
-    lines = ["    scaler.unscale_(optimizer)", "    torch.nn.utils.clip_grad_norm_(net.parameters(), 0.5)"]
+    lines = [
+        "    scaler.unscale_(optimizer)",
+        "    torch.nn.utils.clip_grad_norm_(net.parameters(), 0.5)",
+    ]
     script = (
         MODEL
         + """
@@ -202,7 +254,9 @@ for step in range(100_000_000):
     )
     told = checks(script)
     assert told["scale"] == 1024.0
-    assert failures(told) == ([] if order == "unscale first" else [("clip-before-unscale", "critical")])
+    assert failures(told) == (
+        [] if order == "unscale first" else [("clip-before-unscale", "critical")]
+    )
 
 
 def test_a_nan_and_frozen_parameters_are_told(checks: Checks) -> None:
@@ -237,9 +291,14 @@ def test_files_of_the_script_are_closed_and_its_except_exception_does_not_catch_
 ) -> None:
     script = HEALTHY.replace("for step in", "log = open('log.txt', 'w')\ntry:\n  for step in", 1)
     head, _, loop = script.partition("  for step in")
-    indented = "  for step in" + "\n".join("  " + line for line in loop.splitlines()).removeprefix("  ")
+    indented = "  for step in" + "\n".join("  " + line for line in loop.splitlines()).removeprefix(
+        "  "
+    )
     whole = (
-        head + indented + "\nexcept Exception:\n    log.write('caught')\nfinally:\n    log.write('end'); log.close()\n"
+        head
+        + indented
+        + "\nexcept Exception:\n    log.write('caught')\nfinally:\n    log.write('end');"
+        " log.close()\n"
     )
     done = audited(whole)
     assert done.returncode == 0, done.stderr
@@ -259,7 +318,9 @@ def test_files_of_the_script_are_closed_and_its_except_exception_does_not_catch_
         ("def f(:\n", "SyntaxError"),
     ],
 )
-def test_the_scripts_own_failure_is_one_clear_error(audited: Audited, script: str, said: str) -> None:
+def test_the_scripts_own_failure_is_one_clear_error(
+    audited: Audited, script: str, said: str
+) -> None:
     done = audited(script)
     assert done.returncode == 2
     assert done.stdout == ""

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from forkserver import Done, python
 
 from gradiometer.metrics import CATALOGUE
 from gradiometer.records import Row, Vector
@@ -28,8 +27,8 @@ PLAIN = {
 }
 
 
-def gradiometer(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "gradiometer", *arguments], capture_output=True, text=True, env=PLAIN)
+def gradiometer(*arguments: str) -> Done:
+    return python("-m", "gradiometer", *arguments, env=PLAIN)
 
 
 def fails_with(code: int, says: str, *arguments: str) -> None:
@@ -58,7 +57,7 @@ def run(tmp_path: Path) -> Path:
 
 def test_without_a_verb_the_help_is_shown_and_names_every_verb() -> None:
     shown = gradiometer("--help").stdout
-    for verb in ("demo", "train", "labs", "show", "metrics", "prune", "env"):
+    for verb in ("demo", "train", "labs", "clinic", "show", "metrics", "prune", "env"):
         assert re.search(rf"│ {verb} ", shown)
     assert gradiometer("--version").stdout.startswith("gradiometer 0.")
 
@@ -122,12 +121,17 @@ def test_metrics_lists_the_catalogue_and_explains_one() -> None:
     assert "clip" in gradiometer("metrics", "grad/actor/clip/ratio").stdout
     assert "opposite sign" in gradiometer("metrics", "train/entropy_loss").stdout
     assert "estimator k2" in gradiometer("metrics", "policy/approxkl_avg").stdout
-    assert json.loads(gradiometer("metrics", "grad/all/norm/raw", "--json").stdout)["name"] == "grad/<block>/norm/raw"
+    assert (
+        json.loads(gradiometer("metrics", "grad/all/norm/raw", "--json").stdout)["name"]
+        == "grad/<block>/norm/raw"
+    )
     fails_with(2, "did you mean 'entropy'", "metrics", "entropi")
 
 
 def test_prune_keeps_the_last_sketches(run: Path) -> None:
-    assert json.loads(gradiometer("prune", str(run), "--keep", "1", "--json").stdout)["removed"] == 2
+    assert (
+        json.loads(gradiometer("prune", str(run), "--keep", "1", "--json").stdout)["removed"] == 2
+    )
     assert list(load(run).vector_steps("sketch/all")) == [2]
     fails_with(2, "no run", "prune", "nowhere")
 
@@ -140,74 +144,65 @@ def test_env_says_what_is_missing_and_how_to_get_it() -> None:
         assert line == f'pip install "gradiometer[{extra}]"'
 
 
-def test_labs_lists_labs_and_faults() -> None:
-    found = {lab["name"]: lab for lab in json.loads(gradiometer("labs", "--json").stdout)["labs"]}
-    assert {"cartpole", "sokoban", "tsp"} <= set(found)
-    assert (found["sokoban"]["length"], found["tsp"]["length"]) == ("trainer.total_training_steps", "steps")
-    faults = {fault["name"]: fault for fault in found["cartpole"]["faults"]}
-    assert faults["entropy_no_grad"]["expected"] == ["dead-term"]
-    assert set(faults["lr_high"]["doses"]) == {"mild", "usual", "severe"}
-    assert "entropy_no_grad" in gradiometer("labs").stdout
+# Each call in turn, as where `gradiometer-labs` is not installed: a module that is None is absent.
+WITHOUT_LABS = """
+import contextlib, io, json, sys
+sys.modules["gradiometer_labs"] = None
+from gradiometer.cli.main import run
+for arguments in json.loads(sys.argv[1]):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = run(arguments)
+    print(json.dumps([code, out.getvalue(), err.getvalue()]))
+"""
 
 
-def test_train_refuses_what_it_does_not_know(tmp_path: Path) -> None:
-    fails_with(2, "did you mean 'cartpole'", "train", "cartpol")
-    fails_with(2, "did you mean 'seed'", "train", "cartpole", "sed=2")
-    fails_with(2, "expected int", "train", "cartpole", "seed=two")
-    fails_with(2, "did you mean 'entropy_no_grad'", "train", "cartpole", "fault=entropy_nograd")
-    fails_with(2, "write key=value", "train", "cartpole", "seed")
-    assert not list(tmp_path.iterdir())
-
-
-def test_train_keeps_a_run_and_says_where(tmp_path: Path) -> None:
-    done = gradiometer("train", "cartpole", "total_steps=2000", "num_steps=32", "seed=3")
+def without_labs(*calls: tuple[str, ...]) -> list[tuple[int, str, str]]:
+    """Exit code, output and errors of each call."""
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_LABS, json.dumps(calls)],
+        capture_output=True,
+        text=True,
+        env=PLAIN,
+    )
     assert done.returncode == 0, done.stderr
-    assert "cartpole: 1024/2000 steps" in done.stderr
-    (folder,) = (tmp_path / "runs").iterdir()
-    assert f"gradiometer show runs/{folder.name}" in done.stdout
-    assert load(folder).facts["config"]["seed"] == 3
+    return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
 
 
-def test_train_again_in_the_same_folder_is_refused_and_nothing_is_lost(tmp_path: Path) -> None:
-    arguments = ("train", "cartpole", "total_steps=1000", "run=here")
-    assert gradiometer(*arguments).returncode == 0
-    before = (tmp_path / "here" / "run.db").read_bytes()
-    fails_with(2, "here", *arguments)
-    assert (tmp_path / "here" / "run.db").read_bytes() == before
+def test_a_command_of_the_labs_says_in_a_line_that_they_are_not_installed() -> None:
+    calls = [
+        ("train", "cartpole", "seed=2", "--config", "x.yaml"),
+        ("train", "--help"),
+        ("demo",),
+        ("labs", "--json"),
+        ("clinic", "--quick"),
+        ("analyze", "sokoban"),
+    ]
+    for call, found in zip(calls, without_labs(*calls), strict=True):
+        said = (
+            f"error: `gradiometer {call[0]}` needs gradiometer-labs, which is not installed:"
+            ' pip install "gradiometer[labs]"\n'
+        )
+        assert found == (2, "", said)
 
 
-def test_an_interrupted_training_leaves_a_run_that_opens(tmp_path: Path) -> None:
-    call = [sys.executable, "-m", "gradiometer", "train", "cartpole", "run=cut", "total_steps=10000000"]
-    with subprocess.Popen(call, env=PLAIN, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            deadline = time.monotonic() + 60
-            while not (tmp_path / "cut" / "run.db").exists() and time.monotonic() < deadline:
-                time.sleep(0.1)
-            time.sleep(2.0)
-            process.send_signal(signal.SIGINT)
-            _, said = process.communicate(timeout=60)
-        finally:
-            process.kill()
-    assert process.returncode == 130
-    assert "Traceback" not in said
-    assert [event.kind for event in load(tmp_path / "cut").events()] == ["exception"]
-    assert os.listdir(tmp_path / "cut") == ["run.db"]
+@pytest.mark.slow
+def test_without_the_labs_the_instrument_is_whole(run: Path) -> None:
+    calls = [("--help",), ("show", str(run)), ("doctor", str(run)), ("serve", "--help")]
+    (code, shown, _), *others = without_labs(*calls)
+    assert code == 0
+    assert re.search(r"│ doctor ", shown)
+    assert not re.search(r"│ (train|demo|labs|clinic) ", shown)
+    for call, found in zip(calls[1:], others, strict=True):
+        assert found[:2] == (0, gradiometer(*call).stdout)
 
 
-def test_the_demo_names_the_dead_term_and_only_in_the_broken_run(tmp_path: Path) -> None:
-    done = gradiometer("demo", "--no-serve", "--total-steps", "4000", "--out", "demo")
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"gradient of the entropy term on the actor +[\d.e-]+ +no path", done.stdout)
-    assert re.search(r"healthy: Nothing wrong was found: \d+ rules", done.stdout)
-    assert re.search(r"broken: The loss term 'entropy' has no gradient", done.stdout)
-    assert "CRITICAL dead-term · proved · since step 0" in done.stdout
-    assert done.stdout.count("CRITICAL") == 1
-    assert load(tmp_path / "demo" / "broken").events("dead-term")
-    assert not load(tmp_path / "demo" / "healthy").events("dead-term")
-
-
-def test_the_demo_replaces_only_runs_of_a_demo(tmp_path: Path) -> None:
-    (tmp_path / "mine" / "healthy").mkdir(parents=True)
-    (tmp_path / "mine" / "healthy" / "thesis.tex").write_text("")
-    fails_with(2, "holds more than a run", "demo", "--out", "mine")
-    assert (tmp_path / "mine" / "healthy" / "thesis.tex").exists()
+@pytest.mark.slow
+def test_without_the_labs_only_a_checkpoint_of_theirs_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "last.ckpt").write_bytes(b"")
+    theirs, nowhere = without_labs(
+        ("variance", "--ckpt_path", "last.ckpt"), ("variance", "--ckpt_path", "no.ckpt")
+    )
+    assert theirs[0] == nowhere[0] == 2
+    assert "last.ckpt, unless rl4co wrote it, needs gradiometer-labs" in theirs[2]
+    assert "there is no checkpoint no.ckpt" in nowhere[2]

@@ -1,4 +1,5 @@
-"""What the shell offers when TAB is pressed, as bash asks for it: `=` parts words there, and is a word of its own."""
+"""What the shell offers when TAB is pressed, as bash asks for it: `=` parts words there, and is a
+word of its own."""
 
 from __future__ import annotations
 
@@ -10,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from gradiometer.cli.main import run
-from gradiometer.labs import LABS
-from gradiometer.labs.faults import faults_of
 from gradiometer.records import Row
 from gradiometer.store.writer import Writer
+from gradiometer_labs import LABS
+from gradiometer_labs.faults import faults_of
 
 Offers = Callable[..., list[str]]
 
@@ -52,7 +53,9 @@ def test_a_path_is_offered_the_runs_and_logs_below_it(
     with Writer(tmp_path / "runs" / "ppo-7") as writer:
         writer.put(Row(step=0, wall_time=0.0, values={"reward": 1.0}))
     (tmp_path / "sb3").mkdir()
-    (tmp_path / "sb3" / "progress.csv").write_text("time/total_timesteps,rollout/ep_rew_mean\n1,2\n")
+    (tmp_path / "sb3" / "progress.csv").write_text(
+        "time/total_timesteps,rollout/ep_rew_mean\n1,2\n"
+    )
     (tmp_path / "data").mkdir()
     monkeypatch.chdir(tmp_path)
     assert offers("doctor", "") == ["runs/ppo-7", "sb3"]
@@ -65,5 +68,7 @@ def test_a_path_is_offered_the_runs_and_logs_below_it(
 def test_the_script_for_a_shell_is_printed() -> None:
     call = [sys.executable, "-m", "gradiometer", "--show-completion"]
     environment = {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1", "PATH": ""}
-    done = subprocess.run([*call, "bash"], capture_output=True, text=True, env=environment, check=False)
+    done = subprocess.run(
+        [*call, "bash"], capture_output=True, text=True, env=environment, check=False
+    )
     assert "_GRADIOMETER_COMPLETE=complete_bash" in done.stdout

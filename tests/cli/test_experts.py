@@ -5,12 +5,11 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from forkserver import Done, python
 
 from gradiometer.records import Event, Row
 from gradiometer.store.writer import Writer
@@ -18,14 +17,16 @@ from gradiometer.store.writer import Writer
 PLAIN = {**os.environ, "NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "80", "OMP_NUM_THREADS": "1"}
 
 
-def gradiometer(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "gradiometer", *arguments], capture_output=True, text=True, env=PLAIN)
+def gradiometer(*arguments: str) -> Done:
+    return python("-m", "gradiometer", *arguments, env=PLAIN)
 
 
 @pytest.fixture(scope="module")
 def planted() -> ModuleType:
     """Runs whose truth is known, by file: tests are no package."""
-    spec = importlib.util.spec_from_file_location("planted", Path(__file__).parents[1] / "doctor" / "planted.py")
+    spec = importlib.util.spec_from_file_location(
+        "planted", Path(__file__).parents[1] / "doctor" / "planted.py"
+    )
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -35,7 +36,9 @@ def planted() -> ModuleType:
 
 @pytest.fixture
 def run(tmp_path: Path, planted: ModuleType) -> Path:
-    rows = planted.routed(planted.planted(), "all", balance=0.96, load={"0": 0.5, "1": 0.3, "2": 0.2}, grad=0.02)
+    rows = planted.routed(
+        planted.planted(), "all", balance=0.96, load={"0": 0.5, "1": 0.3, "2": 0.2}, grad=0.02
+    )
     written: Path = planted.write(tmp_path / "smear", rows, {"config": {"perturbation_scale": 1.0}})
     return written
 
@@ -78,7 +81,13 @@ def test_json_is_one_object_with_every_number(run: Path) -> None:
 def test_many_experts_are_cut_to_the_strangest(tmp_path: Path, planted: ModuleType) -> None:
     rows = planted.planted(weights=(1 / 16,) * 16, points=60, cosine=0.5, token_routed=True)
     for row in rows.values():
-        row.update({name: 3 * value for name, value in row.items() if name.endswith("expert/11/bottom_rms")})
+        row.update(
+            {
+                name: 3 * value
+                for name, value in row.items()
+                if name.endswith("expert/11/bottom_rms")
+            }
+        )
     shown = gradiometer("experts", str(planted.write(tmp_path / "moe", rows)))
     assert "waking up? WAKING UP" in shown.stdout
     assert "in expert 11 of 15" in " ".join(shown.stdout.split())
@@ -89,7 +98,9 @@ def test_many_experts_are_cut_to_the_strangest(tmp_path: Path, planted: ModuleTy
 
 
 def test_a_log_of_the_sources_columns_is_read_too(tmp_path: Path, planted: ModuleType) -> None:
-    rows = planted.only(planted.planted(points=40), "top_norm", "bottom_norm", "middle_norm", "divergence")
+    rows = planted.only(
+        planted.planted(points=40), "top_norm", "bottom_norm", "middle_norm", "divergence"
+    )
     log = tmp_path / "old.jsonl"
     log.write_text("".join(json.dumps({"step": step, **row}) + "\n" for step, row in rows.items()))
     shown = gradiometer("experts", str(log))
@@ -101,7 +112,9 @@ def test_a_log_of_the_sources_columns_is_read_too(tmp_path: Path, planted: Modul
 def test_a_run_without_experts_is_the_users_to_mend(tmp_path: Path) -> None:
     with Writer(tmp_path / "plain") as writer:
         writer.put(Row(step=0, wall_time=0.0, values={"reward": 1.0}))
-        writer.put(Event(step=0, kind="experts-missing", message="3 experts, and none had a gradient"))
+        writer.put(
+            Event(step=0, kind="experts-missing", message="3 experts, and none had a gradient")
+        )
     failed = gradiometer("experts", str(tmp_path / "plain"))
     assert failed.returncode == 2
     assert failed.stdout == ""

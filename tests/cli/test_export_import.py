@@ -12,6 +12,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from forkserver import Done, python
 
 from gradiometer.records import Row
 from gradiometer.store.dynamics import columns_of
@@ -22,8 +23,8 @@ PLAIN = {**os.environ, "NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "200", "TERMI
 NAMES = [name for expert in (0, 1) for name in columns_of(expert).values()]
 
 
-def gradiometer(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "gradiometer", *arguments], capture_output=True, text=True, env=PLAIN)
+def gradiometer(*arguments: str) -> Done:
+    return python("-m", "gradiometer", *arguments, env=PLAIN)
 
 
 def fails_with(says: str, *arguments: str) -> None:
@@ -51,7 +52,9 @@ def test_export_writes_a_dynamics_db_and_says_what_is_in_it(run: Path, tmp_path:
     assert "1 recorded NaN are NULL" in done.stdout
     assert "kept in dynamics.db" in done.stdout
     with closing(sqlite3.connect(tmp_path / "dynamics.db")) as db:
-        assert db.execute("SELECT step, expert_0_clean_norm, expert_1_perturbed_norm FROM dynamics").fetchall() == [
+        assert db.execute(
+            "SELECT step, expert_0_clean_norm, expert_1_perturbed_norm FROM dynamics"
+        ).fetchall() == [
             (0, 1.0, 1.0),
             (10, 11.0, None),
         ]
@@ -64,21 +67,43 @@ def test_export_overwrites_only_when_told(run: Path, tmp_path: Path) -> None:
     assert (tmp_path / "x.db").read_text() == "mine"
     told = json.loads(gradiometer(*call, "--overwrite", "--json").stdout)
     assert told["file"] == "x.db"
-    assert (told["experts"], told["steps"], told["columns"], told["nans"], told["left_out"]) == ([0, 1], 2, 9, 1, [])
+    assert (told["experts"], told["steps"], told["columns"], told["nans"], told["left_out"]) == (
+        [0, 1],
+        2,
+        9,
+        1,
+        [],
+    )
 
 
+@pytest.mark.slow
 def test_export_refuses_what_it_cannot_write(run: Path, tmp_path: Path) -> None:
     with Writer(tmp_path / "plain") as writer:
         writer.put(Row(step=0, wall_time=0.0, values={"loss": 1.0}))
-    fails_with("plain.* holds no experts.*experts=", "export", "plain", "--to", "dynamics-db", "-o", "x.db")
+    fails_with(
+        "plain.* holds no experts.*experts=", "export", "plain", "--to", "dynamics-db", "-o", "x.db"
+    )
     fails_with("no run at", "export", "nowhere", "--to", "dynamics-db", "-o", "x.db")
     fails_with(
-        "unknown format 'dynamics'; did you mean 'dynamics-db'", "export", str(run), "--to", "dynamics", "-o", "x"
+        "unknown format 'dynamics'; did you mean 'dynamics-db'",
+        "export",
+        str(run),
+        "--to",
+        "dynamics",
+        "-o",
+        "x",
     )
     fails_with("Missing option", "export", str(run), "--to", "dynamics-db")
     fails_with("-o must name a file", "export", str(run), "--to", "dynamics-db", "-o", "")
     fails_with(
-        "the place of a run", "export", str(run), "--to", "dynamics-db", "-o", str(run / "run.db"), "--overwrite"
+        "the place of a run",
+        "export",
+        str(run),
+        "--to",
+        "dynamics-db",
+        "-o",
+        str(run / "run.db"),
+        "--overwrite",
     )
     assert [path.name for path in tmp_path.glob("x*")] == []
 
@@ -91,13 +116,17 @@ def test_import_makes_a_run_that_is_the_exported_one(run: Path, tmp_path: Path) 
     with load(run) as before, load(tmp_path / "runs" / "back") as after:
         assert set(after.names()) == set(NAMES)
         for name in set(NAMES) - {"grad/expert/1/norm"}:
-            assert [part.tolist() for part in after.series(name)] == [part.tolist() for part in before.series(name)]
+            assert [part.tolist() for part in after.series(name)] == [
+                part.tolist() for part in before.series(name)
+            ]
         assert after.series("grad/expert/1/norm")[0].tolist() == [0]
     fails_with("holds a run already", "import", "dynamics.db", "-o", "runs/back")
 
 
 def test_import_of_a_jsonl_names_what_the_catalogue_does_not_know(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text('{"step": 1, "actor/entropy": 0.5, "my/own": 2, "note": "words"}\n')
+    (tmp_path / "a.jsonl").write_text(
+        '{"step": 1, "actor/entropy": 0.5, "my/own": 2, "note": "words"}\n'
+    )
     done = gradiometer("import", "a.jsonl", "-o", "runs/a")
     assert "not in the catalogue, kept under their own names: my/own\n" in done.stdout
     assert "left out, being neither numbers nor tables: note\n" in done.stdout
@@ -106,20 +135,34 @@ def test_import_of_a_jsonl_names_what_the_catalogue_does_not_know(tmp_path: Path
     assert (told["format"], told["series"], told["steps"], told["points"]) == ("jsonl", 2, 1, 2)
     assert (told["unknown"], told["left_out"]) == (["my/own"], ["note"])
     shown = gradiometer("show", "runs/a").stdout
-    assert "imported from a.jsonl: 2 series; left out, being neither numbers nor tables: note" in shown
+    assert (
+        "imported from a.jsonl: 2 series; left out, being neither numbers nor tables: note" in shown
+    )
 
 
-def test_import_reports_odd_columns_in_a_line_and_a_wrong_schema_as_an_error(tmp_path: Path) -> None:
+def test_import_reports_odd_columns_in_a_line_and_a_wrong_schema_as_an_error(
+    tmp_path: Path,
+) -> None:
     with closing(sqlite3.connect(tmp_path / "dynamics.db")) as db, db:
-        db.execute("CREATE TABLE dynamics (step INTEGER PRIMARY KEY, expert_0_top_norm REAL, my_loss REAL)")
+        db.execute(
+            "CREATE TABLE dynamics (step INTEGER PRIMARY KEY, expert_0_top_norm REAL, mystery REAL)"
+        )
         db.execute("INSERT INTO dynamics VALUES (0, 1, 2)")
     with closing(sqlite3.connect(tmp_path / "wrong.db")) as db, db:
         db.execute("CREATE TABLE gradients (step INTEGER, norm REAL)")
     done = gradiometer("import", "dynamics.db", "-o", "runs/a", "--json")
-    assert done.stderr == "warning: dynamics.db: not in the table of the source, kept under their own names: my_loss\n"
-    assert json.loads(done.stdout)["unknown"] == ["my_loss"]
+    assert (
+        done.stderr
+        == "warning: dynamics.db: not in the table of the source, kept under their own names:"
+        " mystery\n"
+    )
+    assert json.loads(done.stdout)["unknown"] == ["mystery"]
     fails_with(
-        r"found: table gradients \(step, norm\); expected: table dynamics \(step,", "import", "wrong.db", "-o", "b"
+        r"found: table gradients \(step, norm\); expected: table dynamics \(step,",
+        "import",
+        "wrong.db",
+        "-o",
+        "b",
     )
     assert not (tmp_path / "b").exists()
 
@@ -134,5 +177,10 @@ def test_import_refuses_what_is_no_log(run: Path, tmp_path: Path) -> None:
 
 
 def test_neither_needs_torch() -> None:
-    code = "import sys, gradiometer.cli.export, gradiometer.cli.import_; print('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
+    code = (
+        "import sys, gradiometer.cli.export, gradiometer.cli.import_; print('torch' in sys.modules)"
+    )
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
+        == "False\n"
+    )

@@ -1,4 +1,5 @@
-"""`gradiometer run` leaves a script what it is: its arguments, its output, its exit code, its weights."""
+"""`gradiometer run` leaves a script what it is: its arguments, its output, its exit code, its
+weights."""
 
 from __future__ import annotations
 
@@ -8,14 +9,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
+from forkserver import Done, python
 
 import gradiometer as gm
 from gradiometer.cli.main import run
+
+pytestmark = pytest.mark.slow
 
 PLAIN = {**os.environ, "NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "100", "OMP_NUM_THREADS": "1"}
 
@@ -54,7 +58,9 @@ Ran = Callable[..., tuple[int, str, str]]
 def ran(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Ran:
     """In this process, where torch is there already: code, stdout, stderr."""
 
-    def go(script: str, *arguments: str, options: tuple[str, ...] = ("--no-doctor",)) -> tuple[int, str, str]:
+    def go(
+        script: str, *arguments: str, options: tuple[str, ...] = ("--no-doctor",)
+    ) -> tuple[int, str, str]:
         (tmp_path / "train.py").write_text(script)
         code = run(["run", "--run", "kept", "--budget", "none", *options, "train.py", *arguments])
         return code, *capsys.readouterr()
@@ -63,9 +69,21 @@ def ran(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Ran:
 
 
 def typed(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """A real Python, where nothing is imported yet."""
     return subprocess.run(
-        [sys.executable, *words], capture_output=True, text=True, env=PLAIN, cwd=folder, timeout=120, check=False
+        [sys.executable, *words],
+        capture_output=True,
+        text=True,
+        env=PLAIN,
+        cwd=folder,
+        timeout=120,
+        check=False,
     )
+
+
+def forked(folder: Path, *words: str) -> Done:
+    """A process of its own, where torch is there already."""
+    return python(*words, env=PLAIN, cwd=folder)
 
 
 ABOUT = """
@@ -87,14 +105,27 @@ if __name__ == "__main__":
 def test_a_script_sees_what_it_sees_under_python(tmp_path: Path) -> None:
     inside = tmp_path / "code"
     inside.mkdir()
-    (inside / "train.py").write_text('"""A docstring."""\nfrom __future__ import annotations\n' + ABOUT)
-    (inside / "helper.py").write_text("WORD = 'sibling'")
-    python = typed(tmp_path, "code/train.py", "7", "--lr", "3", "--", "-m", "--help", "--json")
-    ours = typed(
-        tmp_path, "-m", "gradiometer", "run", "code/train.py", "7", "--lr", "3", "--", "-m", "--help", "--json"
+    (inside / "train.py").write_text(
+        '"""A docstring."""\nfrom __future__ import annotations\n' + ABOUT
     )
-    assert (python.returncode, python.stderr) == (7, "")
-    assert (ours.returncode, ours.stdout) == (7, python.stdout)
+    (inside / "helper.py").write_text("WORD = 'sibling'")
+    bare = typed(tmp_path, "code/train.py", "7", "--lr", "3", "--", "-m", "--help", "--json")
+    ours = typed(
+        tmp_path,
+        "-m",
+        "gradiometer",
+        "run",
+        "code/train.py",
+        "7",
+        "--lr",
+        "3",
+        "--",
+        "-m",
+        "--help",
+        "--json",
+    )
+    assert (bare.returncode, bare.stderr) == (7, "")
+    assert (ours.returncode, ours.stdout) == (7, bare.stdout)
     assert "the script did not import torch" in ours.stderr
     assert not (tmp_path / "runs").exists()
 
@@ -108,10 +139,10 @@ def test_a_module_sees_what_it_sees_under_python(tmp_path: Path, name: str) -> N
     code = ABOUT.replace("import helper", "from . import helper")
     for file in ("train.py", "__main__.py"):
         (inside / file).write_text(code)
-    python = typed(tmp_path, "-m", name, "0", "-m", "x")
+    bare = typed(tmp_path, "-m", name, "0", "-m", "x")
     ours = typed(tmp_path, "-m", "gradiometer", "run", "-m", name, "0", "-m", "x")
-    assert python.returncode == 0, python.stderr
-    assert (ours.returncode, ours.stdout) == (0, python.stdout)
+    assert bare.returncode == 0, bare.stderr
+    assert (ours.returncode, ours.stdout) == (0, bare.stdout)
 
 
 ENDINGS = {
@@ -123,25 +154,29 @@ ENDINGS = {
     "torch.optim.Adam(net.parameters(), lr=-1.0)": 1,
     "sys.excepthook = lambda *told: print('mine', told[1], file=sys.stderr); 1 / 0": 1,
     "def broken(:": 1,
-    "try:\n    1 / 0\nexcept ZeroDivisionError as problem:\n    raise ValueError('then') from problem": 1,
+    "try:\n    1 / 0\nexcept ZeroDivisionError as problem:\n    raise ValueError('then') from problem": (
+        1
+    ),
 }
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_a_script_ends_as_under_python(tmp_path: Path, ending: str) -> None:
-    (tmp_path / "train.py").write_text((TRAIN if "torch" in ending else "import sys\n") + ending)
-    python = typed(tmp_path, "train.py")
-    ours = typed(tmp_path, "-m", "gradiometer", "run", "--no-doctor", "train.py")
-    assert python.returncode == ours.returncode == ENDINGS[ending]
+    torch_in_it = "torch" in ending
+    (tmp_path / "train.py").write_text((TRAIN if torch_in_it else "import sys\n") + ending)
+    bare = typed(tmp_path, "train.py")
+    start = forked if torch_in_it else typed
+    ours = start(tmp_path, "-m", "gradiometer", "run", "--no-doctor", "train.py")
+    assert bare.returncode == ours.returncode == ENDINGS[ending]
     said = [line for line in ours.stderr.splitlines() if not line.startswith("gradiometer: ")]
-    assert said == python.stderr.splitlines()
+    assert said == bare.stderr.splitlines()
 
 
 def test_the_run_is_kept_however_the_script_ends(ran: Ran) -> None:
     code, out, err = ran(TRAIN + "train(5)\nprint('done')\nraise KeyError('oh')")
     assert (code, out) == (1, "done\n")
     assert err.index("KeyError") < err.index("gradiometer: 5 optimizer steps in kept.")
-    assert err.endswith("More: gradiometer doctor kept\n")
+    assert err.endswith("next: gradiometer doctor kept\n")
     kept = gm.load("kept")
     assert kept.series("grad/all/norm/raw")[0].tolist() == [0, 1, 2, 3, 4]
     (event,) = kept.events("exception")
@@ -150,20 +185,26 @@ def test_the_run_is_kept_however_the_script_ends(ran: Ran) -> None:
 
 
 def test_the_verdict_comes_last(ran: Ran) -> None:
-    code, _, err = ran(TRAIN + "net[3].weight.register_hook(lambda g: g * float('nan'))\ntrain(5)", options=())
+    code, _, err = ran(
+        TRAIN + "net[3].weight.register_hook(lambda g: g * float('nan'))\ntrain(5)", options=()
+    )
     assert code == 0
     assert "gradiometer: critical nonfinite-gradient" in err
     last = err.splitlines()[-1]
     assert last.startswith("gradiometer: 5 optimizer steps in kept. ")
-    assert last.endswith(" More: gradiometer doctor kept")
+    assert last.endswith(" next: gradiometer doctor kept")
     assert gm.load("kept").findings()[0].id == "nonfinite-gradient"
 
 
 def test_weights_and_output_are_the_same_bits(tmp_path: Path) -> None:
-    script = TRAIN + "train(30)\nprint('loss: 0.5', end='')\ntorch.save(net.state_dict(), sys.argv[1])"
+    script = (
+        TRAIN + "train(30)\nprint('loss: 0.5', end='')\ntorch.save(net.state_dict(), sys.argv[1])"
+    )
     (tmp_path / "train.py").write_text(script)
-    bare = typed(tmp_path, "train.py", "bare.pt")
-    watched = typed(tmp_path, "-m", "gradiometer", "run", "--budget", "none", "train.py", "watched.pt")
+    bare = forked(tmp_path, "train.py", "bare.pt")
+    watched = typed(
+        tmp_path, "-m", "gradiometer", "run", "--budget", "none", "train.py", "watched.pt"
+    )
     assert watched.returncode == bare.returncode == 0, watched.stderr
     assert watched.stdout == bare.stdout
     one, other = torch.load(tmp_path / "bare.pt"), torch.load(tmp_path / "watched.pt")
@@ -194,11 +235,19 @@ def test_a_script_that_moves_away_finds_its_run_where_it_started(ran: Ran, tmp_p
     ("ending", "words"),
     [
         ("", "no optimizer stepped in this process (1 made)"),
-        ("(net(torch.randn(2, 4)).sum()).backward()", "no optimizer stepped in this process (1 made)"),
-        ("(net(torch.randn(2, 4)).sum()).backward(); sys.exit(4)", "no optimizer stepped in this process (1 made)"),
+        (
+            "(net(torch.randn(2, 4)).sum()).backward()",
+            "no optimizer stepped in this process (1 made)",
+        ),
+        (
+            "(net(torch.randn(2, 4)).sum()).backward(); sys.exit(4)",
+            "no optimizer stepped in this process (1 made)",
+        ),
     ],
 )
-def test_without_a_step_there_is_no_folder(ran: Ran, tmp_path: Path, ending: str, words: str) -> None:
+def test_without_a_step_there_is_no_folder(
+    ran: Ran, tmp_path: Path, ending: str, words: str
+) -> None:
     code, _, err = ran(TRAIN + ending)
     assert code == (4 if "exit" in ending else 0)
     assert words in err
@@ -237,39 +286,33 @@ def _training(folder: Path) -> Path:
     return path
 
 
-@pytest.mark.slow
+ENDLESS = TRAIN + "import os\nopen('pid', 'w').write(str(os.getpid()))\ntrain(100_000_000)\n"
+
+
 def test_an_interrupt_is_130_and_the_run_is_closed(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(TRAIN + "train(100_000_000)")
-    with endless(tmp_path) as process:
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=120)
-    assert process.returncode == 130, err
-    assert err.index("KeyboardInterrupt") < err.index("More: gradiometer doctor kept")
+    done = endless(tmp_path, signal.SIGINT)
+    assert done.returncode == 130, done.stderr
+    err = done.stderr
+    assert err.index("KeyboardInterrupt") < err.index("next: gradiometer doctor kept")
     assert gm.load(tmp_path / "kept").events("exception")
 
 
-@pytest.mark.slow
 def test_a_signal_kills_it_as_it_kills_python_and_the_run_opens(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(TRAIN + "train(100_000_000)")
-    with endless(tmp_path) as process:
-        process.terminate()
-        process.communicate(timeout=120)
-    assert process.returncode == -signal.SIGTERM
+    assert endless(tmp_path, signal.SIGTERM).returncode == -signal.SIGTERM
     assert gm.load(tmp_path / "kept").series("grad/all/norm/raw")[0][0] == 0
 
 
-@contextmanager
-def endless(folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """A training that has kept steps already."""
-    call = [sys.executable, "-m", "gradiometer", "run", "--run", "kept", "train.py"]
-    with subprocess.Popen(call, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=PLAIN, cwd=folder) as it:
-        try:
-            while not _has_steps(folder / "kept"):
-                assert it.poll() is None, it.communicate()
-                time.sleep(0.2)
-            yield it
-        finally:
-            it.kill()
+def endless(folder: Path, sent: signal.Signals) -> Done:
+    """A training that got a signal from outside when it had kept steps already."""
+    (folder / "train.py").write_text(ENDLESS)
+    words = ("-m", "gradiometer", "run", "--run", "kept", "train.py")
+    with ThreadPoolExecutor(1) as beside:
+        ending = beside.submit(forked, folder, *words)
+        while not _has_steps(folder / "kept"):
+            assert not ending.done(), ending.result()
+            time.sleep(0.1)
+        os.kill(int((folder / "pid").read_text()), sent)
+        return ending.result()
 
 
 def _has_steps(folder: Path) -> bool:
@@ -283,11 +326,16 @@ def _has_steps(folder: Path) -> bool:
 def test_disabled_means_disabled(ran: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRADIOMETER_DISABLED", "1")
     code, _, err = ran(TRAIN + "train(2)\nsys.exit(5)")
-    assert (code, err) == (5, "gradiometer: GRADIOMETER_DISABLED is set: the script runs unwatched\n")
+    assert (code, err) == (
+        5,
+        "gradiometer: GRADIOMETER_DISABLED is set: the script runs unwatched\n",
+    )
     assert [entry.name for entry in tmp_path.iterdir()] == ["train.py"]
 
 
-def test_a_rank_other_than_the_first_writes_nothing(ran: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_other_than_the_first_writes_nothing(
+    ran: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("RANK", "1")
     code, _, err = ran(TRAIN + "train(2)")
     assert (code, err) == (0, "")

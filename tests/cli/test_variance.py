@@ -10,16 +10,24 @@ import pytest
 
 import gradiometer as gm
 from gradiometer.cli.main import run
-from gradiometer.labs import find
-from gradiometer.labs.config import configure
 from gradiometer.metrics import resolve
+from gradiometer_labs import find
+from gradiometer_labs.config import configure
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tsp")
     lab = find("tsp")
-    small = ["steps=2", "batch_size=4", "num_loc=6", "embed_dim=16", "num_layers=1", "num_heads=2", "val_size=0"]
+    small = [
+        "steps=2",
+        "batch_size=4",
+        "num_loc=6",
+        "embed_dim=16",
+        "num_layers=1",
+        "num_heads=2",
+        "val_size=0",
+    ]
     lab.train(configure(lab.config(), [f"run={folder / 'run'}", *small]))
     return folder / "run" / "last.ckpt"
 
@@ -41,13 +49,32 @@ def call(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return lambda *more: run([*common, *more])
 
 
-def test_the_sources_command_writes_the_sources_record(call, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--problem", "tsp", "--algorithm", "pomo", "--batch_size", "4", "--seed", "1234", "--device", "cpu"]
+@pytest.mark.slow
+def test_the_sources_command_writes_the_sources_record(
+    call, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = [
+        "--problem",
+        "tsp",
+        "--algorithm",
+        "pomo",
+        "--batch_size",
+        "4",
+        "--seed",
+        "1234",
+        "--device",
+        "cpu",
+    ]
     assert call(*flags, "--save_path", "out.json") == 0
     record = json.loads(Path("out.json").read_text())
     assert record["schema_version"] == 1
     assert record["config"]["num_loc"] == 6
-    assert set(record["per_replicate"]) == {"grad_norm", "grad_proj", "ess_mean", "weights_abs_max_mean"}
+    assert set(record["per_replicate"]) == {
+        "grad_norm",
+        "grad_proj",
+        "ess_mean",
+        "weights_abs_max_mean",
+    }
     assert len(record["per_replicate"]["grad_norm"]) == 2
     assert {"random_policy", "shuffled_rewards"} == set(record["extended"]["controls"])
     assert "kept in out.json" in capsys.readouterr().out
@@ -79,10 +106,26 @@ def test_a_comparison_says_which_varies_less(call, capsys: pytest.CaptureFixture
     assert kept.table("replicates").content[0]["schema_version"] == 1
 
 
+@pytest.mark.slow
 def test_lists_are_taken_as_people_write_them(call, capsys: pytest.CaptureFixture[str]) -> None:
     assert call("--algorithm", "pomo,rloo", "--no-controls", "--json", "--run", "none") == 0
-    assert [row["label"] for row in json.loads(capsys.readouterr().out)["comparison"]["rows"]] == ["pomo", "rloo"]
-    assert call("--compare", "pomo,rloo", "--compare", "dr_grpo", "--no-controls", "--json", "--run", "none") == 0
+    assert [row["label"] for row in json.loads(capsys.readouterr().out)["comparison"]["rows"]] == [
+        "pomo",
+        "rloo",
+    ]
+    assert (
+        call(
+            "--compare",
+            "pomo,rloo",
+            "--compare",
+            "dr_grpo",
+            "--no-controls",
+            "--json",
+            "--run",
+            "none",
+        )
+        == 0
+    )
     rows = json.loads(capsys.readouterr().out)["comparison"]["rows"]
     assert [row["label"] for row in rows] == ["pomo", "rloo", "dr_grpo"]
     # rloo is pomo times n/(n-1), so on the same samples its variance is (6/5)² of it
@@ -94,11 +137,15 @@ def test_a_curve_answers_how_many_rollouts(call, capsys: pytest.CaptureFixture[s
     assert "rollouts" in capsys.readouterr().out
     kept = gm.load("sweep").names()
     assert {"variance/pomo(rollouts=2)/snr", "variance/pomo(rollouts=4)/snr"} <= set(kept)
-    assert call("--curve", "k", "--values", "2", "3", "--algorithm", "maxk_pomo", "--no-controls") == 0
+    assert (
+        call("--curve", "k", "--values", "2", "3", "--algorithm", "maxk_pomo", "--no-controls") == 0
+    )
     assert "Of the K measured" in capsys.readouterr().out
 
 
-def test_one_replicate_says_that_intervals_are_undefined(call, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_replicate_says_that_intervals_are_undefined(
+    call, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert call("--num_replicates", "1", "--run", "none") == 0
     assert "undefined" in capsys.readouterr().out
 
@@ -129,7 +176,17 @@ def test_one_replicate_says_that_intervals_are_undefined(call, capsys: pytest.Ca
         (["--curve", "rollouts", "--values", "0", "2"], "use 2 or more"),
         (["--alpha", "nan"], "--alpha"),
         (
-            ["--algorithm", "maxk_pomo", "--any-algorithm", "--k", "3", "--baseline", "foo", "--engine", "processes"],
+            [
+                "--algorithm",
+                "maxk_pomo",
+                "--any-algorithm",
+                "--k",
+                "3",
+                "--baseline",
+                "foo",
+                "--engine",
+                "processes",
+            ],
             "baseline",
         ),
     ],
@@ -145,7 +202,9 @@ def test_wrong_input_is_one_line_and_leaves_no_file(
     assert not Path("runs").exists()
 
 
-def test_a_file_that_is_no_checkpoint_is_refused(call, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_is_no_checkpoint_is_refused(
+    call, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     Path("text.ckpt").write_text("not a checkpoint")
     assert call("--ckpt_path", "text.ckpt") == 2
     assert "cannot be read" in capsys.readouterr().err

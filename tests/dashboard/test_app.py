@@ -1,4 +1,5 @@
-"""The application over real runs: every view validates against its schema, and nobody gets more than he may."""
+"""The application over real runs: every view validates against its schema, and nobody gets more
+than he may."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from pydantic import TypeAdapter
 from starlette.testclient import TestClient
 
 from gradiometer.dashboard.app import STATIC, create_app
-from gradiometer.dashboard.shape import Problem, Shelved, View
+from gradiometer.dashboard.shape import Problem, RunList, View
 from gradiometer.dashboard.views import VIEWS
 from gradiometer.records import Row
 from gradiometer.store.reader import load
@@ -25,10 +26,16 @@ HOME = "http://127.0.0.1"
 
 def write(folder: Path, steps: range, **extra: Any) -> None:
     with Writer(
-        folder, facts={"started": "2026-01-01", "config": {"lr": 0.1, "note": "<script>alert(1)</script>"}}, **extra
+        folder,
+        facts={"started": "2026-01-01", "config": {"lr": 0.1, "note": "<script>alert(1)</script>"}},
+        **extra,
     ) as writer:
         for step in steps:
-            values = {"reward": step / 10, "grad/all/norm/raw": math.nan if step == 3 else 1.0 + step, "entropy": 0.5}
+            values = {
+                "reward": step / 10,
+                "grad/all/norm/raw": math.nan if step == 3 else 1.0 + step,
+                "entropy": 0.5,
+            }
             writer.put(Row(step=step, wall_time=1e9 + step, values=values))
 
 
@@ -61,7 +68,7 @@ def own(tmp_path: Path) -> Path:
 
 
 def test_the_runs_of_the_folder_are_listed_and_no_other(client: TestClient) -> None:
-    told = TypeAdapter(Shelved).validate_python(client.get("/runs.json").json())
+    told = TypeAdapter(RunList).validate_python(client.get("/runs.json").json())
     assert {card.id for card in told.runs} == {"a", "deep/b", "<script>alert(1)</script>"}
     assert {card.newest_step for card in told.runs} == {19, 9, 4}
     assert len({card.colour for card in told.runs}) == 3
@@ -112,7 +119,9 @@ def test_every_tab_is_a_page(client: TestClient, name: str) -> None:
         ("/static/..%2f..%2f..%2f..%2fsecret.txt", 404, "unknown-view"),
     ],
 )
-def test_a_wrong_question_gets_one_clear_answer(client: TestClient, path: str, status: int, error: str) -> None:
+def test_a_wrong_question_gets_one_clear_answer(
+    client: TestClient, path: str, status: int, error: str
+) -> None:
     response = client.get(path)
     assert response.status_code == status, response.text
     told = TypeAdapter(Problem).validate_python(response.json())
@@ -139,7 +148,8 @@ def test_only_get_is_allowed(client: TestClient, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "", "192.168.1.5", "[::2]:80"]
+    "host",
+    ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "", "192.168.1.5", "[::2]:80"],
 )
 def test_a_rebound_name_gets_nothing(client: TestClient, host: str) -> None:
     for path in ("/", "/runs.json", "/static/index.html", "/openapi.json", "/live"):
@@ -148,17 +158,22 @@ def test_a_rebound_name_gets_nothing(client: TestClient, host: str) -> None:
         assert response.json()["error"] == "forbidden"
 
 
-@pytest.mark.parametrize("host", ["localhost", "127.0.0.1:8765", "LOCALHOST:1", "[::1]:8765", "::1"])
+@pytest.mark.parametrize(
+    "host", ["localhost", "127.0.0.1:8765", "LOCALHOST:1", "[::1]:8765", "::1"]
+)
 def test_the_names_of_this_machine_are_served(client: TestClient, host: str) -> None:
     assert client.get("/runs.json", headers={"Host": host}).status_code == 200
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/runs.json", "/static/index.html", "/plotly.min.js", "/nothing", "/overview.json?run=z"]
+    "path",
+    ["/", "/runs.json", "/static/index.html", "/plotly.min.js", "/nothing", "/overview.json?run=z"],
 )
 def test_the_browser_is_told_to_run_no_script_but_ours(client: TestClient, path: str) -> None:
     headers = client.get(path).headers
-    policy = dict(part.strip().split(" ", 1) for part in headers["content-security-policy"].split(";"))
+    policy = dict(
+        part.strip().split(" ", 1) for part in headers["content-security-policy"].split(";")
+    )
     assert policy["default-src"] == "'none'"
     assert policy["script-src"] == "'self'"
     assert policy["frame-ancestors"] == "'none'"
@@ -170,7 +185,14 @@ def test_the_page_has_no_inline_script_and_asks_nobody_else() -> None:
     for file in STATIC.rglob("*"):
         if file.suffix in (".html", ".js", ".css"):
             text = file.read_text(encoding="utf-8").replace("http://www.w3.org/", "")
-            for word in ("http://", "https://", "innerHTML", "insertAdjacentHTML", "document.write", "new Function"):
+            for word in (
+                "http://",
+                "https://",
+                "innerHTML",
+                "insertAdjacentHTML",
+                "document.write",
+                "new Function",
+            ):
                 assert word not in text, f"{file.name} has {word}"
     page = (STATIC / "index.html").read_text(encoding="utf-8")
     assert "onclick" not in page
@@ -189,12 +211,23 @@ def test_a_strange_name_is_only_ever_json(client: TestClient) -> None:
 def test_a_token_is_asked_for_and_then_kept_in_a_cookie(folder: Path) -> None:
     token = "correct horse"
     with TestClient(create_app(folder, hosts=None, token=token), base_url="http://box:9") as client:
-        for path in ("/", "/runs.json", "/static/index.html", "/live", "/overview.json?token=wrong"):
+        for path in (
+            "/",
+            "/runs.json",
+            "/static/index.html",
+            "/live",
+            "/overview.json?token=wrong",
+        ):
             refused = client.get(path)
             assert refused.status_code == 401
             assert refused.json()["error"] == "forbidden"
-        assert client.get("/runs.json", headers={"Authorization": f"Bearer {token}"}).status_code == 200
-        assert client.get("/runs.json", headers={"Authorization": "Bearer wrong"}).status_code == 401
+        assert (
+            client.get("/runs.json", headers={"Authorization": f"Bearer {token}"}).status_code
+            == 200
+        )
+        assert (
+            client.get("/runs.json", headers={"Authorization": "Bearer wrong"}).status_code == 401
+        )
         first = client.get("/compare", params={"token": token, "run": "a"}, follow_redirects=False)
         assert first.status_code == 303
         assert first.headers["location"] == "/compare?run=a"
@@ -204,17 +237,24 @@ def test_a_token_is_asked_for_and_then_kept_in_a_cookie(folder: Path) -> None:
         assert token not in cookie
         assert client.get("/runs.json").status_code == 200
     with TestClient(create_app(folder, hosts=None, token=token), base_url="http://box:9") as client:
-        away = client.get("http://box:9//evil.example/x", params={"token": token}, follow_redirects=False)
+        away = client.get(
+            "http://box:9//evil.example/x", params={"token": token}, follow_redirects=False
+        )
         assert away.headers["location"] == "/evil.example/x"
 
 
 def test_who_answers_to_every_name_needs_a_token(folder: Path) -> None:
-    with pytest.raises(ValueError, match="needs a token"), TestClient(create_app(folder, hosts=None)):
+    with (
+        pytest.raises(ValueError, match="needs a token"),
+        TestClient(create_app(folder, hosts=None)),
+    ):
         pass
 
 
 def test_long_answers_travel_packed(client: TestClient) -> None:
-    with client.stream("GET", "/overview.json?run=a", headers={"Accept-Encoding": "gzip"}) as response:
+    with client.stream(
+        "GET", "/overview.json?run=a", headers={"Accept-Encoding": "gzip"}
+    ) as response:
         raw = b"".join(response.iter_raw())
         assert response.headers["content-encoding"] == "gzip"
     plain = client.get("/overview.json?run=a", headers={"Accept-Encoding": "identity"})
@@ -231,13 +271,17 @@ def test_plotly_comes_from_the_installed_package(client: TestClient) -> None:
 
 def test_a_run_that_cannot_be_read_spoils_no_other(own: Path) -> None:
     (own / "broken").mkdir()
-    (own / "broken" / "run.db").write_bytes(b"no database at all, but long enough to have had a header " * 4)
+    (own / "broken" / "run.db").write_bytes(
+        b"no database at all, but long enough to have had a header " * 4
+    )
     with TestClient(create_app(own), base_url=HOME) as client:
         cards = {card["id"]: card for card in client.get("/runs.json").json()["runs"]}
         assert cards["broken"]["state"] == "unreadable"
         assert "no SQLite database" in cards["broken"]["problem"]
         assert cards["a"]["state"] != "unreadable"
-        assert client.get("/overview.json").json()["runs"] != ["broken"], "the newest run that can be read"
+        assert client.get("/overview.json").json()["runs"] != ["broken"], (
+            "the newest run that can be read"
+        )
         response = client.get("/overview.json?run=broken")
         assert response.status_code == 400
         assert "no SQLite database" in response.json()["message"]
@@ -266,8 +310,10 @@ def test_a_link_out_of_the_folder_is_not_followed(own: Path) -> None:
         assert client.get("/overview.json?run=link").status_code == 404
 
 
-def test_a_fault_of_ours_is_said_in_the_same_shape(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(desk: object) -> View:
+def test_a_fault_of_ours_is_said_in_the_same_shape(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(request: object) -> View:
         raise RuntimeError("boom")
 
     monkeypatch.setitem(VIEWS, "overview", broken)
@@ -279,10 +325,17 @@ def test_a_fault_of_ours_is_said_in_the_same_shape(client: TestClient, monkeypat
 
 def test_numbers_are_those_of_the_database(client: TestClient, folder: Path) -> None:
     view = client.get("/compare.json", params={"run": "a", "metric": "grad/all/norm/raw"}).json()
-    lines = [line for chart in view["charts"] for line in chart["lines"] if line["name"] == "grad/all/norm/raw"]
+    lines = [
+        line
+        for chart in view["charts"]
+        for line in chart["lines"]
+        if line["name"] == "grad/all/norm/raw"
+    ]
     assert lines
     with load(folder / "a") as run:
         steps, values = run.series("grad/all/norm/raw")
     assert lines[0]["points"]["steps"] == steps.tolist()
-    assert lines[0]["points"]["values"] == ["NaN" if math.isnan(value) else value for value in values.tolist()]
+    assert lines[0]["points"]["values"] == [
+        "NaN" if math.isnan(value) else value for value in values.tolist()
+    ]
     assert lines[0]["points"]["nans"] == [3]

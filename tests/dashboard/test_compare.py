@@ -1,4 +1,5 @@
-"""The tab Compare: numbers against the runs themselves, groups, settings, other libraries' names, and live growth."""
+"""The tab Compare: numbers against the runs themselves, groups, settings, other libraries' names,
+and live growth."""
 
 from __future__ import annotations
 
@@ -7,18 +8,19 @@ import math
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from gradiometer.dashboard.answering import answer, encode
-from gradiometer.dashboard.ask import Ask
-from gradiometer.dashboard.consultant import Consultant
-from gradiometer.dashboard.shape import Chart, Line, View
-from gradiometer.dashboard.shelf import Shelf
-from gradiometer.dashboard.views import compare_lines
+from gradiometer.charts.model import Chart, Line
+from gradiometer.dashboard.answer import answer, encode
+from gradiometer.dashboard.diagnoses import Diagnoses
+from gradiometer.dashboard.query import Query
+from gradiometer.dashboard.run_index import RunIndex
+from gradiometer.dashboard.shape import View
 from gradiometer.errors import UnknownName, UsageError
 from gradiometer.records import Row
 from gradiometer.store.importers import open_log
@@ -27,11 +29,20 @@ from gradiometer.store.writer import Writer
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 TENTH = 10
 
+COMPARE = import_module("gradiometer.dashboard.views.compare")
+
 
 def write(
-    folder: Path, series: Mapping[str, Mapping[int, float]], config: Mapping[str, Any] | None = None, **more: Any
+    folder: Path,
+    series: Mapping[str, Mapping[int, float]],
+    config: Mapping[str, Any] | None = None,
+    **more: Any,
 ) -> None:
-    facts = {"started": "2026-01-01T00:00:00+00:00", **({} if config is None else {"config": dict(config)}), **more}
+    facts = {
+        "started": "2026-01-01T00:00:00+00:00",
+        **({} if config is None else {"config": dict(config)}),
+        **more,
+    }
     with Writer(folder, facts=facts) as writer:
         put(writer, series)
 
@@ -55,7 +66,9 @@ def seeds(root: Path) -> list[str]:
             place = int(10 * lr) + 10 * seed
             series = {
                 "reward": noise(place, steps),
-                "grad/all/norm/raw": {step: math.exp(value) for step, value in noise(place + 1, steps).items()},
+                "grad/all/norm/raw": {
+                    step: math.exp(value) for step, value in noise(place + 1, steps).items()
+                },
                 "entropy": noise(place + 2, steps),
                 "other/a": noise(place + 3, steps),
                 "other/b": noise(place + 4, steps),
@@ -77,9 +90,16 @@ def seeds(root: Path) -> list[str]:
 
 def see(root: Path, runs: Sequence[str], after: str = "", **given: Any) -> View:
     ours = {name: given.pop(name) for name in ("x", "first", "last", "most") if name in given}
-    options = {name: (value,) if isinstance(value, str) else tuple(value) for name, value in given.items()}
-    shelf = Shelf(root)
-    made = answer(shelf, Consultant(shelf), "compare", Ask(runs=tuple(runs), options=options, after=after, **ours))
+    options = {
+        name: (value,) if isinstance(value, str) else tuple(value) for name, value in given.items()
+    }
+    index = RunIndex(root)
+    made = answer(
+        index,
+        Diagnoses(index),
+        "compare",
+        Query(runs=tuple(runs), options=options, after=after, **ours),
+    )
     assert json.loads(encode(made))["view"] == "compare"
     return made
 
@@ -101,18 +121,26 @@ def series(root: Path, run: str, name: str) -> tuple[list[int], list[float]]:
 def test_every_run_of_its_own_has_the_numbers_of_its_file(tmp_path: Path) -> None:
     runs = seeds(tmp_path)
     view = see(tmp_path, runs, group="none")
-    assert [chart.title for chart in view.charts if chart.kind == "lines"] == ["reward", "grad/all/norm/raw", "entropy"]
+    assert [chart.title for chart in view.charts if chart.kind == "lines"] == [
+        "reward",
+        "grad/all/norm/raw",
+        "entropy",
+    ]
     for picture in view.charts[:3]:
         assert {line.role for line in picture.lines} == {""}
         for drawn in picture.lines:
-            assert (drawn.points.steps, drawn.points.values) == series(tmp_path, drawn.run, picture.title)
+            assert (drawn.points.steps, drawn.points.values) == series(
+                tmp_path, drawn.run, picture.title
+            )
     assert len(chart(view, "reward").lines) == 7
     assert chart(view, "entropy").subtitle == "1 of 7 runs do not have it: alone"
     assert chart(view, "grad/all/norm/raw").y.scale == "log"
     assert chart(view, "reward").info[0].name == "reward"
 
 
-def test_seeds_are_averaged_with_their_runs_faint_behind_and_a_run_of_its_own_is_left_alone(tmp_path: Path) -> None:
+def test_seeds_are_averaged_with_their_runs_faint_behind_and_a_run_of_its_own_is_left_alone(
+    tmp_path: Path,
+) -> None:
     view = see(tmp_path, seeds(tmp_path))
     assert next(control for control in view.controls if control.name == "group").value == "seed"
     lines = chart(view, "reward").lines
@@ -129,13 +157,21 @@ def test_seeds_are_averaged_with_their_runs_faint_behind_and_a_run_of_its_own_is
     assert "one sample standard deviation" in view.header[1]
 
 
-def test_on_a_log_axis_the_band_ends_at_the_lowest_run_where_it_would_pass_zero(tmp_path: Path) -> None:
+def test_on_a_log_axis_the_band_ends_at_the_lowest_run_where_it_would_pass_zero(
+    tmp_path: Path,
+) -> None:
     for seed, value in enumerate((0.1, 0.1, 10.0)):
-        write(tmp_path / str(seed), {"grad/all/norm/raw": {1: value, 2: 1.0 + value / 100}}, {"seed": seed})
+        write(
+            tmp_path / str(seed),
+            {"grad/all/norm/raw": {1: value, 2: 1.0 + value / 100}},
+            {"seed": seed},
+        )
     mean = chart(see(tmp_path, ["0", "1", "2"]), "grad/all/norm/raw").lines[-1]
     assert mean.points.low is not None
     assert mean.points.low[0] == 0.1
-    assert mean.points.low[1] == pytest.approx(np.mean([1.001, 1.001, 1.1]) - np.std([1.001, 1.001, 1.1], ddof=1))
+    assert mean.points.low[1] == pytest.approx(
+        np.mean([1.001, 1.001, 1.1]) - np.std([1.001, 1.001, 1.1], ddof=1)
+    )
 
 
 def test_runs_with_other_cadences_are_interpolated_and_the_label_says_so(tmp_path: Path) -> None:
@@ -163,11 +199,15 @@ def test_a_nan_of_one_seed_is_no_number_of_the_mean(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("x", ["env_steps", "metric:other"])
-def test_on_another_axis_a_mean_stands_where_its_runs_stand_on_average(tmp_path: Path, x: str) -> None:
+def test_on_another_axis_a_mean_stands_where_its_runs_stand_on_average(
+    tmp_path: Path, x: str
+) -> None:
     for seed in range(2):
         points = {step: float(step + seed) for step in range(5)}
         write(
-            tmp_path / str(seed), {"reward": points, "other": {step: 8.0 * step for step in range(5)}}, {"seed": seed}
+            tmp_path / str(seed),
+            {"reward": points, "other": {step: 8.0 * step for step in range(5)}},
+            {"seed": seed},
         )
     view = see(tmp_path, ["0", "1"], x=x, metric="reward")
     mean = chart(view, "reward").lines[-1]
@@ -177,13 +217,19 @@ def test_on_another_axis_a_mean_stands_where_its_runs_stand_on_average(tmp_path:
 
 def test_match_draws_every_series_it_finds_and_metric_those_that_are_named(tmp_path: Path) -> None:
     runs = seeds(tmp_path)
-    assert [c.title for c in see(tmp_path, runs, match="^other/").charts if c.kind == "lines"] == ["other/a", "other/b"]
+    assert [c.title for c in see(tmp_path, runs, match="^other/").charts if c.kind == "lines"] == [
+        "other/a",
+        "other/b",
+    ]
     both = see(tmp_path, runs, match="^other/", metric="entropy")
     assert [c.title for c in both.charts if c.kind == "lines"] == ["entropy", "other/a", "other/b"]
     for given in ("entropy,other/b", ("entropy", "other/b")):
         named = see(tmp_path, runs, metric=given)
         assert [c.title for c in named.charts if c.kind == "lines"] == ["entropy", "other/b"]
-        assert next(control for control in named.controls if control.name == "metric").value == "entropy,other/b"
+        assert (
+            next(control for control in named.controls if control.name == "metric").value
+            == "entropy,other/b"
+        )
     offered = next(control for control in both.controls if control.name == "metric").options
     assert [option.value for option in offered] == ["entropy", "other/a", "other/b"]
 
@@ -197,7 +243,9 @@ def test_match_draws_every_series_it_finds_and_metric_those_that_are_named(tmp_p
         ({"group": "optim.l"}, r"unknown grouping 'optim\.l'; did you mean 'optim\.lr'"),
     ],
 )
-def test_what_cannot_be_asked_is_an_error_that_says_why(tmp_path: Path, given: dict[str, str], says: str) -> None:
+def test_what_cannot_be_asked_is_an_error_that_says_why(
+    tmp_path: Path, given: dict[str, str], says: str
+) -> None:
     with pytest.raises((UsageError, UnknownName), match=says):
         see(tmp_path, seeds(tmp_path), **given)
 
@@ -213,7 +261,10 @@ def test_too_many_matches_are_cut_and_the_header_says_so(tmp_path: Path) -> None
 def test_by_a_setting_and_by_name(tmp_path: Path) -> None:
     runs = seeds(tmp_path)
     by_lr = chart(see(tmp_path, runs, group="optim.lr"), "reward")
-    assert [line.run for line in by_lr.lines if line.role == "mean"] == ["group:optim.lr = 0.1", "group:optim.lr = 0.2"]
+    assert [line.run for line in by_lr.lines if line.role == "mean"] == [
+        "group:optim.lr = 0.1",
+        "group:optim.lr = 0.2",
+    ]
     by_seed = chart(see(tmp_path, runs, group="config.seed"), "reward")
     assert [line.label for line in by_seed.lines if line.role == "mean"] == [
         "seed = 0: mean ± std of 3 runs",
@@ -221,14 +272,25 @@ def test_by_a_setting_and_by_name(tmp_path: Path) -> None:
         "seed = 2: mean ± std of 2 runs",
     ]
     by_name = chart(see(tmp_path, runs, group="name"), "reward")
-    assert [line.run for line in by_name.lines if line.role == "mean"] == ["group:lr0.1", "group:lr0.2"]
+    assert [line.run for line in by_name.lines if line.role == "mean"] == [
+        "group:lr0.1",
+        "group:lr0.2",
+    ]
 
 
 def test_the_table_says_where_each_run_ended_up(tmp_path: Path) -> None:
     view = see(tmp_path, seeds(tmp_path))
     table = next(chart for chart in view.charts if chart.id == "compare-summary").table
     assert table is not None
-    assert list(table.columns) == ["metric", "run", "last", "mean of the last 10 %", "min", "max", "best at step"]
+    assert list(table.columns) == [
+        "metric",
+        "run",
+        "last",
+        "mean of the last 10 %",
+        "min",
+        "max",
+        "best at step",
+    ]
     assert len(table.cells) == 7 + 6 + 6
     row = next(row for row in table.cells if row[:2] == ["reward", "alone"])
     steps, values = series(tmp_path, "alone", "reward")
@@ -246,7 +308,9 @@ def test_the_groups_are_told_with_their_spread(tmp_path: Path) -> None:
     row = next(row for row in table.cells if row[:2] == ["reward", "lr0.1"])
     lasts = [series(tmp_path, f"lr0.1/{seed}", "reward")[1][-1] for seed in range(3)]
     assert row[2] == 3
-    assert row[3:5] == [float(f"{number:.5g}") for number in (np.mean(lasts), np.std(lasts, ddof=1))]
+    assert row[3:5] == [
+        float(f"{number:.5g}") for number in (np.mean(lasts), np.std(lasts, ddof=1))
+    ]
 
 
 def test_only_settings_that_differ_are_facts_and_the_equal_ones_are_counted(tmp_path: Path) -> None:
@@ -257,9 +321,14 @@ def test_only_settings_that_differ_are_facts_and_the_equal_ones_are_counted(tmp_
         ("config", "optim.lr"),
         ("versions", "torch"),
     ]
-    assert view.facts[1].values == {**{f"lr{lr}/{s}": str(lr) for lr in (0.1, 0.2) for s in range(3)}, "alone": "0.3"}
-    assert view.header[-1] == (
-        "Config: 2 settings differ (seed, optim.lr), 1 are equal. Of versions, git and the rest 1 differ, 0 are equal."
+    assert view.facts[1].values == {
+        **{f"lr{lr}/{s}": str(lr) for lr in (0.1, 0.2) for s in range(3)},
+        "alone": "0.3",
+    }
+    assert (
+        view.header[-1]
+        == "Config: 2 settings differ (seed, optim.lr), 1 are equal. Of versions, git and the rest"
+        " 1 differ, 0 are equal."
     )
 
 
@@ -295,12 +364,18 @@ def test_thinned_curves_keep_their_spikes_and_means_their_width(tmp_path: Path) 
     faint, _, mean = chart(see(tmp_path, ["0", "1"], most=100), "reward").lines
     assert len(faint.points.steps) <= 101
     assert max(faint.points.high or []) == 50.0
-    assert np.allclose(np.array(mean.points.high[:30]) - np.array(mean.points.low[:30]), 2 * math.sqrt(0.5))
+    assert np.allclose(
+        np.array(mean.points.high[:30]) - np.array(mean.points.low[:30]), 2 * math.sqrt(0.5)
+    )
 
 
 def test_with_many_runs_a_line_has_fewer_points(tmp_path: Path) -> None:
     for seed in range(50):
-        write(tmp_path / str(seed), {"reward": {step: float(step) for step in range(500)}}, {"seed": seed})
+        write(
+            tmp_path / str(seed),
+            {"reward": {step: float(step) for step in range(500)}},
+            {"seed": seed},
+        )
     view = see(tmp_path, [str(seed) for seed in range(50)])
     lengths = {len(line.points.steps) for line in chart(view, "reward").lines}
     assert max(lengths) <= 161
@@ -309,7 +384,9 @@ def test_with_many_runs_a_line_has_fewer_points(tmp_path: Path) -> None:
 
 def test_only_what_is_new_travels_also_of_the_means(tmp_path: Path) -> None:
     quiet = {"started": "2026-01-01T00:00:00+00:00"}
-    writers = [Writer(tmp_path / str(seed), facts={**quiet, "config": {"seed": seed}}) for seed in range(2)]
+    writers = [
+        Writer(tmp_path / str(seed), facts={**quiet, "config": {"seed": seed}}) for seed in range(2)
+    ]
     try:
         for seed, writer in enumerate(writers):
             put(writer, {"reward": {step: float(step + seed) for step in range(10)}})
@@ -319,14 +396,19 @@ def test_only_what_is_new_travels_also_of_the_means(tmp_path: Path) -> None:
         writers[0].flush()
         ahead = see(tmp_path, ["0", "1"], after=whole.cursor)
         assert ahead.delta
-        assert [(line.run, line.points.steps) for line in ahead.charts[0].lines] == [("0", [10, 11, 12, 13, 14])]
+        assert [(line.run, line.points.steps) for line in ahead.charts[0].lines] == [
+            ("0", [10, 11, 12, 13, 14])
+        ]
         put(writers[1], {"reward": {step: float(step + 1) for step in range(10, 13)}})
         writers[1].flush()
         together = see(tmp_path, ["0", "1"], after=ahead.cursor)
         assert together.delta
         drawn = {line.run: line.points for line in together.charts[0].lines}
         assert drawn["1"].steps == [10, 11, 12]
-        assert (drawn["group:runs"].steps, drawn["group:runs"].values) == ([10, 11, 12], [10.5, 11.5, 12.5])
+        assert (drawn["group:runs"].steps, drawn["group:runs"].values) == (
+            [10, 11, 12],
+            [10.5, 11.5, 12.5],
+        )
     finally:
         for writer in writers:
             writer.close()
@@ -350,15 +432,17 @@ def test_a_seed_that_comes_makes_the_whole_view_come(tmp_path: Path) -> None:
     assert chart(now, "reward").lines[-1].label == "runs: mean ± std of 3 runs"
 
 
-def test_a_run_that_stands_still_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_stands_still_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     read_so_far: list[str] = []
-    real = compare_lines.read
+    real = COMPARE.read
 
     def counted(log: Any, source: Any, *ends: Any) -> Any:
         read_so_far.append(source.series)
         return real(log, source, *ends)
 
-    monkeypatch.setattr(compare_lines, "read", counted)
+    monkeypatch.setattr(COMPARE, "read", counted)
     runs = seeds(tmp_path)
     first = see(tmp_path, runs)
     assert len(read_so_far) == 7 + 6 + 6
@@ -367,9 +451,9 @@ def test_a_run_that_stands_still_is_read_once(tmp_path: Path, monkeypatch: pytes
 
 
 def test_what_is_kept_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = compare_lines._Kept()
-    monkeypatch.setattr(compare_lines, "_KEPT", kept)
-    monkeypatch.setattr(compare_lines, "MOST_KEPT", 250)
+    kept = COMPARE._Kept()
+    monkeypatch.setattr(COMPARE, "_KEPT", kept)
+    monkeypatch.setattr(COMPARE, "MOST_KEPT", 250)
     see(tmp_path, seeds(tmp_path))
     assert kept._size <= 250
     assert len(kept._readings) == 2  # of a hundred points each

@@ -1,4 +1,5 @@
-"""The tab Dynamics shows the run's own numbers: every line, cell and bar is compared with what is on disk."""
+"""The tab Dynamics shows the run's own numbers: every line, cell and bar is compared with what is
+on disk."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import closing
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,18 +19,17 @@ from urllib.parse import parse_qsl
 import numpy as np
 import pytest
 
-from gradiometer.dashboard.answering import answer, encode
-from gradiometer.dashboard.ask import ask_of
-from gradiometer.dashboard.consultant import Consultant
-from gradiometer.dashboard.desk import Desk
-from gradiometer.dashboard.shape import Chart, Line, View
-from gradiometer.dashboard.shelf import Shelf
-from gradiometer.dashboard.views import dynamics_words
-from gradiometer.doctor.experts.judge import judge
+from gradiometer.charts.experts import layer_cells, verdict
+from gradiometer.charts.model import Chart, Line
+from gradiometer.dashboard.answer import answer, encode
+from gradiometer.dashboard.diagnoses import Diagnoses
+from gradiometer.dashboard.query import parse_query
+from gradiometer.dashboard.request import ViewRequest
+from gradiometer.dashboard.run_index import RunIndex
+from gradiometer.dashboard.shape import View
+from gradiometer.doctor.experts.judge import judge, read_experts
+from gradiometer.doctor.experts.series import TIERS, rms_of
 from gradiometer.errors import UnknownName
-from gradiometer.plots.divergence import verdict
-from gradiometer.plots.expertdata import TIERS, read_experts
-from gradiometer.plots.layermaps import layer_cells
 from gradiometer.records import Event, Row
 from gradiometer.store.exporters import export_dynamics
 from gradiometer.store.reader import Run, load
@@ -41,7 +42,9 @@ SOUND = ("sound", "layer-sound")
 @pytest.fixture(scope="module")
 def made() -> ModuleType:
     """Runs with experts, by file: tests are no package."""
-    spec = importlib.util.spec_from_file_location("expertrun", Path(__file__).parents[1] / "plots" / "expertrun.py")
+    spec = importlib.util.spec_from_file_location(
+        "expertrun", Path(__file__).parents[1] / "plots" / "expertrun.py"
+    )
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -50,8 +53,10 @@ def made() -> ModuleType:
 
 
 def view_of(root: Path, query: str = "") -> View:
-    shelf = Shelf(root)
-    return answer(shelf, Consultant(shelf), "dynamics", ask_of(parse_qsl(query, keep_blank_values=True)))
+    index = RunIndex(root)
+    return answer(
+        index, Diagnoses(index), "dynamics", parse_query(parse_qsl(query, keep_blank_values=True))
+    )
 
 
 def chart_of(view: View, id: str) -> Chart:
@@ -66,7 +71,10 @@ def control_of(view: View, name: str) -> Any:
 
 
 def numbers(values: Iterable[Any]) -> np.ndarray:
-    return np.array([np.nan if value is None else NUMBERS.get(value, value) for value in values], dtype=np.float64)
+    return np.array(
+        [np.nan if value is None else NUMBERS.get(value, value) for value in values],
+        dtype=np.float64,
+    )
 
 
 def same(line: Line, series: tuple[np.ndarray, np.ndarray]) -> None:
@@ -75,7 +83,12 @@ def same(line: Line, series: tuple[np.ndarray, np.ndarray]) -> None:
 
 
 def row_of(name: str, view: View) -> Line:
-    (found,) = [line for chart in view.charts for line in chart.lines if line.name == name and chart.id not in SOUND]
+    (found,) = [
+        line
+        for chart in view.charts
+        for line in chart.lines
+        if line.name == name and chart.id not in SOUND
+    ]
     return found
 
 
@@ -92,28 +105,46 @@ def quotient(run: Run, tier: str, expert: str, layers: Sequence[str]) -> np.ndar
 LAYERS = ("layer.model.layers.0.moe", "layer.model.layers.1.moe")
 
 
-# Source 002's chart
+# The chart of norms by tier
 
 
-def test_the_chart_is_the_source_s_with_the_numbers_of_the_view_dynamics(tmp_path: Path, made: ModuleType) -> None:
+def test_the_chart_is_the_source_s_with_the_numbers_of_the_view_dynamics(
+    tmp_path: Path, made: ModuleType
+) -> None:
     folder = made.write_run(tmp_path / "moe")
     view = view_of(tmp_path)
     chart = chart_of(view, "tiers")
-    assert (chart.kind, chart.y.scale, chart.y.title, chart.x.title) == ("lines", "log", "gradient norm", "step")
-    assert [line.role for line in chart.lines] == [f"expert:{e}:{tier}" for e in "012" for tier in TIERS]
+    assert (chart.kind, chart.y.scale, chart.y.title, chart.x.title) == (
+        "lines",
+        "log",
+        "gradient norm",
+        "step",
+    )
+    assert [line.role for line in chart.lines] == [
+        f"expert:{e}:{tier}" for e in "012" for tier in TIERS
+    ]
     with closing(sqlite3.connect(folder / "run.db")) as db:
         for line in chart.lines:
             _, expert, tier = line.role.split(":")
             table = db.execute(f"SELECT step, expert_{expert}_{tier}_norm FROM dynamics").fetchall()
             assert list(zip(line.points.steps, line.points.values, strict=True)) == table
-    assert {info.name for info in chart.info} == {f"grad/expert/<expert>/{tier}_norm" for tier in TIERS}
+    assert {info.name for info in chart.info} == {
+        f"grad/expert/<expert>/{tier}_norm" for tier in TIERS
+    }
 
 
-def test_every_line_that_is_not_computed_is_a_series_of_the_run(tmp_path: Path, made: ModuleType) -> None:
+def test_every_line_that_is_not_computed_is_a_series_of_the_run(
+    tmp_path: Path, made: ModuleType
+) -> None:
     def spoilt(step: int, values: dict[str, float]) -> dict[str, float]:
-        kept = {name: value for name, value in values.items() if step != 60 or "/expert/1/" not in name}
+        kept = {
+            name: value for name, value in values.items() if step != 60 or "/expert/1/" not in name
+        }
         if step == 70:
-            kept |= {"grad/expert/2/top_norm": float("nan"), "grad/expert/2/bottom_norm": float("inf")}
+            kept |= {
+                "grad/expert/2/top_norm": float("nan"),
+                "grad/expert/2/bottom_norm": float("inf"),
+            }
         return kept
 
     folder = made.write_run(tmp_path / "moe", change=spoilt)
@@ -137,17 +168,27 @@ def test_what_is_shown_is_json(tmp_path: Path, made: ModuleType) -> None:
 # The sound chart
 
 
-def test_routing_is_divided_out_in_each_layer_so_merged_experts_are_one_curve(tmp_path: Path, made: ModuleType) -> None:
+def test_routing_is_divided_out_in_each_layer_so_merged_experts_are_one_curve(
+    tmp_path: Path, made: ModuleType
+) -> None:
     folder = made.write_run(tmp_path / "moe")
     lines = {line.role: line for line in chart_of(view_of(tmp_path), "sound").lines}
     assert len(lines) == 9
     with load(folder) as run:
         for role, line in lines.items():
             _, expert, tier = role.split(":")
-            np.testing.assert_allclose(line.points.values, quotient(run, tier, expert, LAYERS), rtol=1e-12)
-        pooled = run.series("grad/expert/2/top_rms")[1] / run.series("grad/expert/2/routing_weight")[1]
-    np.testing.assert_allclose(lines["expert:2:top"].points.values, lines["expert:0:top"].points.values, rtol=1e-9)
-    assert np.abs(pooled / lines["expert:2:top"].points.values - 1).max() > 1e-3  # what pooling would have left
+            np.testing.assert_allclose(
+                line.points.values, quotient(run, tier, expert, LAYERS), rtol=1e-12
+            )
+        pooled = (
+            run.series("grad/expert/2/top_rms")[1] / run.series("grad/expert/2/routing_weight")[1]
+        )
+    np.testing.assert_allclose(
+        lines["expert:2:top"].points.values, lines["expert:0:top"].points.values, rtol=1e-9
+    )
+    assert (
+        np.abs(pooled / lines["expert:2:top"].points.values - 1).max() > 1e-3
+    )  # what pooling would have left
 
 
 def test_without_layers_the_pooled_numbers_are_divided(tmp_path: Path, made: ModuleType) -> None:
@@ -169,9 +210,12 @@ def test_without_layers_the_pooled_numbers_are_divided(tmp_path: Path, made: Mod
     assert not any(chart.section == "Layers" for chart in view.charts)
 
 
-def test_without_routing_weights_the_title_says_that_nothing_was_divided(tmp_path: Path, made: ModuleType) -> None:
+def test_without_routing_weights_the_title_says_that_nothing_was_divided(
+    tmp_path: Path, made: ModuleType
+) -> None:
     folder = made.write_run(
-        tmp_path / "moe", change=lambda _, row: {name: v for name, v in row.items() if "routing_weight" not in name}
+        tmp_path / "moe",
+        change=lambda _, row: {name: v for name, v in row.items() if "routing_weight" not in name},
     )
     chart = chart_of(view_of(tmp_path), "sound")
     assert "not divided" in chart.title
@@ -184,10 +228,16 @@ def test_a_divided_line_is_thinned_without_losing_a_spike_and_lies_on_any_axis(
     tmp_path: Path, made: ModuleType
 ) -> None:
     def spike(step: int, values: dict[str, float]) -> dict[str, float]:
-        return values | ({name: 1e3 for name in values if name.endswith("1/top_rms")} if step == 210 else {})
+        return values | (
+            {name: 1e3 for name in values if name.endswith("1/top_rms")} if step == 210 else {}
+        )
 
     folder = made.write_run(tmp_path / "moe", change=spike)
-    line = next(line for line in chart_of(view_of(tmp_path, "most=7"), "sound").lines if line.role == "expert:1:top")
+    line = next(
+        line
+        for line in chart_of(view_of(tmp_path, "most=7"), "sound").lines
+        if line.role == "expert:1:top"
+    )
     with load(folder) as run:
         whole = quotient(run, "top", "1", LAYERS)
     assert len(line.points.steps) <= 7
@@ -200,14 +250,16 @@ def test_a_divided_line_is_thinned_without_losing_a_spike_and_lies_on_any_axis(
     assert set(metric.points.x or ()) == {0.02}
 
 
-def test_what_is_divided_is_never_taken_for_the_series_itself(tmp_path: Path, made: ModuleType) -> None:
+def test_what_is_divided_is_never_taken_for_the_series_itself(
+    tmp_path: Path, made: ModuleType
+) -> None:
     folder = made.write_run(tmp_path / "moe")
-    shelf = Shelf(tmp_path)
-    consultant, ask = Consultant(shelf), ask_of([("run", "moe")])
-    lines = chart_of(answer(shelf, consultant, "dynamics", ask), "sound").lines
-    with Desk(shelf, consultant, ask) as desk, load(folder) as run:
+    index = RunIndex(tmp_path)
+    diagnoses, query = Diagnoses(index), parse_query([("run", "moe")])
+    lines = chart_of(answer(index, diagnoses, "dynamics", query), "sound").lines
+    with ViewRequest(index, diagnoses, query) as request, load(folder) as run:
         for line in lines:
-            same(desk.line(desk.focus, line.name), run.series(line.name))
+            same(request.line(request.focus, line.name), run.series(line.name))
 
 
 # In words
@@ -222,9 +274,10 @@ def test_the_header_has_the_latest_divergence_its_reading_and_the_sound_companio
         first, second = (run.series(f"grad/expert/{e}/divergence")[1][-1] for e in "12")
         found = read_experts(run)
         assert found is not None
-        assert view.header[1] == f"Sound companion: {verdict(found)}"
+        assert view.header[1] == f"Sound companion: {verdict(found, found.answers)}"
     assert view.header[0].startswith(
-        f"Divergence score at step 390: {first:.3g} (expert 1), {second:.3g} (expert 2): in between (above 0.05"
+        f"Divergence score at step 390: {first:.3g} (expert 1), {second:.3g} (expert 2): in between"
+        " (above 0.05"
     )
 
 
@@ -246,7 +299,9 @@ def test_the_reading_is_the_source_s(
     assert reading in view_of(tmp_path).header[0]
 
 
-def test_the_three_questions_are_answered_as_the_command_does(tmp_path: Path, made: ModuleType) -> None:
+def test_the_three_questions_are_answered_as_the_command_does(
+    tmp_path: Path, made: ModuleType
+) -> None:
     folder = made.write_run(tmp_path / "moe")
     view = view_of(tmp_path)
     with load(folder) as run:
@@ -254,23 +309,30 @@ def test_the_three_questions_are_answered_as_the_command_does(tmp_path: Path, ma
     assert [(a.question, a.verdict, a.source_reading, a.sound_reading) for a in view.answers] == [
         (a.question, a.verdict, a.source_reading, a.sound_reading) for a in truth.answers
     ]
-    assert [answer.tone for answer in view.answers] == ["bad", "bad", "bad"]
+    assert [a.tone for a in view.answers] == [a.tone for a in truth.answers] == ["warn"] * 3
     assert {answer.run for answer in view.answers} == {"moe"}
     assert f"Try next: {truth.next[0]}" in view.header
     assert truth.health[0] in chart_of(view, "evenness").subtitle
 
 
-def test_genuine_divergence_is_good_and_too_little_is_unsure(tmp_path: Path, made: ModuleType) -> None:
+def test_genuine_divergence_is_good_and_too_little_is_unsure(
+    tmp_path: Path, made: ModuleType
+) -> None:
     made.write_run(tmp_path / "apart", genuine=0.5)
     made.write_run(tmp_path / "young", steps=range(0, 30, 10))
-    assert [a.tone for a in view_of(tmp_path, "run=apart").answers if "genuine" in a.question] == ["good"]
+    assert [a.tone for a in view_of(tmp_path, "run=apart").answers if "genuine" in a.question] == [
+        "good"
+    ]
     young = view_of(tmp_path, "run=young")
     assert {answer.tone for answer in young.answers} == {"unsure"}
     assert any(answer.missing for answer in young.answers)
 
 
 def test_norms_that_are_all_zero_are_told_with_the_cause(tmp_path: Path, made: ModuleType) -> None:
-    made.write_run(tmp_path / "moe", change=lambda _, row: {n: 0.0 if "norm" in n else v for n, v in row.items()})
+    made.write_run(
+        tmp_path / "moe",
+        change=lambda _, row: {n: 0.0 if "norm" in n else v for n, v in row.items()},
+    )
     view = view_of(tmp_path)
     assert view.answers == []
     (line,) = [line for line in view.header if "exactly zero" in line]
@@ -280,13 +342,20 @@ def test_norms_that_are_all_zero_are_told_with_the_cause(tmp_path: Path, made: M
 
 def test_missing_experts_and_missed_steps_are_told(tmp_path: Path, made: ModuleType) -> None:
     def only_two(_: int, values: dict[str, float]) -> dict[str, float]:
-        return {name: value for name, value in values.items() if "expert/2/" not in name and "expert/3/" not in name}
+        return {
+            name: value
+            for name, value in values.items()
+            if "expert/2/" not in name and "expert/3/" not in name
+        }
 
     made.write_run(tmp_path / "moe", experts=5, change=only_two, missed=[5])
     view = view_of(tmp_path)
     assert any(line.startswith("No gradient norms of experts 2 and 3:") for line in view.header)
     assert "Step 5: no expert has a gradient." in view.header
-    assert [line.role for line in chart_of(view, "tiers").lines][3::3] == ["expert:1:top", "expert:4:top"]
+    assert [line.role for line in chart_of(view, "tiers").lines][3::3] == [
+        "expert:1:top",
+        "expert:4:top",
+    ]
 
     alone = {name: value for name, value in made.row(1, 0).items() if "router" not in name}
     with Writer(tmp_path / "alone") as writer:
@@ -297,7 +366,9 @@ def test_missing_experts_and_missed_steps_are_told(tmp_path: Path, made: ModuleT
 def test_an_answer_that_rests_says_as_of_when_it_is(
     tmp_path: Path, made: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dynamics_words, "REST_PER_SECOND", 1e9)
+    monkeypatch.setattr(
+        import_module("gradiometer.dashboard.views.dynamics"), "REST_PER_SECOND", 1e9
+    )
     with Writer(tmp_path / "moe") as writer:
         for step in range(0, 200, 10):
             writer.put(Row(step=step, wall_time=float(step), values=made.row(3, step)))
@@ -321,30 +392,45 @@ def test_divergence_over_time_has_the_source_s_two_levels(tmp_path: Path, made: 
     chart = chart_of(view, "divergence")
     assert [level.value for level in chart.levels] == [0.05, 0.01]
     assert chart.y.scale == "log"
-    assert [line.role for line in chart_of(view, "cosine").lines] == ["expert:1:bottom", "expert:2:bottom"]
-    assert [line.role for line in chart_of(view, "log-ratio").lines][::2] == ["expert:1:top", "expert:1:bottom"]
+    assert [line.role for line in chart_of(view, "cosine").lines] == [
+        "expert:1:bottom",
+        "expert:2:bottom",
+    ]
+    assert [line.role for line in chart_of(view, "log-ratio").lines][::2] == [
+        "expert:1:top",
+        "expert:1:bottom",
+    ]
     assert len(chart_of(view, "routing-weight").lines) == 3
     assert chart_of(view, "routing-weight").levels[0].value == pytest.approx(1 / 3)
 
 
-@pytest.mark.parametrize(("query", "tier", "step"), [("", "bottom", None), ("tier=top&at=120", "top", 120)])
+@pytest.mark.parametrize(
+    ("query", "tier", "step"), [("", "bottom", None), ("tier=top&at=120", "top", 120)]
+)
 def test_the_maps_hold_the_cells_of_layer_expert_and_tier(
     tmp_path: Path, made: ModuleType, query: str, tier: str, step: int | None
 ) -> None:
     def spoilt(at: int, values: dict[str, float]) -> dict[str, float]:
         lost = f"grad/{LAYERS[1]}/expert/2/{tier}_rms"
         values = {name: value for name, value in values.items() if name != lost}
-        return values | ({f"grad/{LAYERS[0]}/expert/1/{tier}_rms": float("nan")} if at >= 120 else {})
+        return values | (
+            {f"grad/{LAYERS[0]}/expert/1/{tier}_rms": float("nan")} if at >= 120 else {}
+        )
 
     folder = made.write_run(tmp_path / "moe", change=spoilt, genuine=0.2)
     view = view_of(tmp_path, query)
     with load(folder) as run:
         found = read_experts(run)
         assert found is not None
-        values, there = layer_cells(found, tier, step)
+        values, there = layer_cells(found, found.field(rms_of(tier, layered=True)), step)
         taken = slice(-10, None) if step is None else slice(12, 13)
-        rms = {(n, e): run.series(f"grad/{LAYERS[n]}/expert/{e}/{tier}_rms")[1][taken] for n, e in ((0, 0), (0, 2))}
-        weight = [run.series(f"grad/{LAYERS[0]}/expert/{e}/routing_weight")[1][taken] for e in (0, 2)]
+        rms = {
+            (n, e): run.series(f"grad/{LAYERS[n]}/expert/{e}/{tier}_rms")[1][taken]
+            for n, e in ((0, 0), (0, 2))
+        }
+        weight = [
+            run.series(f"grad/{LAYERS[0]}/expert/{e}/routing_weight")[1][taken] for e in (0, 2)
+        ]
     matrix = chart_of(view, "layers-rms").matrix
     assert matrix is not None
     assert (matrix.rows, matrix.columns) == (["0", "1"], ["0", "1", "2"])
@@ -364,7 +450,9 @@ def test_the_maps_hold_the_cells_of_layer_expert_and_tier(
     assert routed.cells[0][2] == pytest.approx(np.log(1 + 0.2 * 1.6))
 
 
-def test_a_cell_without_a_measurement_or_without_a_reference_is_empty(tmp_path: Path, made: ModuleType) -> None:
+def test_a_cell_without_a_measurement_or_without_a_reference_is_empty(
+    tmp_path: Path, made: ModuleType
+) -> None:
     def spoilt(at: int, values: dict[str, float]) -> dict[str, float]:
         lost = f"grad/{LAYERS[1]}/expert/2/top_rms" if at == 120 else ""
         values = {name: value for name, value in values.items() if name != lost}
@@ -372,7 +460,9 @@ def test_a_cell_without_a_measurement_or_without_a_reference_is_empty(tmp_path: 
 
     made.write_run(tmp_path / "moe", change=spoilt)
     view = view_of(tmp_path, "tier=top&at=120")
-    rms, ratio, routed = (chart_of(view, f"layers-{each}").matrix for each in ("rms", "ratio", "routed"))
+    rms, ratio, routed = (
+        chart_of(view, f"layers-{each}").matrix for each in ("rms", "ratio", "routed")
+    )
     assert rms is not None
     assert (rms.cells[0][0], rms.cells[1][2]) == (0.0, None)
     for matrix in (ratio, routed):
@@ -389,16 +479,23 @@ def test_a_layer_has_curves_of_its_own(tmp_path: Path, made: ModuleType) -> None
     with load(folder) as run:
         for line in chart_of(view, "layer-sound").lines:
             _, expert, tier = line.role.split(":")
-            np.testing.assert_allclose(line.points.values, quotient(run, tier, expert, LAYERS[1:]), rtol=1e-12)
+            np.testing.assert_allclose(
+                line.points.values, quotient(run, tier, expert, LAYERS[1:]), rtol=1e-12
+            )
 
 
-def test_a_router_is_chosen_and_the_task_s_part_is_told_from_the_auxiliary(tmp_path: Path, made: ModuleType) -> None:
+def test_a_router_is_chosen_and_the_task_s_part_is_told_from_the_auxiliary(
+    tmp_path: Path, made: ModuleType
+) -> None:
     made.write_run(tmp_path / "moe")
     view = view_of(tmp_path, "router=model.layers.1.moe")
     assert [line.name for line in chart_of(view, "load").lines] == [
         f"router/model.layers.1.moe/load/{e}" for e in "012"
     ]
-    roles = [(line.name.rpartition("/")[2], line.role) for line in chart_of(view, "router-gradient").lines]
+    roles = [
+        (line.name.rpartition("/")[2], line.role)
+        for line in chart_of(view, "router-gradient").lines
+    ]
     assert roles == [("grad_task", "term:task"), ("grad_aux", "term:aux"), ("grad", "raw")]
     assert control_of(view, "router").options[0].value == "all"
     made.write_run(tmp_path / "plain", terms=False)
@@ -409,7 +506,9 @@ def test_histograms_are_the_counts_on_disk(tmp_path: Path, made: ModuleType) -> 
     folder = made.write_run(tmp_path / "moe")
     view = view_of(tmp_path, "histogram=100")
     chart = chart_of(view, "histograms")
-    assert [option.value for option in control_of(view, "histogram").options] == [str(s) for s in range(0, 400, 50)]
+    assert [option.value for option in control_of(view, "histogram").options] == [
+        str(s) for s in range(0, 400, 50)
+    ]
     with load(folder) as run:
         for bars in chart.bars:
             counts = run.vector(f"histogram/expert/{bars.role.split(':')[1]}", 100).values
@@ -427,18 +526,25 @@ def test_histograms_are_the_counts_on_disk(tmp_path: Path, made: ModuleType) -> 
 # Many experts
 
 
-def test_of_many_experts_the_furthest_are_shown_and_others_can_be_chosen(tmp_path: Path, made: ModuleType) -> None:
+def test_of_many_experts_the_furthest_are_shown_and_others_can_be_chosen(
+    tmp_path: Path, made: ModuleType
+) -> None:
     def far(_: int, values: dict[str, float]) -> dict[str, float]:
         return values | {f"grad/expert/{e}/log_ratio_routed": 1.0 + e for e in (3, 11, 7)}
 
     made.write_run(tmp_path / "moe", experts=16, layers=1, steps=range(0, 100, 10), change=far)
     view = view_of(tmp_path)
-    assert [line.role for line in chart_of(view, "tiers").lines][::3] == [f"expert:{e}:top" for e in (0, 3, 7, 11)]
+    assert [line.role for line in chart_of(view, "tiers").lines][::3] == [
+        f"expert:{e}:top" for e in (0, 3, 7, 11)
+    ]
     control = control_of(view, "experts")
     assert (control.kind, control.value, len(control.options)) == ("many", "0,3,7,11", 16)
     for query in ("experts=2,15", "experts=2&experts=15"):
         chosen = view_of(tmp_path, query)
-        assert [line.role for line in chart_of(chosen, "tiers").lines][::3] == ["expert:2:top", "expert:15:top"]
+        assert [line.role for line in chart_of(chosen, "tiers").lines][::3] == [
+            "expert:2:top",
+            "expert:15:top",
+        ]
     none = view_of(tmp_path, "experts=")
     assert chart_of(none, "tiers").empty is not None
     load_map, sizes = chart_of(view, "load"), chart_of(view, "histograms").matrix
@@ -448,10 +554,14 @@ def test_of_many_experts_the_furthest_are_shown_and_others_can_be_chosen(tmp_pat
     assert sum(sizes.cells[2]) == made.histogram(16, 50, 2).sum()
 
 
-def test_what_is_rounding_after_routing_does_not_choose_the_experts(tmp_path: Path, made: ModuleType) -> None:
+def test_what_is_rounding_after_routing_does_not_choose_the_experts(
+    tmp_path: Path, made: ModuleType
+) -> None:
     made.write_run(tmp_path / "moe", experts=9, layers=1, steps=range(0, 100, 10))
     with load(tmp_path / "moe") as run:
-        medians = {str(e): np.median(run.series(f"grad/expert/{e}/divergence")[1]) for e in range(1, 9)}
+        medians = {
+            str(e): np.median(run.series(f"grad/expert/{e}/divergence")[1]) for e in range(1, 9)
+        }
     furthest = sorted(sorted(medians, key=lambda e: -medians[e])[:3], key=int)
     assert control_of(view_of(tmp_path), "experts").value == ",".join(["0", *furthest])
 
@@ -469,7 +579,9 @@ def test_several_agents_stand_side_by_side_on_one_scale(tmp_path: Path, made: Mo
     assert [chart.id for chart in own] == ["tiers-a", "sound-a", "tiers-b", "sound-b"]
     assert own[0].y == own[2].y
     assert own[1].y == own[3].y
-    drawn = np.concatenate([numbers(line.points.values) for chart in own[::2] for line in chart.lines])
+    drawn = np.concatenate(
+        [numbers(line.points.values) for chart in own[::2] for line in chart.lines]
+    )
     assert (own[0].y.low or 0) <= drawn.min()
     assert drawn.max() <= (own[0].y.high or 0)
     assert {line.run for line in own[2].lines} == {"b"}
@@ -482,14 +594,18 @@ def test_several_agents_stand_side_by_side_on_one_scale(tmp_path: Path, made: Mo
     assert chart_of(view, "layers-rms").section == "Layers of a"
 
 
-def test_with_many_runs_four_are_judged_and_eight_have_charts(tmp_path: Path, made: ModuleType) -> None:
+def test_with_many_runs_four_are_judged_and_eight_have_charts(
+    tmp_path: Path, made: ModuleType
+) -> None:
     for place in range(10):
         made.write_run(tmp_path / f"r{place}", layers=1, steps=range(0, 50, 10), deep=False)
     view = view_of(tmp_path, "&".join(f"run=r{place}" for place in range(10)))
     assert len({answer.run for answer in view.answers}) == 4
     assert sum("Compared: with" in line for line in view.header) == 4
     assert sum(chart.id.startswith("tiers-") for chart in view.charts) == 8
-    assert {line.run for line in chart_of(view, "divergence").lines} == {f"r{place}" for place in range(10)}
+    assert {line.run for line in chart_of(view, "divergence").lines} == {
+        f"r{place}" for place in range(10)
+    }
     assert any("first 4 of 10 runs with experts; the first 8" in line for line in view.header)
 
 
@@ -515,20 +631,30 @@ def test_the_source_s_own_table_is_opened_as_it_is(tmp_path: Path, made: ModuleT
     assert chart_of(alone, "tiers").lines[0].points == chart_of(view, "tiers").lines[0].points
 
 
-def test_the_source_s_dictionary_in_a_log_of_json_lines_is_understood(tmp_path: Path, made: ModuleType) -> None:
+def test_the_source_s_dictionary_in_a_log_of_json_lines_is_understood(
+    tmp_path: Path, made: ModuleType
+) -> None:
     rows = []
     for step in range(0, 300, 10):
         values = made.expert_values(2, step)
-        gradients = {f"expert_{e}": {f"{t}_norm": values[e][f"{t}_norm"] for t in TIERS} for e in values}
-        rows.append({
-            "step": step, "expert_gradients": gradients, "divergence_scores": {"expert_1_divergence": values[1]["divergence"]},
-        })  # fmt: skip
+        gradients = {
+            f"expert_{e}": {f"{t}_norm": values[e][f"{t}_norm"] for t in TIERS} for e in values
+        }
+        rows.append(
+            {
+                "step": step,
+                "expert_gradients": gradients,
+                "divergence_scores": {"expert_1_divergence": values[1]["divergence"]},
+            }
+        )
     (tmp_path / "agent").mkdir()
     (tmp_path / "agent" / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     view = view_of(tmp_path)
     lines = {line.role: line for line in chart_of(view, "tiers").lines}
     assert list(lines) == [f"expert:{e}:{tier}" for e in "01" for tier in TIERS]
-    assert lines["expert:1:top"].points.values == [row["expert_gradients"]["expert_1"]["top_norm"] for row in rows]
+    assert lines["expert:1:top"].points.values == [
+        row["expert_gradients"]["expert_1"]["top_norm"] for row in rows
+    ]
     assert view.header[0].startswith("Divergence score at step 290")
     assert len(view.answers) == 3
 
@@ -562,9 +688,15 @@ def test_a_run_without_experts_says_what_to_do_and_what_it_says_works(tmp_path: 
 
     model = Pair()
     known = {
-        "gm": gm, "model": model, "optimizer": torch.optim.SGD(model.parameters(), 0.01), "first": first, "second": second,
-        "router": router, "data": torch.randn(3, 8, 4), "loss_of": lambda model, batch: model(batch).pow(2).mean(),
-    }  # fmt: skip
+        "gm": gm,
+        "model": model,
+        "optimizer": torch.optim.SGD(model.parameters(), 0.01),
+        "first": first,
+        "second": second,
+        "router": router,
+        "data": torch.randn(3, 8, 4),
+        "loss_of": lambda model, batch: model(batch).pow(2).mean(),
+    }
     exec(view.empty.code, known)
     trained = view_of(tmp_path / "runs", "run=moe")
     assert trained.empty is None
@@ -625,12 +757,14 @@ def test_a_wrong_option_is_an_error_that_says_what_there_is(
 # Live
 
 
-def test_only_new_points_travel_also_of_lines_that_are_computed(tmp_path: Path, made: ModuleType) -> None:
-    shelf = Shelf(tmp_path)
-    consultant = Consultant(shelf)
+def test_only_new_points_travel_also_of_lines_that_are_computed(
+    tmp_path: Path, made: ModuleType
+) -> None:
+    index = RunIndex(tmp_path)
+    diagnoses = Diagnoses(index)
 
     def ask(query: str) -> View:
-        return answer(shelf, consultant, "dynamics", ask_of(parse_qsl(query)))
+        return answer(index, diagnoses, "dynamics", parse_query(parse_qsl(query)))
 
     with Writer(tmp_path / "moe") as writer:
 
@@ -657,7 +791,9 @@ def test_only_new_points_travel_also_of_lines_that_are_computed(tmp_path: Path, 
         assert (still.charts, still.parts) == ([], ())
 
 
-def test_a_slider_has_few_places_and_any_measured_step_can_be_asked_for(tmp_path: Path, made: ModuleType) -> None:
+def test_a_slider_has_few_places_and_any_measured_step_can_be_asked_for(
+    tmp_path: Path, made: ModuleType
+) -> None:
     made.write_run(tmp_path / "moe", layers=1, steps=range(0, 3000, 10), deep=False, terms=False)
     at = control_of(view_of(tmp_path, "at=1230"), "at")
     assert len(at.options) <= 66
@@ -665,8 +801,13 @@ def test_a_slider_has_few_places_and_any_measured_step_can_be_asked_for(tmp_path
 
 
 def test_neither_matplotlib_nor_torch_is_imported() -> None:
-    script = "import sys, gradiometer.dashboard.views.dynamics; print({'matplotlib', 'torch'} & set(sys.modules))"
-    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    script = (
+        "import sys, gradiometer.dashboard.views.dynamics; print({'matplotlib', 'torch'} &"
+        " set(sys.modules))"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     assert shown.stdout.strip() == "set()"
 
 

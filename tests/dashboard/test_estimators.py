@@ -1,4 +1,5 @@
-"""The tab Estimators shows the numbers of the records that `gradiometer variance` keeps, with their intervals."""
+"""The tab Estimators shows the numbers of the records that `gradiometer variance` keeps, with their
+intervals."""
 
 from __future__ import annotations
 
@@ -13,10 +14,10 @@ import numpy as np
 import pytest
 
 import gradiometer as gm
-from gradiometer.dashboard.answering import answer, encode
-from gradiometer.dashboard.ask import ask_of
-from gradiometer.dashboard.consultant import Consultant
-from gradiometer.dashboard.shelf import Shelf
+from gradiometer.dashboard.answer import answer, encode
+from gradiometer.dashboard.diagnoses import Diagnoses
+from gradiometer.dashboard.query import parse_query
+from gradiometer.dashboard.run_index import RunIndex
 from gradiometer.errors import UnknownName, UsageError
 from gradiometer.records import Row, Table
 from gradiometer.store.writer import Writer
@@ -26,7 +27,9 @@ FIXTURES = Path(__file__).parents[1] / "fixtures"
 
 
 def load_bandits() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("bandits", Path(__file__).parents[1] / "plots" / "bandits.py")
+    spec = importlib.util.spec_from_file_location(
+        "bandits", Path(__file__).parents[1] / "plots" / "bandits.py"
+    )
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -41,10 +44,13 @@ VALUES = (32, 2, 8)
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Real studies of a small policy: a comparison, two sweeps, and one with gaps in it; and a training."""
+    """Real studies of a small policy: a comparison, two sweeps, and one with gaps in it; and a
+    training."""
     folder = tmp_path_factory.mktemp("runs")
     BANDITS.keep_comparison(
-        folder / "compared", [BANDITS.study("pomo"), BANDITS.study("rloo"), BANDITS.study("pomo", seed=5)], NAMES
+        folder / "compared",
+        [BANDITS.study("pomo"), BANDITS.study("rloo"), BANDITS.study("pomo", seed=5)],
+        NAMES,
     )
     for name, algorithm in (("swept", "pomo"), ("other", "rloo")):
         studies = [BANDITS.study(algorithm, rollouts=n, controls=False) for n in VALUES]
@@ -66,9 +72,11 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def looked(folder: Path, *runs: str, **options: str) -> Json:
     """The view as the page gets it."""
-    shelf = Shelf(folder)
+    index = RunIndex(folder)
     pairs = [*(("run", run) for run in runs), *options.items()]
-    found: Json = json.loads(encode(answer(shelf, Consultant(shelf), "estimators", ask_of(pairs))))
+    found: Json = json.loads(
+        encode(answer(index, Diagnoses(index), "estimators", parse_query(pairs)))
+    )
     return found
 
 
@@ -87,13 +95,16 @@ def ends(of: Json, *found: list[Any]) -> bool:
     return [of["low"], of["high"]] == list(map(list, zip(*found, strict=True)))
 
 
+@pytest.mark.slow
 def test_ratios_are_the_comparisons_with_their_intervals_on_a_log_axis(root: Path) -> None:
     view, kept = looked(root, "compared"), table(root / "compared", "comparison")
     chart = charts(view)["ratio"]
     (marks,) = chart["marks"]
     ratios = [row["variance_ratio"] for row in kept["rows"]]
     assert marks["x"] == NAMES
-    assert [list(each) for each in zip(marks["y"], marks["low"], marks["high"], strict=True)] == ratios
+    assert [
+        list(each) for each in zip(marks["y"], marks["low"], marks["high"], strict=True)
+    ] == ratios
     assert chart["y"]["scale"] == "log"
     assert [level["value"] for level in chart["levels"]] == [1]
     assert chart["subtitle"] == " ".join(kept["sentences"])
@@ -106,12 +117,16 @@ def test_variance_signal_and_controls_are_the_records(root: Path) -> None:
     found, records = charts(looked(root, "compared")), table(root / "compared")
     (trace,) = found["trace"]["marks"]
     assert trace["y"] == [record["extended"]["trace"]["value"] for record in records]
-    assert ends(trace, *([r["extended"]["trace"]["low"], r["extended"]["trace"]["high"]] for r in records))
+    assert ends(
+        trace, *([r["extended"]["trace"]["low"], r["extended"]["trace"]["high"]] for r in records)
+    )
     assert found["trace"]["y"]["scale"] == "log"
     own, *controls = found["snr"]["bars"]
     numbers = {"as measured": [record["extended"]["snr"] for record in records]}
     for name in ("shuffled_rewards", "random_policy"):
-        numbers[f"with {name.replace('_', ' ')}"] = [r["extended"]["controls"][name]["snr"] for r in records]
+        numbers[f"with {name.replace('_', ' ')}"] = [
+            r["extended"]["controls"][name]["snr"] for r in records
+        ]
     assert [bars["label"] for bars in (own, *controls)] == list(numbers)
     for bars in (own, *controls):
         assert bars["categories"] == NAMES
@@ -129,7 +144,9 @@ def test_the_clouds_are_every_replicate(root: Path) -> None:
         assert len(marks["x"]) == len(marks["notes"]) == 3
     for id, quantity in (("replicate-norm", "grad_norm"), ("replicate-projection", "grad_proj")):
         *each, means = found[id]["marks"]
-        assert [marks["y"] for marks in each] == [record["per_replicate"][quantity] for record in records]
+        assert [marks["y"] for marks in each] == [
+            record["per_replicate"][quantity] for record in records
+        ]
         assert [marks["x"] for marks in each] == [[name] * 3 for name in NAMES]
         mean = [record["metrics"][f"{quantity}_mean"] for record in records]
         std = [record["metrics"][f"{quantity}_std"] for record in records]
@@ -145,7 +162,9 @@ def test_the_clouds_are_every_replicate(root: Path) -> None:
 def test_weights_are_the_records(root: Path) -> None:
     found, records = charts(looked(root, "compared")), table(root / "compared")
     absolute, signed = found["ess"]["bars"]
-    assert absolute["values"] == [record["extended"]["concentration"]["ess_abs"] for record in records]
+    assert absolute["values"] == [
+        record["extended"]["concentration"]["ess_abs"] for record in records
+    ]
     assert signed["values"] == [record["metrics"]["ess_mean_mean"] for record in records]
     assert [level["value"] for level in found["ess"]["levels"]] == [6]
     (top,) = found["top-share"]["bars"]
@@ -156,7 +175,11 @@ def test_weights_are_the_records(root: Path) -> None:
 
 
 def test_a_sweep_is_a_curve_in_order_with_its_answer(root: Path) -> None:
-    view, kept, records = looked(root, "swept"), table(root / "swept", "curve"), table(root / "swept")
+    view, kept, records = (
+        looked(root, "swept"),
+        table(root / "swept", "curve"),
+        table(root / "swept"),
+    )
     found = charts(view)
     chart = found["curve-snr"]
     (marks,) = chart["marks"]
@@ -166,21 +189,34 @@ def test_a_sweep_is_a_curve_in_order_with_its_answer(root: Path) -> None:
         kept["snr"][place] for place in order
     ]
     assert marks["joined"]
-    assert (chart["x"]["scale"], chart["subtitle"], view["header"][0]) == ("log", kept["answer"], kept["answer"])
-    assert found["curve-trace"]["marks"][0]["y"] == [records[place]["extended"]["trace"]["value"] for place in order]
+    assert (chart["x"]["scale"], chart["subtitle"], view["header"][0]) == (
+        "log",
+        kept["answer"],
+        kept["answer"],
+    )
+    assert found["curve-trace"]["marks"][0]["y"] == [
+        records[place]["extended"]["trace"]["value"] for place in order
+    ]
     ess = [records[place]["extended"]["concentration"]["ess_abs"] for place in order]
     assert found["curve-ess"]["marks"][0]["y"] == ess
     assert "ratio" not in found
 
 
-def test_curves_of_several_runs_lie_on_one_chart_and_a_control_says_whose_study_it_is(root: Path) -> None:
+def test_curves_of_several_runs_lie_on_one_chart_and_a_control_says_whose_study_it_is(
+    root: Path,
+) -> None:
     view = looked(root, "training", "compared", "swept", "other")
     (control,) = view["controls"]
     assert (control["name"], control["value"]) == ("study", "compared")
     assert [option["value"] for option in control["options"]] == ["compared", "swept", "other"]
     assert "curve-snr" not in charts(view)
-    chosen = charts(looked(root, "training", "compared", "swept", "other", study="other"))["curve-snr"]
-    assert [(marks["run"], marks["label"]) for marks in chosen["marks"]] == [("other", "other"), ("swept", "swept")]
+    chosen = charts(looked(root, "training", "compared", "swept", "other", study="other"))[
+        "curve-snr"
+    ]
+    assert [(marks["run"], marks["label"]) for marks in chosen["marks"]] == [
+        ("other", "other"),
+        ("swept", "swept"),
+    ]
     assert chosen["subtitle"] == table(root / "other", "curve")["answer"]
     for marks in chosen["marks"]:
         kept = table(root / marks["run"], "curve")
@@ -216,7 +252,8 @@ def test_bias_and_what_was_measured_stand_in_the_header(root: Path) -> None:
     view, records = looked(root, "compared"), table(root / "compared")
     said = "\n".join(view["header"])
     assert (
-        "12 instances · 6 rollouts · 3 replicates · mean reduction · 95 % intervals over 12 units of instances" in said
+        "12 instances · 6 rollouts · 3 replicates · mean reduction · 95 % intervals over 12 units"
+        " of instances" in said
     )
     for source in records[0]["extended"]["bias"]:
         assert f"Biased (plain, again): {source}." in view["header"]
@@ -240,7 +277,9 @@ def test_a_log_that_has_only_the_series_shows_those(root: Path, tmp_path: Path) 
         for step, value in zip(steps.tolist(), values.tolist(), strict=True):
             rows.setdefault(step, {"step": step})[name] = value if math.isfinite(value) else "NaN"
     (tmp_path / "log").mkdir()
-    (tmp_path / "log" / "metrics.jsonl").write_text("\n".join(json.dumps(rows[step]) for step in sorted(rows)) + "\n")
+    (tmp_path / "log" / "metrics.jsonl").write_text(
+        "\n".join(json.dumps(rows[step]) for step in sorted(rows)) + "\n"
+    )
     found = charts(looked(tmp_path))
     records = {record["config"]["label"]: record for record in table(root / "compared")}
     assert len(records) == 2, "two of the three are of one algorithm and share their series"
@@ -255,7 +294,9 @@ def test_a_log_that_has_only_the_series_shows_those(root: Path, tmp_path: Path) 
     assert "ratio" not in found
 
 
-def test_records_of_another_shape_are_an_error_and_a_table_of_that_name_in_a_training_is_not(tmp_path: Path) -> None:
+def test_records_of_another_shape_are_an_error_and_a_table_of_that_name_in_a_training_is_not(
+    tmp_path: Path,
+) -> None:
     for run, values in (("study", {"variance/pomo/grad_norm": 1.0}), ("training", {"reward": 1.0})):
         with Writer(tmp_path / run) as writer:
             writer.put(Row(step=0, wall_time=0.0, values=values))
@@ -266,7 +307,10 @@ def test_records_of_another_shape_are_an_error_and_a_table_of_that_name_in_a_tra
 
 
 def test_a_gradient_that_does_not_vary_is_nan_and_not_missing(tmp_path: Path) -> None:
-    still = [BANDITS.study("pomo", kind=BANDITS.Still, random_policy=None), BANDITS.study("rloo", kind=BANDITS.Still)]
+    still = [
+        BANDITS.study("pomo", kind=BANDITS.Still, random_policy=None),
+        BANDITS.study("rloo", kind=BANDITS.Still),
+    ]
     BANDITS.keep_comparison(tmp_path / "still", still)
     found = charts(looked(tmp_path, "still"))
     assert found["snr"]["bars"][0]["values"] == ["NaN", "NaN"]

@@ -1,4 +1,5 @@
-"""The tab Gradients: the map of the layers, the curves of one, clipping, direction, noise and histograms."""
+"""The tab Gradients: the map of the layers, the curves of one, clipping, direction, noise and
+histograms."""
 
 from __future__ import annotations
 
@@ -13,11 +14,11 @@ import numpy as np
 import pytest
 import torch
 
-from gradiometer.dashboard.answering import answer, encode
-from gradiometer.dashboard.ask import Ask
-from gradiometer.dashboard.consultant import Consultant
-from gradiometer.dashboard.shelf import Shelf
-from gradiometer.dashboard.views.blockhistograms import ROWS
+from gradiometer.dashboard.answer import answer, encode
+from gradiometer.dashboard.diagnoses import Diagnoses
+from gradiometer.dashboard.query import Query
+from gradiometer.dashboard.run_index import RunIndex
+from gradiometer.dashboard.views.gradients import ROWS
 from gradiometer.errors import UnknownName
 from gradiometer.maths.histogram import EDGES, LABELS, log_histogram
 from gradiometer.records import Row, Table, Vector
@@ -26,7 +27,16 @@ from gradiometer.store.writer import Writer
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 LAYERS = ("layer.embed", "layer.blocks.0", "layer.blocks.2", "layer.blocks.10", "layer.head")
-ENDS = ("norm/raw", "norm/clipped", "norm/update", "max_abs", "zero_fraction", "update_ratio", "health", "cos_prev")
+ENDS = (
+    "norm/raw",
+    "norm/clipped",
+    "norm/update",
+    "max_abs",
+    "zero_fraction",
+    "update_ratio",
+    "health",
+    "cos_prev",
+)
 
 
 def value(place: int, step: int) -> float:
@@ -34,12 +44,18 @@ def value(place: int, step: int) -> float:
 
 
 def write(
-    folder: Path, *, steps: int = 8, drop: tuple[str, ...] = (), more: Callable[[Writer], None] | None = None
+    folder: Path,
+    *,
+    steps: int = 8,
+    drop: tuple[str, ...] = (),
+    more: Callable[[Writer], None] | None = None,
 ) -> None:
     """A run of five layers and two blocks, whose parameters are in the order of LAYERS."""
     with Writer(folder, facts={"started": folder.name, "meter": {"tier": "standard"}}) as writer:
         content = {
-            f"{layer.removeprefix('layer.')}.{kind}": "finite" for layer in LAYERS for kind in ("weight", "bias")
+            f"{layer.removeprefix('layer.')}.{kind}": "finite"
+            for layer in LAYERS
+            for kind in ("weight", "bias")
         }
         writer.put(Table(step=0, name="states", content=content))
         blocks = ("all", "actor", "critic", *LAYERS)
@@ -50,21 +66,34 @@ def write(
                 for j, end in enumerate(ENDS)
                 if end not in drop and block not in drop
             }
-            clips = {f"grad/all/clip/{end}": 0.5 for end in ("threshold", "ratio", "rate", "intensity", "active")}
-            writer.put(Row(step=step, wall_time=float(step), values=values | ({} if "clip" in drop else clips)))
+            clips = {
+                f"grad/all/clip/{end}": 0.5
+                for end in ("threshold", "ratio", "rate", "intensity", "active")
+            }
+            writer.put(
+                Row(
+                    step=step,
+                    wall_time=float(step),
+                    values=values | ({} if "clip" in drop else clips),
+                )
+            )
         if more is not None:
             more(writer)
 
 
 def seen(root: Path, *runs: str, after: str = "", **options: str) -> dict[str, Any]:
-    shelf = Shelf(root)
-    ask = Ask(runs=runs, after=after, options={name: (value,) for name, value in options.items()})
-    told: dict[str, Any] = json.loads(encode(answer(shelf, Consultant(shelf), "gradients", ask)))
+    index = RunIndex(root)
+    query = Query(
+        runs=runs, after=after, options={name: (value,) for name, value in options.items()}
+    )
+    told: dict[str, Any] = json.loads(encode(answer(index, Diagnoses(index), "gradients", query)))
     return told
 
 
 def charts(view: dict[str, Any]) -> dict[str, Any]:
-    assert len({chart["id"] for chart in view["charts"]}) == len(view["charts"]), "an id names one chart"
+    assert len({chart["id"] for chart in view["charts"]}) == len(view["charts"]), (
+        "an id names one chart"
+    )
     return {chart["id"]: chart for chart in view["charts"]}
 
 
@@ -87,7 +116,13 @@ def test_the_map_has_the_layers_in_the_order_of_the_model(
     write(tmp_path / "r")
     shown = charts(seen(tmp_path, "r", quantity=quantity))["layers"]
     assert [line["key"] for line in shown["lines"]] == list(LAYERS)
-    assert [line["label"] for line in shown["lines"]] == ["embed", "blocks.0", "blocks.2", "blocks.10", "head"]
+    assert [line["label"] for line in shown["lines"]] == [
+        "embed",
+        "blocks.0",
+        "blocks.2",
+        "blocks.10",
+        "head",
+    ]
     assert (shown["kind"], shown["pick"], shown["reduce"]) == ("map", "layer", reduce)
     assert (shown["colours"], shown["y"]["scale"]) == (colours, scale)
     with load(tmp_path / "r") as run:
@@ -99,7 +134,11 @@ def test_the_map_has_the_layers_in_the_order_of_the_model(
 def test_without_a_table_of_states_layers_sort_as_numbers(tmp_path: Path) -> None:
     with Writer(tmp_path / "r") as writer:
         writer.put(
-            Row(step=0, wall_time=0.0, values={f"grad/layer.{n}/norm/raw": 1.0 for n in ("10", "9", "2.b", "2.a")})
+            Row(
+                step=0,
+                wall_time=0.0,
+                values={f"grad/layer.{n}/norm/raw": 1.0 for n in ("10", "9", "2.b", "2.a")},
+            )
         )
     rows = charts(seen(tmp_path, "r"))["layers"]["lines"]
     assert [line["label"] for line in rows] == ["2.a", "2.b", "9", "10"]
@@ -107,14 +146,19 @@ def test_without_a_table_of_states_layers_sort_as_numbers(tmp_path: Path) -> Non
 
 def test_a_run_without_layers_has_its_named_blocks_in_the_map(tmp_path: Path) -> None:
     write(tmp_path / "r", drop=LAYERS)
-    assert [line["key"] for line in charts(seen(tmp_path, "r"))["layers"]["lines"]] == ["actor", "critic"]
+    assert [line["key"] for line in charts(seen(tmp_path, "r"))["layers"]["lines"]] == [
+        "actor",
+        "critic",
+    ]
 
 
 def test_a_spike_is_in_the_map_however_long_the_run(tmp_path: Path) -> None:
     with Writer(tmp_path / "r") as writer:
         for step in range(2_000):
             spike = {777: 1e6, 1_300: math.nan}.get(step, 1.0)
-            writer.put(Row(step=step, wall_time=float(step), values={"grad/layer.a/norm/raw": spike}))
+            writer.put(
+                Row(step=step, wall_time=float(step), values={"grad/layer.a/norm/raw": spike})
+            )
     (row,) = charts(seen(tmp_path, "r"))["layers"]["lines"]
     assert len(row["points"]["steps"]) <= 300
     assert max(row["points"]["high"]) == 1e6
@@ -127,10 +171,17 @@ def test_only_quantities_that_the_run_has_are_offered(tmp_path: Path) -> None:
     found = controls(seen(tmp_path, "r"))
     assert [option["value"] for option in found["quantity"]["options"]] == ["norm", "zero"]
     assert found["quantity"]["value"] == "norm"
-    assert [option["value"] for option in found["layer"]["options"]] == ["", "actor", "critic", *LAYERS]
+    assert [option["value"] for option in found["layer"]["options"]] == [
+        "",
+        "actor",
+        "critic",
+        *LAYERS,
+    ]
 
 
-def test_a_quantity_the_run_has_not_is_explained_and_one_nobody_has_is_an_error(tmp_path: Path) -> None:
+def test_a_quantity_the_run_has_not_is_explained_and_one_nobody_has_is_an_error(
+    tmp_path: Path,
+) -> None:
     write(tmp_path / "r", drop=("health",))
     shown = charts(seen(tmp_path, "r", quantity="health"))["layers"]
     assert shown["lines"] == []
@@ -232,13 +283,25 @@ def test_a_run_that_never_clips_is_told_what_would_be_seen(tmp_path: Path) -> No
 
 
 def test_direction_stands_beside_what_noise_alone_reads(tmp_path: Path) -> None:
-    ends = ("cos_prev", "cos_noise", "cos_ema", "cos_update", "alignment", "alignment_window", "sign_agreement")
+    ends = (
+        "cos_prev",
+        "cos_noise",
+        "cos_ema",
+        "cos_update",
+        "alignment",
+        "alignment_window",
+        "sign_agreement",
+    )
     with Writer(tmp_path / "r") as writer:
         for step in range(3):
             values = {f"grad/all/{end}": 0.1 for end in ends} | {"meter/micro_batches": 4.0}
             writer.put(Row(step=step, wall_time=0.0, values=values))
     found = charts(seen(tmp_path, "r"))
-    levels = {end: [level["value"] for level in found[end]["levels"]] for end in ends if end != "cos_noise"}
+    levels = {
+        end: [level["value"] for level in found[end]["levels"]]
+        for end in ends
+        if end != "cos_noise"
+    }
     assert levels == {
         "cos_prev": [0.0],
         "cos_ema": [0.0],
@@ -254,12 +317,16 @@ def test_direction_stands_beside_what_noise_alone_reads(tmp_path: Path) -> None:
 
 
 def test_noise_drift_and_period_are_drawn_where_they_are(tmp_path: Path) -> None:
-    values = {f"grad/all/{end}": 2.0 for end in ("noise_scale", "noise_scale_bound", "drift", "drift_p", "period")}
+    values = {
+        f"grad/all/{end}": 2.0
+        for end in ("noise_scale", "noise_scale_bound", "drift", "drift_p", "period")
+    }
     with Writer(tmp_path / "r") as writer:
-        writer.put(Row(step=0, wall_time=0.0, values=values))
+        writer.put(Row(step=0, wall_time=0.0, values=values | {"meter/noise_batch": 8.0}))
     found = charts(seen(tmp_path, "r"))
     for name in values:
         assert found[name.rpartition("/")[2]]["lines"][0]["name"] == name
+    assert found["noise_scale"]["lines"][1]["name"] == "meter/noise_batch"
     write(tmp_path / "s")
     assert "micro_batch_size=" in charts(seen(tmp_path, "s"))["noise_scale"]["empty"]["code"]
 
@@ -319,7 +386,9 @@ def test_a_run_without_histograms_is_told_the_tier(tmp_path: Path) -> None:
     assert 'tier="deep"' in charts(seen(tmp_path, "r"))["histogram"]["empty"]["code"]
 
 
-def test_a_log_with_a_gradient_norm_shows_it_and_says_what_the_meter_would_add(tmp_path: Path) -> None:
+def test_a_log_with_a_gradient_norm_shows_it_and_says_what_the_meter_would_add(
+    tmp_path: Path,
+) -> None:
     shutil.copytree(FIXTURES / "trl_grpo" / "checkpoint-30", tmp_path / "trl")
     found = charts(seen(tmp_path, "trl"))
     assert set(found) == {"layers", "norms"}
@@ -341,7 +410,9 @@ def test_every_chart_says_what_it_shows(tmp_path: Path) -> None:
         assert chart["section"]
 
 
-def test_a_series_in_two_charts_is_read_once_and_ticks_in_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_series_in_two_charts_is_read_once_and_ticks_in_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reads: list[str] = []
     thinned = Run.thinned
 
@@ -353,18 +424,31 @@ def test_a_series_in_two_charts_is_read_once_and_ticks_in_both(tmp_path: Path, m
     with Writer(tmp_path / "r", facts={"started": "then"}) as writer:
 
         def put(step: int) -> None:
-            values = {f"grad/{block}/norm/raw": float(step) for block in ("all", "actor", "layer.a")}
+            values = {
+                f"grad/{block}/norm/raw": float(step) for block in ("all", "actor", "layer.a")
+            }
             writer.put(Row(step=step, wall_time=float(step), values=values))
 
         for step in range(5):
             put(step)
         writer.flush()
         whole = seen(tmp_path, "r")
-        assert sorted(reads) == ["grad/actor/norm/raw", "grad/all/norm/raw", "grad/layer.a/norm/raw"]
+        assert sorted(reads) == [
+            "grad/actor/norm/raw",
+            "grad/all/norm/raw",
+            "grad/layer.a/norm/raw",
+        ]
         put(5)
         writer.flush()
         tick = seen(tmp_path, "r", after=whole["cursor"])
     assert tick["delta"]
-    of_all = [line for chart in tick["charts"] for line in chart["lines"] if line["name"] == "grad/all/norm/raw"]
+    of_all = [
+        line
+        for chart in tick["charts"]
+        for line in chart["lines"]
+        if line["name"] == "grad/all/norm/raw"
+    ]
     assert len(of_all) >= 2
-    assert all(line["points"]["steps"] == [5] and line["points"]["values"] == [5.0] for line in of_all)
+    assert all(
+        line["points"]["steps"] == [5] and line["points"]["values"] == [5.0] for line in of_all
+    )

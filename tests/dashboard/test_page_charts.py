@@ -15,10 +15,12 @@ from typing import Any
 
 import plotly
 import pytest
-from playwright.sync_api import Page
+from playwright.sync_api import ConsoleMessage, Error, Page
 
 import gradiometer.dashboard
-from gradiometer.plots.curves import CLEAN, WARM
+from gradiometer.plots.experts import CLEAN, WARM
+
+pytestmark = pytest.mark.slow
 
 STATIC = Path(gradiometer.dashboard.__file__).parent / "static"
 PLOTLY = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
@@ -83,7 +85,9 @@ def server() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def tab(server: str, chromium: Any) -> Iterator[Page]:
-    context = chromium.new_context(viewport={"width": 1000, "height": 800}, timezone_id="Asia/Tokyo")
+    context = chromium.new_context(
+        viewport={"width": 1000, "height": 800}, timezone_id="Asia/Tokyo"
+    )
     page = context.new_page()
     page.goto(server)
     page.evaluate(HELPERS)
@@ -95,8 +99,14 @@ def tab(server: str, chromium: Any) -> Iterator[Page]:
 def page(tab: Page) -> Iterator[Page]:
     """A page on which nothing may go wrong."""
     wrong: list[str] = []
-    on_console = lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None  # noqa: E731
-    on_error = lambda error: wrong.append(str(error))  # noqa: E731
+
+    def on_console(message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            wrong.append(message.text)
+
+    def on_error(error: Error) -> None:
+        wrong.append(str(error))
+
     tab.on("console", on_console)
     tab.on("pageerror", on_error)
     tab.mouse.move(990, 790)
@@ -114,7 +124,14 @@ def card(id: str, colour: int = 0, name: str = "") -> dict[str, Any]:
 
 
 def line(
-    values: list[Any], *, run: str = "a", name: str = "s", label: str = "", role: str = "", key: str = "", **points: Any
+    values: list[Any],
+    *,
+    run: str = "a",
+    name: str = "s",
+    label: str = "",
+    role: str = "",
+    key: str = "",
+    **points: Any,
 ) -> dict[str, Any]:
     given = {
         "steps": list(range(len(values))),
@@ -125,10 +142,19 @@ def line(
         "nans": [],
         **points,
     }
-    return {"run": run, "name": name, "label": label or name, "role": role, "key": key, "points": given}
+    return {
+        "run": run,
+        "name": name,
+        "label": label or name,
+        "role": role,
+        "key": key,
+        "points": given,
+    }
 
 
-def axis(title: str = "", scale: str = "linear", low: float | None = None, high: float | None = None) -> dict[str, Any]:
+def axis(
+    title: str = "", scale: str = "linear", low: float | None = None, high: float | None = None
+) -> dict[str, Any]:
     return {"title": title, "scale": scale, "low": low, "high": high}
 
 
@@ -157,7 +183,12 @@ def chart(kind: str, **parts: Any) -> dict[str, Any]:
 
 
 def put(
-    page: Page, content: dict[str, Any], *, theme: str = "light", runs: list[dict[str, Any]] | None = None, **look: Any
+    page: Page,
+    content: dict[str, Any],
+    *,
+    theme: str = "light",
+    runs: list[dict[str, Any]] | None = None,
+    **look: Any,
 ) -> list[dict[str, Any]]:
     """Mount a chart; the traces Plotly has."""
     how = {"look": {**LOOK, **look}, "theme": theme, "runs": runs or [card("a", 0), card("b", 1)]}
@@ -166,9 +197,10 @@ def put(
 
 
 def again(page: Page, call: str, *arguments: Any) -> list[dict[str, Any]]:
-    """Ask something of the handle; the traces after it was drawn."""
+    """Query something of the handle; the traces after it was drawn."""
     return page.evaluate(
-        f"async (given) => {{ handle.{call}(...given); await handle.drawn; return drawn(); }}", list(arguments)
+        f"async (given) => {{ handle.{call}(...given); await handle.drawn; return drawn(); }}",
+        list(arguments),
     )
 
 
@@ -193,9 +225,15 @@ def numbers(values: list[Any]) -> list[float | None]:
 
 def test_the_values_on_the_screen_are_those_that_were_given(page: Page) -> None:
     first, second = [1.5, -2.0, 3.25, 1e-9], [0.1, 0.2, "NaN", "-Infinity"]
-    traces = put(page, chart("lines", lines=[line(first, name="p", steps=[3, 7, 9, 20]), line(second, name="q")]))
+    traces = put(
+        page,
+        chart("lines", lines=[line(first, name="p", steps=[3, 7, 9, 20]), line(second, name="q")]),
+    )
     lines = named(traces, "line")
-    assert [(trace["x"], trace["y"]) for trace in lines] == [([3, 7, 9, 20], first), ([0, 1, 2, 3], second)]
+    assert [(trace["x"], trace["y"]) for trace in lines] == [
+        ([3, 7, 9, 20], first),
+        ([0, 1, 2, 3], second),
+    ]
     assert page.evaluate("gd.querySelectorAll('.scatterlayer .trace path.js-line').length") >= 2
 
 
@@ -212,7 +250,9 @@ def test_smoothing_is_the_debiased_average_and_a_nan_stays_a_gap(page: Page) -> 
             mean, count = weight * mean + (1 - weight) * value, count + 1
             expected.append(mean / (1 - weight**count))
         traces = put(page, chart("lines", lines=[line(values, nans=[0, 10, 40])]), smooth=weight)
-        assert numbers(named(traces, "line")[0]["y"]) == pytest.approx(expected, rel=1e-12, nan_ok=True)
+        assert numbers(named(traces, "line")[0]["y"]) == pytest.approx(
+            expected, rel=1e-12, nan_ok=True
+        )
         assert named(traces, "raw")[0]["y"] == values
         assert named(traces, "raw")[0]["hoverinfo"] == "skip"
 
@@ -224,8 +264,12 @@ def test_the_envelope_is_the_smallest_and_largest_over_the_window(page: Page) ->
         for sign, pick in ((1, min), (-1, max)):
             seen = numbers(pure(page, "smooth", "rolling", values, width, sign))
             for at, value in enumerate(values):
-                inside = [each for each in values[max(0, at - width + 1) : at + 1] if each is not None]
-                assert (math.isnan(seen[at] or math.nan) and value is None) or seen[at] == pick(inside)
+                inside = [
+                    each for each in values[max(0, at - width + 1) : at + 1] if each is not None
+                ]
+                assert (math.isnan(seen[at] or math.nan) and value is None) or seen[at] == pick(
+                    inside
+                )
 
 
 def test_a_thinned_series_has_a_band_to_its_extremes(page: Page) -> None:
@@ -244,14 +288,21 @@ def test_a_band_that_is_drawn_coarser_keeps_every_spike(page: Page) -> None:
     low[1234], high[4321] = -7.0, 99.0
     coarse = pure(page, "smooth", "coarser", list(range(5000)), low, high, 100)
     assert len(coarse["x"]) <= 100
-    assert (min(coarse["low"]), max(coarse["high"]), coarse["x"][0], coarse["x"][-1]) == (-7.0, 99.0, 0, 4999)
+    assert (min(coarse["low"]), max(coarse["high"]), coarse["x"][0], coarse["x"][-1]) == (
+        -7.0,
+        99.0,
+        0,
+        4999,
+    )
     sparse = pure(page, "smooth", "sparser", list(range(5000)), high, 200)
     assert len(sparse["x"]) <= 200
     assert dict(zip(sparse["x"], sparse["y"], strict=True))[4321] == 99.0
 
 
 def test_nan_and_inf_are_marked_at_the_bottom_edge(page: Page) -> None:
-    traces = put(page, chart("lines", lines=[line([1, "NaN", 2, "Infinity", None, 3], nans=[1, 3])]))
+    traces = put(
+        page, chart("lines", lines=[line([1, "NaN", 2, "Infinity", None, 3], nans=[1, 3])])
+    )
     (marks,) = named(traces, "edge")
     assert (marks["x"], marks["yaxis"], marks["marker"]["symbol"]) == ([1, 3], "y2", "x")
     assert marks["hovertext"] == ["NaN or Inf at step 1", "NaN or Inf at step 3"]
@@ -272,14 +323,27 @@ def test_many_nans_are_told_together(page: Page) -> None:
 
 
 def test_a_log_axis_is_one_and_marks_what_it_cannot_show(page: Page) -> None:
-    traces = put(page, chart("lines", y=axis("norm", "log"), lines=[line([1e-6, 1e-3, 0, -2, 10.0])]))
+    traces = put(
+        page, chart("lines", y=axis("norm", "log"), lines=[line([1e-6, 1e-3, 0, -2, 10.0])])
+    )
     (marks,) = named(traces, "edge")
-    assert (marks["x"], marks["hovertext"]) == ([2, 3], ["zero or negative at step 2", "zero or negative at step 3"])
-    assert page.evaluate("[gd._fullLayout.yaxis.type, gd.layout.yaxis.tickvals.filter((at) => at < 1)]") == [
+    assert (marks["x"], marks["hovertext"]) == (
+        [2, 3],
+        ["zero or negative at step 2", "zero or negative at step 3"],
+    )
+    assert page.evaluate(
+        "[gd._fullLayout.yaxis.type, gd.layout.yaxis.tickvals.filter((at) => at < 1)]"
+    ) == [
         "log",
         [1e-6, 1e-4, 1e-2],
     ]
-    assert named(put(page, chart("lines", y=axis("norm", "log"), lines=[line([1, 0])]), y="linear"), "edge") == []
+    assert (
+        named(
+            put(page, chart("lines", y=axis("norm", "log"), lines=[line([1, 0])]), y="linear"),
+            "edge",
+        )
+        == []
+    )
     assert page.evaluate("gd._fullLayout.yaxis.type") == "linear"
     put(page, chart("lines", lines=[line([1, 200])]), y="log")
     ticks = page.evaluate("[...gd.querySelectorAll('.ytick text')].map((text) => text.textContent)")
@@ -318,23 +382,64 @@ def test_the_x_axis_is_the_one_that_was_asked_for(page: Page) -> None:
 
 def test_points_that_a_log_x_axis_cannot_show_are_counted(page: Page) -> None:
     put(page, chart("lines", lines=[line([1, 2, 3])]), logx=True)
-    assert page.evaluate("gd.querySelector('.annotation').textContent") == "1 point at x ≤ 0 not on this axis"
+    assert (
+        page.evaluate("gd.querySelector('.annotation').textContent")
+        == "1 point at x ≤ 0 not on this axis"
+    )
 
 
 def test_levels_and_spans_are_drawn_with_their_words(page: Page) -> None:
     spans = [{"first": 1, "last": None, "label": "a < b", "severity": "critical"}]
-    put(page, chart("lines", lines=[line([1, 2, 3])], levels=[{"value": 1.5, "label": "limit & more"}], spans=spans))
+    put(
+        page,
+        chart(
+            "lines",
+            lines=[line([1, 2, 3])],
+            levels=[{"value": 1.5, "label": "limit & more"}],
+            spans=spans,
+        ),
+    )
     span, level = page.evaluate("layout()")["shapes"]
     assert (span["x0"], span["x1"], level["y0"], level["line"]["dash"]) == (1, 2, 1.5, "dash")
     words = page.evaluate("[...gd.querySelectorAll('.annotation')].map((text) => text.textContent)")
     assert words == ["limit & more", "a < b"]
-    tops = page.evaluate("[...gd.querySelectorAll('.annotation')].map((text) => text.getBoundingClientRect().bottom)")
-    assert tops[1] <= area(page)["top"] + 1 < tops[0]  # the span's stand above the plot, where no line is
+    tops = page.evaluate(
+        "[...gd.querySelectorAll('.annotation')].map((text) => text.getBoundingClientRect().bottom)"
+    )
+    assert (
+        tops[1] <= area(page)["top"] + 1 < tops[0]
+    )  # the span's stand above the plot, where no line is
+
+
+def test_onsets_have_a_lane_each_below_the_lines_from_the_step_they_began(page: Page) -> None:
+    onsets = [
+        {"step": 1, "label": "a < b", "note": "it fell", "severity": "critical"},
+        {"step": 2, "label": "late", "note": "", "severity": "warn"},
+    ]
+    content = chart("lines", lines=[line([1, 2, 3])], onsets=onsets)
+    put(page, content)
+    layout = page.evaluate("layout()")
+    bars = [shape for shape in layout["shapes"] if shape["type"] == "rect"]
+    assert [(bar["x0"], bar["x1"]) for bar in bars] == [(1, 2), (2, 2)]
+    floor = layout["yaxis"]["domain"][0]
+    assert 0 < bars[1]["y0"] < bars[1]["y1"] <= bars[0]["y0"] < bars[0]["y1"] < floor
+    marks = [shape for shape in layout["shapes"] if shape.get("line", {}).get("dash") == "dot"]
+    assert [(mark["x0"], mark["y0"], mark["y1"]) for mark in marks] == [
+        (1, floor, 1),
+        (2, floor, 1),
+    ]
+    words = page.evaluate("[...gd.querySelectorAll('.annotation')].map((text) => text.textContent)")
+    assert [" ".join(each.split()) for each in words] == ["1 a < b · step 1", "2 late · step 2"]
+    assert layout["annotations"][1]["xanchor"] == "right"  # no room behind the last step
+    put(page, content, x="rollout")
+    assert "domain" not in page.evaluate("layout()")["yaxis"]
 
 
 def test_an_axis_on_which_nothing_lies_says_so(page: Page) -> None:
     def said() -> list[str]:
-        return page.evaluate("[...gd.querySelectorAll('.annotation')].map((text) => text.textContent)")
+        return page.evaluate(
+            "[...gd.querySelectorAll('.annotation')].map((text) => text.textContent)"
+        )
 
     put(page, chart("lines", lines=[line([1, 2, 3], x=[None, None, "NaN"])]), x="metric:speed")
     assert said() == ["no point here has a value of speed"]
@@ -349,11 +454,15 @@ def test_words_of_a_level_stand_where_the_numbers_are_not(page: Page) -> None:
         put(
             page,
             chart(
-                "lines", y=axis("share", **axis_ends), lines=[line([0.5, 0.6])], levels=[{"value": value, "label": "l"}]
+                "lines",
+                y=axis("share", **axis_ends),
+                lines=[line([0.5, 0.6])],
+                levels=[{"value": value, "label": "l"}],
             ),
         )
         words, rule = page.evaluate(
-            "['.annotation', '.shapelayer path'].map((each) => gd.querySelector(each).getBoundingClientRect().top)"
+            "['.annotation', '.shapelayer path'].map((each) =>"
+            " gd.querySelector(each).getBoundingClientRect().top)"
         )
         return words >= rule - 1
 
@@ -366,8 +475,13 @@ def test_words_of_a_level_stand_where_the_numbers_are_not(page: Page) -> None:
 def test_wide_numbers_have_room_beside_their_axis(page: Page) -> None:
     for values in ([1.0, 2.0], [123456.25, 123456.75], [-1e-5, -1.0001e-5]):
         put(page, chart("lines", y=axis("reward"), lines=[line(values)]))
-        boxes = "[...gd.querySelectorAll('{}')].map((text) => text.getBoundingClientRect().toJSON())"
-        (title,), ticks = page.evaluate(boxes.format(".ytitle")), page.evaluate(boxes.format(".ytick text"))
+        boxes = (
+            "[...gd.querySelectorAll('{}')].map((text) => text.getBoundingClientRect().toJSON())"
+        )
+        (title,), ticks = (
+            page.evaluate(boxes.format(".ytitle")),
+            page.evaluate(boxes.format(".ytick text")),
+        )
         assert title["left"] >= -0.01, values
         assert title["right"] <= min(tick["left"] for tick in ticks) + 0.01, values
 
@@ -397,11 +511,16 @@ def test_log_ticks_say_whole_numbers(page: Page, low: float, high: float, shown:
 
 def test_one_run_is_coloured_by_role_and_several_by_run_with_the_role_as_dash(page: Page) -> None:
     roles = ["raw", "clipped", "update"]
-    one = named(put(page, chart("lines", lines=[line([1, 2], name=role, role=role) for role in roles])), "line")
+    one = named(
+        put(page, chart("lines", lines=[line([1, 2], name=role, role=role) for role in roles])),
+        "line",
+    )
     assert len({trace["line"]["color"] for trace in one}) == 3
     both = [line([1, 2], run=run, name=role, role=role) for run in "ab" for role in roles]
     two = named(put(page, chart("lines", lines=both)), "line")
-    assert [trace["line"]["color"] for trace in two] == [two[0]["line"]["color"]] * 3 + [two[3]["line"]["color"]] * 3
+    assert [trace["line"]["color"] for trace in two] == [two[0]["line"]["color"]] * 3 + [
+        two[3]["line"]["color"]
+    ] * 3
     assert len({trace["line"]["dash"] for trace in two[:3]}) == 3
     assert [trace["name"] for trace in two[:2]] == ["a · raw", "a · clipped"]
 
@@ -411,7 +530,8 @@ def test_what_is_only_there_to_compare_with_is_grey(page: Page, theme: str) -> N
     roles = ["", "control:shuffled", "control:random", "kind:null_p95", "null", "term:policy"]
     items = [{"role": role, "run": ""} for role in roles]
     pens = page.evaluate(
-        "async ([items, theme]) => (await import('/static/charts/palette.js')).pens(items, new Map(), theme)",
+        "async ([items, theme]) => (await import('/static/charts/palette.js')).pens(items, new"
+        " Map(), theme)",
         [items, theme],
     )
 
@@ -427,7 +547,11 @@ def test_what_is_only_there_to_compare_with_is_grey(page: Page, theme: str) -> N
 def test_fifty_runs_look_different_from_each_other(page: Page) -> None:
     runs = [card(f"r{at}", at) for at in range(48)]
     traces = named(
-        put(page, chart("lines", lines=[line([1, 2], run=run["id"], label=run["id"]) for run in runs]), runs=runs),
+        put(
+            page,
+            chart("lines", lines=[line([1, 2], run=run["id"], label=run["id"]) for run in runs]),
+            runs=runs,
+        ),
         "line",
     )
     assert len({(trace["line"]["color"], trace["line"]["dash"]) for trace in traces}) == 48
@@ -435,30 +559,51 @@ def test_fifty_runs_look_different_from_each_other(page: Page) -> None:
 
 def test_experts_have_the_colours_of_the_plots(page: Page) -> None:
     keys = [(expert, tier) for expert in range(4) for tier in ("top", "bottom", "middle")]
-    lines = [line([1, 2], name=f"{expert}{tier}", role=f"expert:{expert}:{tier}") for expert, tier in keys]
+    lines = [
+        line([1, 2], name=f"{expert}{tier}", role=f"expert:{expert}:{tier}")
+        for expert, tier in keys
+    ]
     traces = named(put(page, chart("lines", lines=lines)), "line")
     assert [trace["line"]["color"] for trace in traces] == [*CLEAN, *WARM[0], *WARM[1], *WARM[2]]
 
 
 def test_the_seeds_of_a_group_are_faint_and_go_with_their_mean(page: Page) -> None:
     seeds = [line([1, 2], run=run, label=run, role="faint", key="group:ppo") for run in "ab"]
-    mean = line([1, 3], run="group:ppo", label="ppo: mean ± std", role="mean", key="group:ppo", low=[0, 2], high=[2, 4])
+    mean = line(
+        [1, 3],
+        run="group:ppo",
+        label="ppo: mean ± std",
+        role="mean",
+        key="group:ppo",
+        low=[0, 2],
+        high=[2, 4],
+    )
     other = line([5, 6], run="c", label="c")
     content = chart("lines", lines=[*seeds, mean, other])
     traces = put(page, content, envelope=False, runs=[card("a", 3), card("b", 4), card("c", 5)])
     faint, second, average, alone = named(traces, "line")
-    assert faint["line"]["color"] == second["line"]["color"] == average["line"]["color"] != alone["line"]["color"]
+    assert (
+        faint["line"]["color"]
+        == second["line"]["color"]
+        == average["line"]["color"]
+        != alone["line"]["color"]
+    )
     assert faint["opacity"] < 0.5 < average["opacity"]
     assert [band["y"] for band in named(traces, "band")] == [[2, 4, 2, 0]]
     assert page.locator(".chart-legend button").all_inner_texts() == ["ppo: mean ± std", "c"]
     page.locator(".chart-legend button").nth(0).click()
     page.evaluate("handle.drawn")
-    assert [trace["visible"] for trace in named(page.evaluate("drawn()"), "line")] == ["legendonly"] * 3 + [True]
+    assert [trace["visible"] for trace in named(page.evaluate("drawn()"), "line")] == [
+        "legendonly"
+    ] * 3 + [True]
 
 
 def _luminance(colour: str) -> float:
     channels = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-    red, green, blue = (value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in channels)
+    red, green, blue = (
+        value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4
+        for value in channels
+    )
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
@@ -477,10 +622,15 @@ def test_colours_stand_out_from_the_ground(page: Page, theme: str) -> None:
     assert len(set(runs)) == 8
     assert all(contrast(colour, ground["paper"]) > 2.5 for colour in runs)
     for severity in ("fine", "info", "warn", "critical", "unknown"):
-        assert contrast(pure(page, "palette", "severityColour", severity, theme), ground["paper"]) > 4
-    experts = [{"role": f"expert:{expert}:{tier}"} for expert in range(4) for tier in ("bottom", "middle")]
+        assert (
+            contrast(pure(page, "palette", "severityColour", severity, theme), ground["paper"]) > 4
+        )
+    experts = [
+        {"role": f"expert:{expert}:{tier}"} for expert in range(4) for tier in ("bottom", "middle")
+    ]
     pens = page.evaluate(
-        "async ([items, theme]) => (await import('/static/charts/palette.js')).pens(items, new Map(), theme)",
+        "async ([items, theme]) => (await import('/static/charts/palette.js')).pens(items, new"
+        " Map(), theme)",
         [experts, theme],
     )
     assert all(contrast(pen["colour"], ground["paper"]) > 2.4 for pen in pens)
@@ -490,37 +640,67 @@ def test_the_dark_theme_changes_every_colour_and_no_number(page: Page) -> None:
     content = chart("lines", lines=[line([1, 2]), line([3, 4], name="t", role="raw")])
     light, dark = named(put(page, content), "line"), named(put(page, content, theme="dark"), "line")
     assert [trace["y"] for trace in light] == [trace["y"] for trace in dark]
-    assert all(one["line"]["color"] != other["line"]["color"] for one, other in zip(light, dark, strict=True))
+    assert all(
+        one["line"]["color"] != other["line"]["color"]
+        for one, other in zip(light, dark, strict=True)
+    )
     traces = page.evaluate(
-        "async () => { handle.look({ ...context, theme: 'light' }); await handle.drawn; return drawn(); }"
+        "async () => { handle.look({ ...context, theme: 'light' }); await handle.drawn; return"
+        " drawn(); }"
     )
     assert [trace["line"] for trace in named(traces, "line")] == [trace["line"] for trace in light]
 
 
-EVIL = ["<script>alert(1)</script>", "<b>x</b>", "a & b &lt; %{y}", '<img src=x onerror="told.push(1)">']
+EVIL = [
+    "<script>alert(1)</script>",
+    "<b>x</b>",
+    "a & b &lt; %{y}",
+    '<img src=x onerror="told.push(1)">',
+]
 
 
 def test_names_are_shown_as_text(page: Page) -> None:
     runs = [card(name, at) for at, name in enumerate(EVIL)]
-    put(page, chart("lines", lines=[line([1, 2, 3], run=name, label=name) for name in EVIL]), runs=runs)
+    put(
+        page,
+        chart("lines", lines=[line([1, 2, 3], run=name, label=name) for name in EVIL]),
+        runs=runs,
+    )
     assert page.locator(".chart-legend button").all_inner_texts() == EVIL
     box = area(page)
     page.mouse.move(box["left"] + box["width"] / 2, box["top"] + box["height"] / 2)
     page.wait_for_selector(".hoverlayer .name")
     assert set(page.locator(".hoverlayer .name").all_text_contents()) <= set(EVIL)
-    put(page, chart("map", pick="layer", lines=[line([1, 2], name=name) for name in EVIL]), runs=runs)
+    put(
+        page,
+        chart("map", pick="layer", lines=[line([1, 2], name=name) for name in EVIL]),
+        runs=runs,
+    )
     ticks = page.evaluate("[...gd.querySelectorAll('.ytick text')].map((text) => text.textContent)")
     assert sorted(ticks) == sorted(EVIL)
     put(
         page,
-        chart("bars", bars=[{"label": "v", "role": "", "categories": EVIL, "values": [1, 2, 3, 4], "notes": EVIL}]),
+        chart(
+            "bars",
+            bars=[
+                {
+                    "label": "v",
+                    "role": "",
+                    "categories": EVIL,
+                    "values": [1, 2, 3, 4],
+                    "notes": EVIL,
+                }
+            ],
+        ),
     )
-    assert sorted(page.evaluate("[...gd.querySelectorAll('.xtick text')].map((text) => text.textContent)")) == sorted(
-        EVIL
-    )
+    assert sorted(
+        page.evaluate("[...gd.querySelectorAll('.xtick text')].map((text) => text.textContent)")
+    ) == sorted(EVIL)
     put(page, chart("table", table={"columns": EVIL, "cells": [EVIL]}))
     assert page.locator("td").all_text_contents() == EVIL
-    assert page.evaluate("document.querySelectorAll('#root script, #root b, #root img').length") == 0
+    assert (
+        page.evaluate("document.querySelectorAll('#root script, #root b, #root img').length") == 0
+    )
     assert page.evaluate("told.filter((each) => each === 1).length") == 0
 
 
@@ -529,17 +709,30 @@ def test_names_are_shown_as_text(page: Page) -> None:
 
 def test_the_legend_hides_a_line_with_all_that_belongs_to_it_and_isolates_it(page: Page) -> None:
     lines = [
-        line([1, "NaN", 2, 3], name=name, role=name, low=[0, "NaN", 1, 2], high=[2, "NaN", 3, 4], nans=[1])
+        line(
+            [1, "NaN", 2, 3],
+            name=name,
+            role=name,
+            low=[0, "NaN", 1, 2],
+            high=[2, "NaN", 3, 4],
+            nans=[1],
+        )
         for name in ("raw", "clipped", "update")
     ]
     traces = put(page, chart("lines", lines=lines), smooth=0.5)
     groups = {trace["legendgroup"] for trace in traces}
     assert len(groups) == 3
-    assert all(len([trace for trace in traces if trace["legendgroup"] == group]) == 4 for group in groups)
+    assert all(
+        len([trace for trace in traces if trace["legendgroup"] == group]) == 4 for group in groups
+    )
 
     def seen() -> set[str]:
         page.evaluate("handle.drawn")
-        return {trace["legendgroup"].split()[1] for trace in page.evaluate("drawn()") if trace["visible"] is True}
+        return {
+            trace["legendgroup"].split()[1]
+            for trace in page.evaluate("drawn()")
+            if trace["visible"] is True
+        }
 
     button = page.locator(".chart-legend button")
     button.nth(0).click()
@@ -566,7 +759,12 @@ def area(page: Page) -> dict[str, float]:
 
 def test_hover_is_told_and_can_be_shown_without_being_told(page: Page) -> None:
     values = [float(at) for at in range(101)]
-    put(page, chart("lines", lines=[line(values, name="p"), line([2 * value for value in values], name="q")]))
+    put(
+        page,
+        chart(
+            "lines", lines=[line(values, name="p"), line([2 * value for value in values], name="q")]
+        ),
+    )
     page.evaluate("handle.hover(40)")
     assert page.evaluate("told") == []
     assert {"p 40", "q 80"} <= set(page.locator("#root").inner_text().split("\n"))
@@ -633,8 +831,13 @@ def test_an_append_joins_new_points_once_and_leaves_the_rest_alone(page: Page) -
 def test_a_thinned_series_goes_on_with_points_that_stand_for_themselves(page: Page) -> None:
     had = line([1, 2], steps=[9, 19], low=[0, 1], high=[2, 3])["points"]
     assert pure(page, "merge", "joined", had, line([5], steps=[20])["points"]) == {
-        "steps": [9, 19, 20], "values": [1, 2, 5], "low": [0, 1, 5], "high": [2, 3, 5], "x": None, "nans": [],
-    }  # fmt: skip
+        "steps": [9, 19, 20],
+        "values": [1, 2, 5],
+        "low": [0, 1, 5],
+        "high": [2, 3, 5],
+        "x": None,
+        "nans": [],
+    }
     on_time = line([5], steps=[20], x=[7.5])["points"]
     assert pure(page, "merge", "joined", {**had, "x": [1, 2]}, on_time)["x"] == [1, 2, 7.5]
 
@@ -676,11 +879,18 @@ def test_a_chart_below_the_screen_is_drawn_too(page: Page) -> None:
 
 def test_rows_of_buckets_that_end_elsewhere_share_columns(page: Page) -> None:
     rows = [
-        line([float(at + row) for at in range(100)], name=f"r{row}", steps=[at * 10 + 9 - row for at in range(100)])
+        line(
+            [float(at + row) for at in range(100)],
+            name=f"r{row}",
+            steps=[at * 10 + 9 - row for at in range(100)],
+        )
         for row in range(4)
     ]
     for row in rows:
-        row["points"] |= {"low": row["points"]["values"], "high": [value + 0.5 for value in row["points"]["values"]]}
+        row["points"] |= {
+            "low": row["points"]["values"],
+            "high": [value + 0.5 for value in row["points"]["values"]],
+        }
     made = pure(page, "align", "grid", rows, "max")
     assert made["steps"] == rows[0]["points"]["steps"]
     assert made["cells"] == [row["points"]["high"] for row in rows]
@@ -694,11 +904,17 @@ def test_rows_that_were_measured_at_other_steps_keep_their_gaps(page: Page) -> N
     assert (made["steps"], made["cells"]) == ([0, 1, 2, 3], [[1, 2, 3, 4], [5, None, 6, None]])
     apart = [line([1, 2, 3], steps=[0, 10, 20]), line([4, 5, 6], name="t", steps=[100, 110, 120])]
     made = pure(page, "align", "grid", apart, "max")
-    assert (made["steps"], made["cells"][1]) == ([0, 10, 20, 100, 110, 120], [None, None, None, 4, 5, 6])
+    assert (made["steps"], made["cells"][1]) == (
+        [0, 10, 20, 100, 110, 120],
+        [None, None, None, 4, 5, 6],
+    )
 
 
 def test_a_map_tells_nan_zero_and_missing_apart(page: Page) -> None:
-    rows = [line([1e-3, "NaN", 0, None], name="top", nans=[1]), line([1e-1, 1, 10, 100], name="below")]
+    rows = [
+        line([1e-3, "NaN", 0, None], name="top", nans=[1]),
+        line([1e-1, 1, 10, 100], name="below"),
+    ]
     traces = put(page, chart("map", y=axis("norm", "log"), lines=rows))
     heat = {trace.get("meta", "main"): trace for trace in traces if trace["type"] == "heatmap"}
     assert heat["main"]["z"][0] == [pytest.approx(-3), None, None, None]
@@ -707,10 +923,15 @@ def test_a_map_tells_nan_zero_and_missing_apart(page: Page) -> None:
     assert heat["NaN or Inf"]["z"] == [[None, 1, None, None], [None] * 4]
     assert heat["zero or negative"]["z"] == [[None, None, 1, None], [None] * 4]
     assert page.evaluate("gd._fullLayout.yaxis.range") == [1.5, -0.5]
-    assert page.locator(".chart-legend span").all_inner_texts() == ["NaN or Inf", "zero or negative"]
+    assert page.locator(".chart-legend span").all_inner_texts() == [
+        "NaN or Inf",
+        "zero or negative",
+    ]
 
 
-@pytest.mark.parametrize(("colours", "ends"), [("sequential", [-1, 3]), ("diverging", [-3, 3]), ("health", [0, 1])])
+@pytest.mark.parametrize(
+    ("colours", "ends"), [("sequential", [-1, 3]), ("diverging", [-3, 3]), ("health", [0, 1])]
+)
 def test_the_ends_of_a_colour_scale(page: Page, colours: str, ends: list[float]) -> None:
     (heat,) = put(page, chart("map", colours=colours, lines=[line([-1, 3])]))
     assert [heat["zmin"], heat["zmax"]] == ends
@@ -724,7 +945,11 @@ def test_a_click_on_a_row_or_its_name_picks_it(page: Page) -> None:
     page.wait_for_function("told.some((each) => each[0] === 'pick')")
     assert page.evaluate("told.find((each) => each[0] === 'pick')") == ["pick", "layer", "k1"]
     page.mouse.click(box["left"] - 20, box["top"] + box["height"] * 0.9)
-    assert page.evaluate("told.filter((each) => each[0] === 'pick').at(-1)") == ["pick", "layer", "k3"]
+    assert page.evaluate("told.filter((each) => each[0] === 'pick').at(-1)") == [
+        "pick",
+        "layer",
+        "k3",
+    ]
 
 
 def test_long_row_names_are_shortened_in_the_middle_and_whole_on_hover(page: Page) -> None:
@@ -776,7 +1001,9 @@ def test_marks_take_numbers_and_categories(page: Page) -> None:
         "notes": None,
         "joined": True,
     }
-    (trace,) = put(page, chart("marks", x=axis("group size", "log"), y=axis("variance", "log"), marks=[curve]))
+    (trace,) = put(
+        page, chart("marks", x=axis("group size", "log"), y=axis("variance", "log"), marks=[curve])
+    )
     assert (trace["x"], trace["y"], trace["mode"]) == ([2, 4, 8], [1, 0.5, 0.25], "lines+markers")
     assert trace["error_y"]["array"] == pytest.approx([0.5, 0.1, 0.05])
     assert page.evaluate("[gd._fullLayout.xaxis.type, gd._fullLayout.yaxis.type]") == ["log", "log"]
@@ -789,12 +1016,26 @@ def test_marks_take_numbers_and_categories(page: Page) -> None:
     )
 
 
-def test_a_cloud_on_a_log_axis_has_ordinary_ticks_and_a_curve_one_for_each_value(page: Page) -> None:
-    shape = {"label": "m", "role": "", "run": "", "x": [0.1888, 0.2378, 13.85], "y": [1, 2, 3], "joined": False}
+def test_a_cloud_on_a_log_axis_has_ordinary_ticks_and_a_curve_one_for_each_value(
+    page: Page,
+) -> None:
+    shape = {
+        "label": "m",
+        "role": "",
+        "run": "",
+        "x": [0.1888, 0.2378, 13.85],
+        "y": [1, 2, 3],
+        "joined": False,
+    }
     ticks = "[...gd.querySelectorAll('.xtick text')].map((text) => text.textContent)"
     put(page, chart("marks", x=axis("norm", "log"), marks=[shape]))
-    assert {"1", "10"} <= set(page.evaluate(ticks)) <= {"0.1", "0.2", "0.5", "1", "2", "5", "10", "20"}
-    put(page, chart("marks", x=axis("norm", "log"), marks=[{**shape, "x": [5, 10, 20], "joined": True}]))
+    assert (
+        {"1", "10"} <= set(page.evaluate(ticks)) <= {"0.1", "0.2", "0.5", "1", "2", "5", "10", "20"}
+    )
+    put(
+        page,
+        chart("marks", x=axis("norm", "log"), marks=[{**shape, "x": [5, 10, 20], "joined": True}]),
+    )
     assert page.evaluate(ticks) == ["5", "10", "20"]
 
 
@@ -822,22 +1063,40 @@ def test_an_interval_without_an_end_has_no_whisker_there(page: Page) -> None:
     }
     trace, beyond = put(page, chart("marks", marks=[marks]))
     assert trace["error_y"]["array"] == ["NaN", 0.5]
-    assert (beyond["error_y"]["array"], beyond["error_y"]["arrayminus"]) == (["NaN", "NaN"], [0.5, "NaN"])
-    caps = page.evaluate("[...gd.querySelectorAll('.errorbar path.yerror')].map((path) => path.getBBox().width)")
+    assert (beyond["error_y"]["array"], beyond["error_y"]["arrayminus"]) == (
+        ["NaN", "NaN"],
+        [0.5, "NaN"],
+    )
+    caps = page.evaluate(
+        "[...gd.querySelectorAll('.errorbar path.yerror')].map((path) => path.getBBox().width)"
+    )
     assert caps == [6, 0]
 
 
 def test_a_matrix_has_its_numbers_written_into_it(page: Page) -> None:
     matrix = {
-        "rows": ["p", "q"], "columns": ["p", "q"], "cells": [[1, -0.123456], ["NaN", None]], "notes": [["same", "n"], ["", ""]],
-        "low": -1, "high": 1, "scale": "linear", "colours": "diverging", "written": True,
-    }  # fmt: skip
+        "rows": ["p", "q"],
+        "columns": ["p", "q"],
+        "cells": [[1, -0.123456], ["NaN", None]],
+        "notes": [["same", "n"], ["", ""]],
+        "low": -1,
+        "high": 1,
+        "scale": "linear",
+        "colours": "diverging",
+        "written": True,
+    }
     traces = put(page, chart("matrix", matrix=matrix))
     assert traces[0]["z"] == [[1, -0.123456], [None, None]]
     assert traces[0]["text"] == [["1", "−0.123"], ["", ""]]
-    assert (traces[0]["zmin"], traces[0]["zmax"], traces[1]["z"]) == (-1, 1, [[None, None], [1, None]])
+    assert (traces[0]["zmin"], traces[0]["zmax"], traces[1]["z"]) == (
+        -1,
+        1,
+        [[None, None], [1, None]],
+    )
     assert "same" in traces[0]["hovertext"][0][0]
-    texts = page.evaluate("[...gd.querySelectorAll('.heatmap-label')].map((text) => text.textContent)")
+    texts = page.evaluate(
+        "[...gd.querySelectorAll('.heatmap-label')].map((text) => text.textContent)"
+    )
     assert sorted(text for text in texts if text) == sorted(["1", "−0.123", "NaN"])
 
 
@@ -854,7 +1113,10 @@ def test_a_table_is_a_table(page: Page) -> None:
         ),
     )
     assert page.locator("td:nth-child(2)").all_text_contents() == ["0.0001235", "4000", "NaN", ""]
-    assert page.evaluate("getComputedStyle(document.querySelector('td:nth-child(2)')).textAlign") == "right"
+    assert (
+        page.evaluate("getComputedStyle(document.querySelector('td:nth-child(2)')).textAlign")
+        == "right"
+    )
     assert page.get_by_role("columnheader", name="value").count() == 1
     assert page.get_by_role("region", name="Facts").count() == 1
 
@@ -870,25 +1132,55 @@ def test_the_csv_has_every_number_that_is_drawn(page: Page) -> None:
     put(
         page,
         chart(
-            "lines", lines=[line([0.1, "NaN", None], label='say "hi", you', low=[0, 1, 2], high=[3, 4, 5], nans=[1])]
+            "lines",
+            lines=[
+                line(
+                    [0.1, "NaN", None],
+                    label='say "hi", you',
+                    low=[0, 1, 2],
+                    high=[3, 4, 5],
+                    nans=[1],
+                )
+            ],
         ),
         smooth=0.5,
     )
     rows = rows_of(page)
     assert [row["value"] for row in rows] == ["0.1", "NaN", ""]
     assert rows[0] | {"smoothed": float(rows[0]["smoothed"])} == {
-        "run": "a", "series": "s", "label": 'say "hi", you', "step": "0", "x": "0",
-        "value": "0.1", "low": "0", "high": "3", "smoothed": 0.1,
-    }  # fmt: skip
+        "run": "a",
+        "series": "s",
+        "label": 'say "hi", you',
+        "step": "0",
+        "x": "0",
+        "value": "0.1",
+        "low": "0",
+        "high": "3",
+        "smoothed": 0.1,
+    }
     put(
         page,
         chart(
-            "bars", bars=[{"label": "l", "categories": ["x"], "values": [2], "low": [1], "high": [3], "notes": ["n"]}]
+            "bars",
+            bars=[
+                {
+                    "label": "l",
+                    "categories": ["x"],
+                    "values": [2],
+                    "low": [1],
+                    "high": [3],
+                    "notes": ["n"],
+                }
+            ],
         ),
     )
-    assert rows_of(page) == [{"label": "l", "category": "x", "value": "2", "low": "1", "high": "3", "note": "n"}]
+    assert rows_of(page) == [
+        {"label": "l", "category": "x", "value": "2", "low": "1", "high": "3", "note": "n"}
+    ]
     put(page, chart("marks", marks=[{"label": "l", "run": "a", "x": [1], "y": [2]}]))
-    assert rows_of(page) == [{"run": "a", "label": "l", "x": "1", "y": "2", "low": "", "high": "", "note": ""}]
+    assert rows_of(page) == [
+        {"run": "a", "label": "l", "x": "1", "y": "2", "low": "", "high": "", "note": ""}
+    ]
     put(
         page,
         chart(
@@ -909,10 +1201,13 @@ def test_the_csv_has_every_number_that_is_drawn(page: Page) -> None:
 
 @pytest.mark.parametrize("kind", ["lines", "map", "table"])
 def test_the_png_is_a_picture_with_something_on_it(page: Page, kind: str) -> None:
-    content = chart(kind, lines=[line([1, 2, 3]), line([2, 3, 4], name="t")], table={"columns": ["a"], "cells": [[1]]})
+    content = chart(
+        kind,
+        lines=[line([1, 2, 3]), line([2, 3, 4], name="t")],
+        table={"columns": ["a"], "cells": [[1]]},
+    )
     put(page, content, theme="dark")
-    head, size, shades = page.evaluate(
-        """async () => {
+    head, size, shades = page.evaluate("""async () => {
           const blob = await handle.png();
           const picture = await createImageBitmap(blob);
           const canvas = new OffscreenCanvas(picture.width, picture.height);
@@ -922,8 +1217,7 @@ def test_the_png_is_a_picture_with_something_on_it(page: Page, kind: str) -> Non
           const shades = new Set(new Uint32Array(data.buffer));
           const head = [...new Uint8Array(await blob.arrayBuffer())].slice(1, 4);
           return [head, [picture.width, picture.height], [shades.size, data[3]]];
-        }"""
-    )
+        }""")
     assert bytes(head) == b"PNG"
     assert size[0] > 20
     assert size[1] > 20
@@ -939,7 +1233,8 @@ def test_a_destroyed_chart_leaves_nothing(page: Page) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "words"), [(0.5, "0.5s"), (59, "59s"), (90, "1m 30s"), (3600, "1h"), (90_061, "1d 1h")]
+    ("seconds", "words"),
+    [(0.5, "0.5s"), (59, "59s"), (90, "1m 30s"), (3600, "1h"), (90_061, "1d 1h")],
 )
 def test_durations_in_words(page: Page, seconds: float, words: str) -> None:
     put(page, chart("lines", lines=[line([1])]))
@@ -964,5 +1259,7 @@ def test_numbers_in_words(page: Page, value: float, digits: int, words: str) -> 
 
 
 def test_modules_stay_small() -> None:
-    lengths = {file.name: len(file.read_text().splitlines()) for file in (STATIC / "charts").glob("*.js")}
+    lengths = {
+        file.name: len(file.read_text().splitlines()) for file in (STATIC / "charts").glob("*.js")
+    }
     assert max(lengths.values()) <= 300, json.dumps(lengths)

@@ -18,6 +18,7 @@ from typing import Any
 
 import httpx
 import pytest
+from forkserver import python
 
 from gradiometer.dashboard import server
 from gradiometer.dashboard.server import address, bind, is_loopback
@@ -36,8 +37,11 @@ def put(writer: Writer, *steps: int) -> None:
 def command(*arguments: str, cwd: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
     started = subprocess.Popen(
         [sys.executable, "-m", "gradiometer", "serve", *arguments],
-        cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     try:
         assert started.stdout is not None
         line = started.stdout.readline()
@@ -50,13 +54,16 @@ def command(*arguments: str, cwd: Path) -> Iterator[tuple[subprocess.Popen[str],
         started.communicate()
 
 
+@pytest.mark.slow
 def test_the_command_serves_until_ctrl_c_and_leaves_with_zero(tmp_path: Path) -> None:
     with Writer(tmp_path / "runs" / "a") as writer:
         put(writer, 0, 1)
     with command("-p", "0", cwd=tmp_path) as (process, where):  # ./runs unless told
         told = httpx.get(where + "runs.json").json()
         assert [card["id"] for card in told["runs"]] == ["a"]
-        with httpx.stream("GET", where + "live") as stream:  # an open stream does not keep it from stopping
+        with httpx.stream(
+            "GET", where + "live"
+        ) as stream:  # an open stream does not keep it from stopping
             assert next(stream.iter_lines()).startswith("event: hello")
             process.send_signal(signal.SIGINT)
             _, errors = process.communicate(timeout=20)
@@ -69,18 +76,11 @@ def test_a_host_that_others_can_reach_needs_a_token(tmp_path: Path) -> None:
     for host in ("0.0.0.0", "::", "192.0.2.7", "box.example"):
         with pytest.raises(UsageError, match="needs --token"):
             server.serve(tmp_path, host=host, port=0)
-    done = subprocess.run(
-        [sys.executable, "-m", "gradiometer", "serve", "--host", "0.0.0.0"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
+    done = python("-m", "gradiometer", "serve", "--host", "0.0.0.0", cwd=tmp_path)
     assert done.returncode == 2
     assert "needs --token" in done.stderr
-    short = subprocess.run(
-        [sys.executable, "-m", "gradiometer", "serve", "--host", "0.0.0.0", "--token", "abc"],
-        cwd=tmp_path, capture_output=True, text=True,
-    )  # fmt: skip
+    typed = ("serve", "--host", "0.0.0.0", "--token", "abc")
+    short = python("-m", "gradiometer", *typed, cwd=tmp_path)
     assert short.returncode == 2
     assert "at least 8" in short.stderr
 
@@ -101,17 +101,19 @@ def test_with_a_token_the_printed_address_opens_it_and_no_other_does(tmp_path: P
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [(["nowhere"], "no run at nowhere"), (["-p", "{taken}"], "is taken"), (["-p", "99999"], "65535")],
+    [
+        (["nowhere"], "no run at nowhere"),
+        (["-p", "{taken}"], "is taken"),
+        (["-p", "99999"], "65535"),
+    ],
 )
 def test_wrong_input_is_one_line_and_two(tmp_path: Path, arguments: list[str], words: str) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        done = subprocess.run(
-            [sys.executable, "-m", "gradiometer", "serve", *(word.format(taken=port) for word in arguments)],
-            cwd=tmp_path, capture_output=True, text=True,
-        )  # fmt: skip
+        typed = [word.format(taken=port) for word in arguments]
+        done = python("-m", "gradiometer", "serve", *typed, cwd=tmp_path)
     assert done.returncode == 2
     assert words in done.stderr
     assert "Traceback" not in done.stderr
@@ -125,16 +127,24 @@ def test_without_a_port_the_next_free_one_is_taken() -> None:
     second.close()
 
 
-def test_a_missing_package_is_named_with_its_pip_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named_with_its_pip_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     find = server.importlib.util.find_spec
-    monkeypatch.setattr(server.importlib.util, "find_spec", lambda name: None if name == "uvicorn" else find(name))
+    monkeypatch.setattr(
+        server.importlib.util, "find_spec", lambda name: None if name == "uvicorn" else find(name)
+    )
     with pytest.raises(MissingExtra, match=r'pip install "gradiometer\[dashboard\]"'):
         server.serve(tmp_path)
 
 
 def test_addresses() -> None:
-    assert [is_loopback(host) for host in ("127.0.0.1", "localhost", "::1", "127.9.9.9")] == [True] * 4
-    assert [is_loopback(host) for host in ("0.0.0.0", "::", "192.168.0.1", "localhost.evil.example")] == [False] * 4
+    assert [is_loopback(host) for host in ("127.0.0.1", "localhost", "::1", "127.9.9.9")] == [
+        True
+    ] * 4
+    assert [
+        is_loopback(host) for host in ("0.0.0.0", "::", "192.168.0.1", "localhost.evil.example")
+    ] == [False] * 4
     assert address("::1", 80) == "http://[::1]:80/"
     assert address("h", 1, "/overview?run=a", "x y") == "http://h:1/overview?run=a&token=x%20y"
     assert address("h", 1, "/", "t") == "http://h:1/?token=t"
@@ -174,12 +184,13 @@ class Listener:
         raise AssertionError(f"no {kind} in {self.events}")
 
 
+@pytest.mark.slow
 def test_every_listener_hears_of_a_change_and_of_a_new_run(tmp_path: Path, serving: Any) -> None:
     writer = Writer(tmp_path / "a")
     put(writer, 0)
-    with serving(tmp_path) as where:
+    with serving(tmp_path, quick=True) as where:
         listeners = [Listener(where) for _ in range(5)]
-        time.sleep(1.2)  # the watcher has looked once
+        time.sleep(0.3)  # the watcher has looked once
         put(writer, 1, 2)
         for listener in listeners:
             assert listener.wait("changed") == {"run": "a", "step": 2, "state": "live"}
@@ -190,15 +201,17 @@ def test_every_listener_hears_of_a_change_and_of_a_new_run(tmp_path: Path, servi
     writer.close()
 
 
+@pytest.mark.slow
 def test_the_first_run_of_an_empty_folder_is_told(tmp_path: Path, serving: Any) -> None:
-    with serving(tmp_path) as where:
+    with serving(tmp_path, quick=True) as where:
         listener = Listener(where)
-        time.sleep(1.2)
+        time.sleep(0.3)
         with Writer(tmp_path / "a") as writer:
             put(writer, 0)
         assert listener.wait("runs") == {"count": 1}
 
 
+@pytest.mark.slow
 def test_a_reader_never_locks_the_writer_out(tmp_path: Path, serving: Any) -> None:
     """Readers hammer a run while it is written: no row is lost, and no answer is an error."""
     writer = Writer(tmp_path / "a")
@@ -219,13 +232,17 @@ def test_a_reader_never_locks_the_writer_out(tmp_path: Path, serving: Any) -> No
         while len(answers) < 40 or step < 1000:
             step += 1
             time.sleep(0.001)  # a training computes, too
-            writer.put(Row(step=step, wall_time=0.0, values={"reward": 1.0, "grad/all/norm/raw": 2.0}))
+            writer.put(
+                Row(step=step, wall_time=0.0, values={"reward": 1.0, "grad/all/norm/raw": 2.0})
+            )
             if step % 200 == 0:
                 writer.flush()
         stop.set()
         for thread in threads:
             thread.join()
-        told = httpx.get(where + "/compare.json", params={"run": "a", "metric": "reward", "most": "5000"}).json()
+        told = httpx.get(
+            where + "/compare.json", params={"run": "a", "metric": "reward", "most": "5000"}
+        ).json()
     writer.close()
     assert writer.dropped == 0
     assert set(answers) == {200}

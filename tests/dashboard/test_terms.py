@@ -1,4 +1,5 @@
-"""The tab Terms shows the run's own numbers: every bar, cell, point and line is a value of its series or tables."""
+"""The tab Terms shows the run's own numbers: every bar, cell, point and line is a value of its
+series or tables."""
 
 from __future__ import annotations
 
@@ -19,10 +20,10 @@ import torch
 from torch import nn
 
 import gradiometer as gm
-from gradiometer.dashboard.answering import answer, encode
-from gradiometer.dashboard.ask import ask_of
-from gradiometer.dashboard.consultant import Consultant
-from gradiometer.dashboard.shelf import Shelf
+from gradiometer.dashboard.answer import answer, encode
+from gradiometer.dashboard.diagnoses import Diagnoses
+from gradiometer.dashboard.query import parse_query
+from gradiometer.dashboard.run_index import RunIndex
 from gradiometer.errors import UnknownName
 from gradiometer.records import Row, Table
 from gradiometer.store.writer import Writer
@@ -35,7 +36,10 @@ KINDS = {
     "norm, rewards shuffled": "{bucket}/null/{term}",
     "signal, rewards shuffled": "{bucket}/null_signal/{term}",
 }
-ENDS = {"signal": ("signal_low", "signal_high"), "null_signal": ("null_signal_low", "null_signal_high")}
+ENDS = {
+    "signal": ("signal_low", "signal_high"),
+    "null_signal": ("null_signal_low", "null_signal_high"),
+}
 BY_TERM = ("snr", "share", "per_sample", "per_token", "per_sample_sum", "per_token_sum")
 
 Json = dict[str, Any]
@@ -43,7 +47,9 @@ Json = dict[str, Any]
 
 def beside(name: str) -> ModuleType:
     """A file of tests/plots; tests are no package."""
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[1] / "plots" / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(
+        name, Path(__file__).parents[1] / "plots" / f"{name}.py"
+    )
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -56,9 +62,11 @@ SYNTHETIC = beside("synthetic")
 
 def looked(folder: Path, *runs: str, **options: str) -> Json:
     """The view as the page gets it."""
-    shelf = Shelf(folder)
-    pairs = [("run", run) for run in runs] + [(name.rstrip("_"), value) for name, value in options.items()]
-    found: Json = json.loads(encode(answer(shelf, Consultant(shelf), "terms", ask_of(pairs))))
+    index = RunIndex(folder)
+    pairs = [("run", run) for run in runs] + [
+        (name.rstrip("_"), value) for name, value in options.items()
+    ]
+    found: Json = json.loads(encode(answer(index, Diagnoses(index), "terms", parse_query(pairs))))
     return found
 
 
@@ -77,7 +85,11 @@ def at_step(folder: Path, step: int) -> dict[str, float]:
     """Every series that has a value at the step."""
     with gm.load(folder) as run:
         read = {name: run.series(name) for name in run.names()}
-    return {name: float(values[steps == step][0]) for name, (steps, values) in read.items() if step in steps}
+    return {
+        name: float(values[steps == step][0])
+        for name, (steps, values) in read.items()
+        if step in steps
+    }
 
 
 def check_lines(folder: Path, chart: Json) -> set[str]:
@@ -109,7 +121,10 @@ def bar_names(view: Json) -> Iterator[tuple[str, Any]]:
                 yield f"grad_norm/{name}", bars["values"][place]
                 kind = name.split("/")[1]
                 for end, ends in zip(("low", "high"), ENDS.get(kind, ()), strict=False):
-                    yield f"grad_norm/{name.replace(f'/{kind}/', f'/{ends}/')}", (bars[end] or [None] * 99)[place]
+                    yield (
+                        f"grad_norm/{name.replace(f'/{kind}/', f'/{ends}/')}",
+                        (bars[end] or [None] * 99)[place],
+                    )
                 if id == "reward-std":
                     yield f"grad_norm/{bucket}/reward_std_min", bars["low"][place]
                     yield f"grad_norm/{bucket}/reward_std_max", bars["high"][place]
@@ -128,7 +143,9 @@ def bar_name(id: str, label: str, bucket: str) -> str:
 
 
 @pytest.mark.parametrize("step", [1, 11, 21])
-def test_every_bar_is_the_analysis_own_number_and_nothing_measured_is_left_out(analysed: Path, step: int) -> None:
+def test_every_bar_is_the_analysis_own_number_and_nothing_measured_is_left_out(
+    analysed: Path, step: int
+) -> None:
     values = at_step(analysed / "soko", step)
     shown: set[str] = set()
     for name, number in bar_names(looked(analysed, "soko", step=str(step))):
@@ -154,7 +171,10 @@ def test_a_missing_bar_is_null_and_the_note_says_what_a_bar_rests_on(analysed: P
     assert kl["values"][1] is None
     values = at_step(analysed / "soko", 1)
     task = next(bars for bars in found["snr"]["bars"] if bars["label"] == "task")
-    assert task["notes"][0] == f"192 samples, 12 groups, sign-flip p = {values['grad_norm/bucket_1/p_value/task']:.3g}"
+    assert (
+        task["notes"][0]
+        == f"192 samples, 12 groups, sign-flip p = {values['grad_norm/bucket_1/p_value/task']:.3g}"
+    )
     assert found["signal-task"]["subtitle"] == "No interval, fewer than 4 groups: bucket 6"
     assert found["norm"]["y"]["scale"] == "log"
     assert found["signal-task"]["y"]["scale"] == "linear"
@@ -178,7 +198,9 @@ def test_counts_and_groups_are_those_of_the_tables(analysed: Path) -> None:
     tables = SYNTHETIC.group_tables(11)
     wanted = [row for table in tables.values() for row in table["data"]]
     drawn = zip(marks["x"], marks["notes"], marks["y"], strict=True)
-    assert [[x.replace(" ", "_"), int(note.removeprefix("group ")), y] for x, note, y in drawn] == wanted
+    assert [
+        [x.replace(" ", "_"), int(note.removeprefix("group ")), y] for x, note, y in drawn
+    ] == wanted
 
 
 def test_cosine_matrices_are_the_series_and_symmetric(analysed: Path) -> None:
@@ -187,14 +209,22 @@ def test_cosine_matrices_are_the_series_and_symmetric(analysed: Path) -> None:
         found = charts(looked(analysed, "soko", bucket=bucket))
         for id, kind in (("cosines", "cos"), ("cosines-signal", "cos_signal")):
             matrix = found[id]["matrix"]
-            assert (matrix["low"], matrix["high"], matrix["colours"], matrix["written"]) == (-1, 1, "diverging", True)
+            assert (matrix["low"], matrix["high"], matrix["colours"], matrix["written"]) == (
+                -1,
+                1,
+                "diverging",
+                True,
+            )
             for (i, a), (j, b) in combinations(enumerate(matrix["rows"]), 2):
                 wanted = values.get(f"grad_norm/{bucket}/{kind}/{a}~{b}")
                 assert matrix["cells"][i][j] == matrix["cells"][j][i] == wanted
             assert [matrix["cells"][i][i] for i in range(3)] == [1, 1, 1]
     matrix = found["cosines-buckets"]["matrix"]
     for pair, row in zip(matrix["rows"], matrix["cells"], strict=True):
-        names = [f"grad_norm/{b.replace(' ', '_')}/cos/{pair.replace(' ', '')}" for b in matrix["columns"]]
+        names = [
+            f"grad_norm/{b.replace(' ', '_')}/cos/{pair.replace(' ', '')}"
+            for b in matrix["columns"]
+        ]
         assert row == [values.get(name) for name in names]
 
 
@@ -216,11 +246,14 @@ def test_the_slider_goes_over_analysis_steps_and_starts_at_the_last(analysed: Pa
     assert [option["value"] for option in slider["options"]] == ["1", "11", "21"]
     assert "step 21" in charts(view)["norm"]["section"]
     assert view["header"] == [
-        "Analysis at step 21: the unit is the group · token-mean · quantile buckets · exact gradients"
+        "Analysis at step 21: the unit is the group · token-mean · quantile buckets · exact"
+        " gradients"
     ]
 
 
-def test_analyses_in_a_row_are_lines_of_all_runs_while_pictures_are_of_the_first(analysed: Path) -> None:
+def test_analyses_in_a_row_are_lines_of_all_runs_while_pictures_are_of_the_first(
+    analysed: Path,
+) -> None:
     SYNTHETIC.write_run(analysed / "other", steps=(3, 13), null=False)
     view = looked(analysed, "other", "soko", bucket="bucket_3")
     found = charts(view)
@@ -229,7 +262,9 @@ def test_analyses_in_a_row_are_lines_of_all_runs_while_pictures_are_of_the_first
     assert {line["run"] for line in found["analysis-norm"]["lines"]} == {"other", "soko"}
     assert found["analysis-norm"]["lines"][0]["label"] == "other · task"
     assert found["analysis-norm"]["lines"][0]["role"] == "term:task"
-    assert check_lines(analysed, found["analysis-snr"]) == {f"grad_norm/bucket_3/snr/{t}" for t in SYNTHETIC.TERMS}
+    assert check_lines(analysed, found["analysis-snr"]) == {
+        f"grad_norm/bucket_3/snr/{t}" for t in SYNTHETIC.TERMS
+    }
     assert check_lines(analysed, found["analysis-signal"]) == {
         f"grad_norm/bucket_3/signal/{t}" for t in SYNTHETIC.TERMS
     }
@@ -258,7 +293,11 @@ def test_a_group_table_of_another_shape_is_explained_in_its_place(analysed: Path
     with Writer(analysed / "odd") as writer:
         writer.put(Row(step=1, wall_time=0.0, values=SYNTHETIC.metrics(1)))
         writer.put(
-            Table(step=1, name="grad_norm/all/group_rv_table", content={"columns": ["bucket"], "data": [["all"]]})
+            Table(
+                step=1,
+                name="grad_norm/all/group_rv_table",
+                content={"columns": ["bucket"], "data": [["all"]]},
+            )
         )
     scatter = charts(looked(analysed, "odd"))["group-scatter"]
     assert scatter["marks"] == []
@@ -275,31 +314,43 @@ def test_a_zero_norm_that_a_log_axis_cannot_show_is_said(tmp_path: Path) -> None
 
 
 def test_a_log_of_somebody_else_with_the_source_keys_is_shown(tmp_path: Path) -> None:
-    keys = {f"grad_norm/{b}/{t}": 0.1 * i for i, b in enumerate(("all", "bucket_1")) for t in ("task", "entropy")}
+    keys = {
+        f"grad_norm/{b}/{t}": 0.1 * i
+        for i, b in enumerate(("all", "bucket_1"))
+        for t in ("task", "entropy")
+    }
     keys |= {"grad_norm/all/sample_count": 9.0, "grad_norm/bucket_1/sample_count": 3.0}
-    rows = [{"step": 1, **keys}, {"step": 2, "reward": 1.0}, {"step": 51, **keys, "grad_norm/all/task": math.nan}]
+    rows = [
+        {"step": 1, **keys},
+        {"step": 2, "reward": 1.0},
+        {"step": 51, **keys, "grad_norm/all/task": math.nan},
+    ]
     lines = "\n".join(json.dumps(row).replace("NaN", '"NaN"') for row in rows)
     (tmp_path / "ragen").mkdir()
     (tmp_path / "ragen" / "metrics.jsonl").write_text(lines + "\n")
-    (id,) = Shelf(tmp_path).ids()
+    (id,) = RunIndex(tmp_path).ids()
     view = looked(tmp_path, id)
     assert [option["value"] for option in control(view, "step")["options"]] == ["1", "51"]
     norm = charts(view)["norm"]
-    assert {bars["label"]: bars["values"] for bars in norm["bars"]} == {"task": [0.1, "NaN"], "entropy": [0.1, 0.0]}
+    assert {bars["label"]: bars["values"] for bars in norm["bars"]} == {
+        "task": [0.1, "NaN"],
+        "entropy": [0.1, 0.0],
+    }
     assert norm["bars"][0]["categories"] == ["bucket 1", "all"]
     assert "signal-task" not in charts(view)
 
 
 @pytest.mark.parametrize("log", ["sb3_ppo", "cleanrl_ppo", "trl_grpo"])
 def test_a_log_without_terms_says_how_to_get_them(log: str) -> None:
-    view = looked(FIXTURES, next(id for id in Shelf(FIXTURES).ids() if id.startswith(log)))
+    view = looked(FIXTURES, next(id for id in RunIndex(FIXTURES).ids() if id.startswith(log)))
     assert view["charts"] == view["controls"] == []
     assert "meter.terms(policy=" in view["empty"]["code"]
     assert "gradiometer analyze" in view["empty"]["code"]
 
 
 def meter_values(step: int) -> dict[str, float]:
-    """As the meter writes them: policy and entropy reach the actor, value the critic; the bonus is dead later."""
+    """As the meter writes them: policy and entropy reach the actor, value the critic; the bonus is
+    dead later."""
     rng = np.random.default_rng(step)
     reached = {
         "all": ("policy", "entropy", "value"),
@@ -313,7 +364,9 @@ def meter_values(step: int) -> dict[str, float]:
             values[f"grad/{block}/term/{term}/share"] = float(rng.normal())
         for a, b in combinations(terms, 2):
             values[f"grad/{block}/term/{a}~{b}/cos"] = float(np.tanh(rng.normal()))
-    values |= {f"grad/all/term/{term}/loss": float(rng.normal()) for term in ("policy", "entropy", "value")}
+    values |= {
+        f"grad/all/term/{term}/loss": float(rng.normal()) for term in ("policy", "entropy", "value")
+    }
     values |= {"grad/actor/term/policy/norm": math.nan} if step == 20 else {}
     if step == 40:
         del values["grad/all/term/entropy~value/cos"]
@@ -321,7 +374,9 @@ def meter_values(step: int) -> dict[str, float]:
 
 
 def write_meter(folder: Path, steps: range = range(0, 50, 10)) -> Path:
-    states = {term: {"all": "path", "actor": "path", "critic": "none"} for term in ("policy", "entropy")}
+    states = {
+        term: {"all": "path", "actor": "path", "critic": "none"} for term in ("policy", "entropy")
+    }
     states |= {"value": {"all": "path", "actor": "none", "critic": "path"}}
     with Writer(folder, facts={"started": "2026-01-01T00:00:00+00:00"}) as writer:
         writer.put(Table(step=0, name="terms", content=states))
@@ -336,7 +391,11 @@ def test_what_the_meter_split_is_shown_line_by_line_on_the_chosen_block(tmp_path
     for block, terms in (("actor", ("policy", "entropy")), ("all", ("policy", "entropy", "value"))):
         view = looked(tmp_path, "ppo", **({} if block == "actor" else {"block": block}))
         assert control(view, "block")["value"] == block
-        assert [o["value"] for o in control(view, "block")["options"]] == ["all", "actor", "layer.actor.0"]
+        assert [o["value"] for o in control(view, "block")["options"]] == [
+            "all",
+            "actor",
+            "layer.actor.0",
+        ]
         found = charts(view)
         for quantity in ("norm", "share"):
             wanted = {f"grad/{block}/term/{term}/{quantity}" for term in terms}
@@ -351,7 +410,9 @@ def test_what_the_meter_split_is_shown_line_by_line_on_the_chosen_block(tmp_path
     assert found["term-norm"]["info"][0]["name"] == "grad/<block>/term/<term>/norm"
 
 
-def test_the_latest_cosines_are_of_the_last_measured_step_and_a_missing_pair_is_missing(tmp_path: Path) -> None:
+def test_the_latest_cosines_are_of_the_last_measured_step_and_a_missing_pair_is_missing(
+    tmp_path: Path,
+) -> None:
     write_meter(tmp_path / "ppo")
     for options, step in (({}, 40), ({"to": "35"}, 30)):
         chart = charts(looked(tmp_path, "ppo", block="all", **options))["term-cosines"]
@@ -359,7 +420,11 @@ def test_the_latest_cosines_are_of_the_last_measured_step_and_a_missing_pair_is_
         matrix, values = chart["matrix"], at_step(tmp_path / "ppo", step)
         assert matrix["rows"] == ["policy", "entropy", "value"]
         for (i, a), (j, b) in combinations(enumerate(matrix["rows"]), 2):
-            assert matrix["cells"][i][j] == matrix["cells"][j][i] == values.get(f"grad/all/term/{a}~{b}/cos")
+            assert (
+                matrix["cells"][i][j]
+                == matrix["cells"][j][i]
+                == values.get(f"grad/all/term/{a}~{b}/cos")
+            )
     assert at_step(tmp_path / "ppo", 40).get("grad/all/term/entropy~value/cos") is None
 
 
@@ -378,7 +443,12 @@ def test_several_runs_overlay_and_the_dead_term_of_each_is_named(tmp_path: Path)
     view = looked(tmp_path, "a", "b")
     lines = charts(view)["term-norm"]["lines"]
     check_lines(tmp_path, charts(view)["term-norm"])
-    assert [line["label"] for line in lines] == ["a · policy", "a · entropy", "b · policy", "b · entropy"]
+    assert [line["label"] for line in lines] == [
+        "a · policy",
+        "a · entropy",
+        "b · policy",
+        "b · entropy",
+    ]
     assert view["header"][0].startswith("entropy has no gradient path in b.")
     first = charts(looked(tmp_path, "b", "a"))["reach"]
     assert first["section"] == "Reach of the terms of b"
@@ -395,13 +465,17 @@ def train(folder: Path, *, detached: bool) -> Path:
     torch.manual_seed(0)
     model, states = Pair(), torch.randn(16, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with gm.watch(model, optimizer, run=folder, blocks={"actor": "actor", "critic": "critic"}, budget=None) as meter:
+    with gm.watch(
+        model, optimizer, run=folder, blocks={"actor": "actor", "critic": "critic"}, budget=None
+    ) as meter:
         for _ in range(4):
             logs = model.actor(states).log_softmax(-1)
             entropy = 0.01 * (logs.exp() * logs).sum(-1).mean()
             value = (model.critic(states) - 1).square().mean()
             with meter.terms(
-                policy=-logs[:, 0].mean(), value=value, entropy=entropy.detach() if detached else entropy
+                policy=-logs[:, 0].mean(),
+                value=value,
+                entropy=entropy.detach() if detached else entropy,
             ) as loss:
                 loss.backward()
             optimizer.step()
@@ -419,12 +493,20 @@ def test_a_real_entropy_bonus_without_a_path_stands_first(tmp_path: Path) -> Non
     table = found["reach"]["table"]
     assert table["columns"] == ["term", "all", "actor", "critic", "in words"]
     assert table["cells"] == [
-        ["entropy", "none", "none", "none", "no gradient path: in the loss, but no weight feels it"],
+        [
+            "entropy",
+            "none",
+            "none",
+            "none",
+            "no gradient path: in the loss, but no weight feels it",
+        ],
         ["policy", "path", "path", "none", ""],
         ["value", "path", "none", "path", ""],
     ]
-    assert found["term-norm"]["subtitle"] == (
-        "entropy has no gradient path: it is in the loss, but no weight feels it. No path to actor: value."
+    assert (
+        found["term-norm"]["subtitle"]
+        == "entropy has no gradient path: it is in the loss, but no weight feels it. No path to"
+        " actor: value."
     )
     assert view["header"][0].startswith("entropy has no gradient path. ")
     assert check_lines(tmp_path, found["term-norm"]) == {"grad/actor/term/policy/norm"}
@@ -452,14 +534,22 @@ def test_a_real_analysis_is_shown_with_its_dead_term(tmp_path: Path) -> None:
 
 
 def test_rewards_of_their_own_are_shown_like_terms(tmp_path: Path) -> None:
-    values = {f"grad/all/reward/{name}/{what}": 0.5 for name in ("correct", "format") for what in ("norm", "share")}
+    values = {
+        f"grad/all/reward/{name}/{what}": 0.5
+        for name in ("correct", "format")
+        for what in ("norm", "share")
+    }
     values |= {"grad/all/reward/correct~format/cos": -0.25}
     with Writer(tmp_path / "r") as writer:
         writer.put(Row(step=0, wall_time=0.0, values=values))
     found = charts(looked(tmp_path, "r"))
-    assert check_lines(tmp_path, found["reward-norm"]) | check_lines(tmp_path, found["reward-cos"]) == {
-        "grad/all/reward/correct/norm", "grad/all/reward/format/norm", "grad/all/reward/correct~format/cos",
-    }  # fmt: skip
+    assert check_lines(tmp_path, found["reward-norm"]) | check_lines(
+        tmp_path, found["reward-cos"]
+    ) == {
+        "grad/all/reward/correct/norm",
+        "grad/all/reward/format/norm",
+        "grad/all/reward/correct~format/cos",
+    }
 
 
 def test_an_additivity_error_of_exactly_zero_gets_an_axis_that_shows_it(tmp_path: Path) -> None:
@@ -468,16 +558,20 @@ def test_an_additivity_error_of_exactly_zero_gets_an_axis_that_shows_it(tmp_path
             for step, error in enumerate(errors):
                 values = {"grad/all/term/additivity_error": error, "grad/all/term/task/norm": 1.0}
                 writer.put(Row(step=step, wall_time=0.0, values=values))
-    scales = {run: charts(looked(tmp_path, run))["additivity"]["y"]["scale"] for run in ("zero", "one")}
+    scales = {
+        run: charts(looked(tmp_path, run))["additivity"]["y"]["scale"] for run in ("zero", "one")
+    }
     assert scales == {"zero": "linear", "one": "log"}
 
 
 def test_a_tick_brings_new_points_and_a_new_analysis_only(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path)
-    consultant = Consultant(shelf)
+    index = RunIndex(tmp_path)
+    diagnoses = Diagnoses(index)
 
     def tick(after: str) -> Json:
-        told: Json = json.loads(encode(answer(shelf, consultant, "terms", ask_of([("run", "r"), ("after", after)]))))
+        told: Json = json.loads(
+            encode(answer(index, diagnoses, "terms", parse_query([("run", "r"), ("after", after)])))
+        )
         return told
 
     def put(step: int, values: Mapping[str, float]) -> None:
@@ -492,7 +586,11 @@ def test_a_tick_brings_new_points_and_a_new_analysis_only(tmp_path: Path) -> Non
         put(1, meter_values(1))
         more = tick(still["cursor"])
         assert more["delta"]
-        fresh = {line["name"]: line["points"]["steps"] for chart in more["charts"] for line in chart["lines"]}
+        fresh = {
+            line["name"]: line["points"]["steps"]
+            for chart in more["charts"]
+            for line in chart["lines"]
+        }
         assert fresh["grad/actor/term/policy/norm"] == [1]
         assert set(map(tuple, fresh.values())) == {(1,)}
         put(2, SYNTHETIC.metrics(2))
@@ -504,8 +602,11 @@ def test_a_tick_brings_new_points_and_a_new_analysis_only(tmp_path: Path) -> Non
 
 def test_neither_tab_imports_torch_or_matplotlib() -> None:
     script = (
-        "import sys; import gradiometer.dashboard.views.terms, gradiometer.dashboard.views.estimators; "
-        "print(sorted({'torch', 'matplotlib'} & set(sys.modules)))"
+        "import sys; import gradiometer.dashboard.views.terms,"
+        " gradiometer.dashboard.views.estimators; print(sorted({'torch', 'matplotlib'} &"
+        " set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[]"

@@ -1,4 +1,5 @@
-"""Runs whose truth is known, made for the doctor. The modules beside this one are found by file: tests are no package."""
+"""Runs whose truth is known, made for the doctor. The modules beside this one are found by file:
+tests are no package."""
 
 from __future__ import annotations
 
@@ -35,5 +36,6 @@ def patients() -> ModuleType:
 
 @pytest.fixture
 def patient(tmp_path: Path, patients: ModuleType) -> Callable[..., Run]:
-    """`patient({"reward": values, ...}, facts={...}, events=[...], tables=[...])`: a run on disk that holds exactly this."""
+    """`patient({"reward": values, ...}, facts={...}, events=[...], tables=[...])`: a run on disk
+    that holds exactly this."""
     return lambda series, **given: patients.patient(tmp_path, series, **given)

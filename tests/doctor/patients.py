@@ -1,4 +1,5 @@
-"""Made-up patients for the doctor: a run through the real writer, with the series a test asks for."""
+"""Made-up patients for the doctor: a run through the real writer, with the series a test asks
+for."""
 
 from __future__ import annotations
 
@@ -6,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from gradiometer.records import Event, Row, Table
 from gradiometer.store.reader import Run
 from gradiometer.store.reader import load as load_run
 from gradiometer.store.writer import Writer
+from gradiometer_labs.synthetic import ar1
 
 __all__ = ["ar1", "patient"]
 
@@ -27,7 +27,8 @@ def patient(
     events: Sequence[Event] = (),
     tables: Sequence[Table] = (),
 ) -> Run:
-    """A run on disk that holds exactly this. NaN in an array is a recorded NaN; what is not in it is missing."""
+    """A run on disk that holds exactly this. NaN in an array is a recorded NaN; what is not in it
+    is missing."""
     rows: dict[int, dict[str, float]] = {}
     for name, given in series.items():
         steps, values = given if isinstance(given, tuple) else (range(len(given)), given)
@@ -42,14 +43,3 @@ def patient(
         writer.put(record)
     writer.close()
     return load_run(made)
-
-
-def ar1(n: int, phi: float = 0.0, sigma: float = 1.0, seed: int = 0) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """AR(1) noise with this standard deviation from its first value on."""
-    rng = np.random.default_rng(seed)
-    shocks = rng.normal(0.0, sigma * np.sqrt(1 - phi**2), n)
-    values = np.empty(n)
-    values[0] = rng.normal(0.0, sigma)
-    for i in range(1, n):
-        values[i] = phi * values[i - 1] + shocks[i]
-    return values

@@ -44,10 +44,11 @@ def planted(
     token_routed: bool = False,
     layers: Mapping[str, tuple[float, ...]] | None = None,
 ) -> Rows:
-    """Every 10th step of a run in which experts 1 and up differ from expert 0 by what is said, beyond routing.
+    """Every 10th step of a run in which experts 1 and up differ from expert 0 by what is said,
+    beyond routing.
 
-    `bottom`: log factor of their bottom tier only; `size`: log factor of their whole gradient; both may move with time.
-    `layers` gives each layer its own routing weights; without it there is one.
+    `bottom`: log factor of their bottom tier only; `size`: log factor of their whole gradient; both
+    may move with time. `layers` gives each layer its own routing weights; without it there is one.
     """
     rng = np.random.default_rng(seed)
     steps = 10 * np.arange(points)
@@ -56,7 +57,11 @@ def planted(
     for layer, shares in (layers or {LAYER: weights}).items():
         base: dict[str, np.ndarray] = {}
         for e, share in enumerate(shares):
-            shift = np.zeros(points) if e == 0 else np.broadcast_to(np.asarray(size, dtype=float), (points,))
+            shift = (
+                np.zeros(points)
+                if e == 0
+                else np.broadcast_to(np.asarray(size, dtype=float), (points,))
+            )
             own = shift + (red_noise(rng, points, phi, noise) if e else 0.0)
             found: dict[str, np.ndarray] = {}
             for tier in TIERS:
@@ -65,7 +70,9 @@ def planted(
                 found[f"{tier}_rms"] = share * common * np.exp(own + extra + wobble)
                 found[f"{tier}_norm"] = found[f"{tier}_rms"] * math.sqrt(COUNTS[tier])
             whole = sum(COUNTS[tier] * found[f"{tier}_rms"] ** 2 for tier in ("top", "middle"))
-            found["norm"] = np.sqrt(whole + COUNTS["bottom"] * (found["bottom_rms"] * math.exp(-bottom * (e > 0))) ** 2)
+            found["norm"] = np.sqrt(
+                whole + COUNTS["bottom"] * (found["bottom_rms"] * math.exp(-bottom * (e > 0))) ** 2
+            )
             found["routing_weight"] = np.full(points, share)
             found["norm_per_weight"] = found["norm"] / share
             found["cos_mean"] = np.broadcast_to(np.asarray(cosine, dtype=float), (points,)) - abs(
@@ -80,9 +87,13 @@ def planted(
                 found["divergence"] = np.mean(
                     [abs(found[f"{tier}_norm"] - base[f"{tier}_norm"]) for tier in TIERS], axis=0
                 )
-                per = [np.log(found[f"{t}_rms"] / share / base[f"{t}_rms"] * shares[0]) for t in TIERS]
+                per = [
+                    np.log(found[f"{t}_rms"] / share / base[f"{t}_rms"] * shares[0]) for t in TIERS
+                ]
                 found["log_ratio_routed"] = np.mean(np.abs(per), axis=0)
-                found["weight_distance"] = np.broadcast_to(np.asarray(distance, dtype=float), (points,))
+                found["weight_distance"] = np.broadcast_to(
+                    np.asarray(distance, dtype=float), (points,)
+                )
             _put(rows, layer, str(e), found)
     if layers is None or len(layers) == 1:
         _pool(rows)
@@ -117,14 +128,19 @@ def routed(rows: Rows, router: str, **series: float | dict[str, float]) -> Rows:
 def only(rows: Rows, *quantities: str) -> Rows:
     """Only some quantities, over all layers: what an old log has."""
     return {
-        step: {n: v for n, v in row.items() if n.startswith("grad/expert/") and n.rpartition("/")[2] in quantities}
+        step: {
+            n: v
+            for n, v in row.items()
+            if n.startswith("grad/expert/") and n.rpartition("/")[2] in quantities
+        }
         for step, row in rows.items()
     }
 
 
 def without(rows: Rows, *quantities: str) -> Rows:
     return {
-        step: {n: v for n, v in row.items() if n.rpartition("/")[2] not in quantities} for step, row in rows.items()
+        step: {n: v for n, v in row.items() if n.rpartition("/")[2] not in quantities}
+        for step, row in rows.items()
     }
 
 

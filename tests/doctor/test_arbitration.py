@@ -1,4 +1,5 @@
-"""Arbitration: causes first, consequences folded, nothing lost, and two faults at once both come out."""
+"""Arbitration: causes first, consequences folded, nothing lost, and two faults at once both come
+out."""
 
 from __future__ import annotations
 
@@ -9,8 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradiometer.doctor.arbitration import BASIS, SEVERITY, arbitrate, brings
-from gradiometer.doctor.consequences import CONSEQUENCES, DEAD_TERM
+from gradiometer.doctor.arbitration import (
+    BASIS,
+    CONSEQUENCES,
+    DEAD_TERM,
+    OPPOSITES,
+    SEVERITY,
+    arbitrate,
+    brings,
+    reason,
+)
 from gradiometer.doctor.faultmap import FAULT_IDS
 from gradiometer.doctor.rule import rules
 from gradiometer.records import Evidence, Finding
@@ -56,9 +65,16 @@ def test_every_kind_of_dead_term_is_within_what_a_dead_term_brings() -> None:
 
 
 ROOTS = (
+    "ratio-always-one",
+    "entropy-sign",
+    "never-trained",
     "dead-term",
     "hidden-term",
     "not-in-optimizer",
+    "gradients-not-cleared",
+    "shapes-broadcast",
+    "double-softmax",
+    "leak-between-terms",
     "actions-ignore-policy",
     "entropy-of-wrong-distribution",
     "gradient-not-invariant",
@@ -111,22 +127,36 @@ def test_what_begins_with_a_changed_line_is_nobodys_consequence() -> None:
     ],
 )
 def test_two_faults_at_once_both_come_out(one: str, other: str) -> None:
-    result = arbitrate([finding(FAULT_IDS[one][0], since_step=0), finding(FAULT_IDS[other][0], since_step=0)])
+    result = arbitrate(
+        [finding(FAULT_IDS[one][0], since_step=0), finding(FAULT_IDS[other][0], since_step=0)]
+    )
     assert not result.folded
 
 
-def test_any_two_causes_that_begin_with_a_changed_line_both_come_out_with_their_consequences_folded() -> None:
+def test_any_two_causes_that_begin_with_a_changed_line_both_come_out_with_their_consequences_folded() -> (
+    None
+):
     for one, other in combinations(ROOTS, 2):
-        follow = [finding(id, since_step=1) for id in {*CONSEQUENCES.get(one, ()), *CONSEQUENCES.get(other, ())}]
+        follow = [
+            finding(id, since_step=1)
+            for id in {*CONSEQUENCES.get(one, ()), *CONSEQUENCES.get(other, ())}
+        ]
         result = arbitrate([finding(one, since_step=0), finding(other, since_step=0), *follow])
         assert sorted(ids(result.findings)) == sorted((one, other))
 
 
 @pytest.mark.parametrize("severity", ["warn", "info"])
-def test_a_fault_that_began_earlier_is_never_folded_under_one_that_began_later(severity: Any) -> None:
+def test_a_fault_that_began_earlier_is_never_folded_under_one_that_began_later(
+    severity: Any,
+) -> None:
     for cause, consequences in CONSEQUENCES.items():
         for consequence in consequences:
-            result = arbitrate([finding(cause, severity, since_step=10), finding(consequence, severity, since_step=9)])
+            result = arbitrate(
+                [
+                    finding(cause, severity, since_step=10),
+                    finding(consequence, severity, since_step=9),
+                ]
+            )
             assert not result.folded
 
 
@@ -151,13 +181,18 @@ def test_a_dead_kl_term_does_not_explain_a_collapsed_entropy() -> None:
     evidence = (Evidence(series="grad/all/term/kl_penalty/loss", reading="0.1"),)
     dead = finding("dead-term", "critical", "proved", since_step=1, evidence=evidence)
     assert brings(dead) == DEAD_TERM["kl"]
-    result = arbitrate([dead, finding("entropy-collapse", since_step=5), finding("kl-runaway", since_step=5)])
+    result = arbitrate(
+        [dead, finding("entropy-collapse", since_step=5), finding("kl-runaway", since_step=5)]
+    )
     assert ids(result.findings) == ["dead-term", "entropy-collapse"]
     assert ids(result.folded) == ["kl-runaway"]
 
 
 def test_a_chain_needs_its_links() -> None:
-    easy, frozen = finding("groups-too-easy", since_step=0), finding("entropy-never-falls", since_step=3)
+    easy, frozen = (
+        finding("groups-too-easy", since_step=0),
+        finding("entropy-never-falls", since_step=3),
+    )
     assert not arbitrate([easy, frozen]).folded
     linked = arbitrate([easy, finding("policy-frozen", since_step=2), frozen])
     assert ids(linked.findings) == ["groups-too-easy"]
@@ -177,10 +212,18 @@ def test_a_critical_finding_is_never_folded_but_its_own_consequences_are() -> No
 
 def test_a_suspicion_explains_no_warning_away() -> None:
     result = arbitrate(
-        [finding("update-opposes-reward", "info", since_step=0), finding("reward-declining", since_step=3)]
+        [
+            finding("update-opposes-reward", "info", since_step=0),
+            finding("reward-declining", since_step=3),
+        ]
     )
     assert ids(result.findings) == ["reward-declining", "update-opposes-reward"]
-    folded = arbitrate([finding("noise-dominated", since_step=0), finding("direction-random", "info", since_step=3)])
+    folded = arbitrate(
+        [
+            finding("noise-dominated", since_step=0),
+            finding("direction-random", "info", since_step=3),
+        ]
+    )
     assert ids(folded.folded) == ["direction-random"]
 
 
@@ -197,13 +240,18 @@ def test_a_suspicion_explains_no_warning_away() -> None:
         ("layer.encoder.1", "layer.encoder.10", False),
     ],
 )
-def test_a_consequence_folds_only_where_the_blocks_touch(one: str | None, other: str | None, together: bool) -> None:
-    result = arbitrate([finding("dormant-units", block=one), finding("vanishing-gradient", block=other)])
+def test_a_consequence_folds_only_where_the_blocks_touch(
+    one: str | None, other: str | None, together: bool
+) -> None:
+    result = arbitrate(
+        [finding("dormant-units", block=one), finding("vanishing-gradient", block=other)]
+    )
     assert bool(result.folded) is together
 
 
 def test_what_hangs_on_a_folded_finding_of_another_block_comes_out() -> None:
-    """The middle link touches both blocks, the first and the last do not touch: the first does not explain the last."""
+    """The middle link touches both blocks, the first and the last do not touch: the first does not
+    explain the last."""
     result = arbitrate(
         [
             finding("observation-scale", block="actor", since_step=0),
@@ -225,7 +273,14 @@ def test_the_order_is_severity_then_basis_then_time() -> None:
             finding("dead-block", "critical", "heuristic", since_step=99),
         ]
     )
-    expected = ["dead-block", "not-in-optimizer", "stale-data", "sampler-mismatch", "length-exploit", "terms-conflict"]
+    expected = [
+        "dead-block",
+        "not-in-optimizer",
+        "stale-data",
+        "sampler-mismatch",
+        "length-exploit",
+        "terms-conflict",
+    ]
     assert ids(result.findings) == expected
 
 
@@ -246,7 +301,9 @@ FINDINGS = st.lists(
 
 
 def bare(findings: tuple[Finding, ...]) -> list[tuple[Any, ...]]:
-    return sorted((f.id, f.severity, f.basis, str(f.since_step), str(f.block), f.title) for f in findings)
+    return sorted(
+        (f.id, f.severity, f.basis, str(f.since_step), str(f.block), f.title) for f in findings
+    )
 
 
 @given(FINDINGS)
@@ -255,7 +312,9 @@ def test_no_finding_is_ever_lost_and_criticals_are_all_shown(found: list[Finding
     result = arbitrate(found)
     assert bare((*result.findings, *result.folded)) == bare(tuple(found))
     assert all(each.severity != "critical" for each in result.folded)
-    assert {each.id for each in result.folded} == {id for each in result.findings for id in each.suppressed}
+    assert {each.id for each in result.folded} == {
+        id for each in result.findings for id in each.suppressed
+    }
     assert bool(result.findings) == bool(found)
 
 
@@ -268,7 +327,11 @@ def test_every_folded_finding_has_a_shown_cause_that_began_no_later_and_is_no_me
     for folded in result.folded:
         causes = [shown for shown in result.findings if folded.id in shown.suppressed]
         assert any(
-            (cause.since_step is None or folded.since_step is None or cause.since_step <= folded.since_step)
+            (
+                cause.since_step is None
+                or folded.since_step is None
+                or cause.since_step <= folded.since_step
+            )
             and (cause.severity != "info" or folded.severity == "info")
             for cause in causes
         )
@@ -290,7 +353,12 @@ def test_arbitrating_again_changes_nothing(found: list[Finding]) -> None:
     assert arbitrate(once.findings).findings == once.findings
 
 
-@given(FINDINGS, st.sampled_from(sorted(SEVERITY)), st.sampled_from(sorted(BASIS)), st.none() | st.integers(-2, 6))
+@given(
+    FINDINGS,
+    st.sampled_from(sorted(SEVERITY)),
+    st.sampled_from(sorted(BASIS)),
+    st.none() | st.integers(-2, 6),
+)
 @settings(deadline=None, max_examples=100)
 def test_an_unrelated_finding_changes_nothing_else(
     found: list[Finding], severity: str, basis: str, since: int | None
@@ -312,8 +380,12 @@ def frozen(*series: str) -> Finding:
     return finding("policy-frozen", basis="heuristic", since_step=0, evidence=seen)
 
 
-@pytest.mark.parametrize("series", ["grad/all/update_ratio", "train/learning_rate", "actor/lr", "learning_rate"])
-def test_where_every_weight_stands_still_the_critic_that_learns_nothing_is_a_consequence(series: str) -> None:
+@pytest.mark.parametrize(
+    "series", ["grad/all/update_ratio", "train/learning_rate", "actor/lr", "learning_rate"]
+)
+def test_where_every_weight_stands_still_the_critic_that_learns_nothing_is_a_consequence(
+    series: str,
+) -> None:
     blind = finding("critic-explains-nothing", since_step=5, block="critic")
     result = arbitrate([blind, frozen("approx_kl", series)])
     assert ids(result.findings) == ["policy-frozen"]
@@ -325,10 +397,69 @@ def test_where_the_policy_alone_stands_still_the_critic_is_a_fault_of_its_own() 
     assert len(arbitrate([blind, frozen("train/approx_kl")]).findings) == 2
 
 
-def test_what_held_from_its_first_measurement_on_began_no_later_than_what_is_measured_at_every_step() -> None:
+def test_what_held_from_its_first_measurement_on_began_no_later_than_what_is_measured_at_every_step() -> (
+    None
+):
     seen = (Evidence(series="value_loss", reading="5e+05", first_step=39, last_step=999),)
     scale = finding("reward-scale", since_step=39, evidence=seen)
     swamped = finding("critic-dominates", since_step=0, block="all")
-    assert ids(arbitrate([swamped, scale], first_step={"value_loss": 39}.get).findings) == ["reward-scale"]
+    assert ids(arbitrate([swamped, scale], first_step={"value_loss": 39}.get).findings) == [
+        "reward-scale"
+    ]
     assert len(arbitrate([swamped, scale], first_step={"value_loss": 19}.get).findings) == 2
     assert len(arbitrate([swamped, scale]).findings) == 2
+
+
+# no two findings ask for opposite things
+
+
+def test_of_two_findings_that_ask_for_opposite_things_the_later_waits() -> None:
+    large = finding("step-too-large", "critical", since_step=5)
+    frozen = finding("policy-frozen", "warn", since_step=0)
+    first, second = arbitrate([frozen, large]).findings
+    assert (first.id, second.id) == ("step-too-large", "policy-frozen")
+    assert first.fix == large.fix
+    assert second.fix == ("Settle step-too-large first: the two ask for opposite things.",)
+
+
+def test_no_finding_is_on_both_sides_of_a_contradiction() -> None:
+    for one, other in OPPOSITES:
+        assert not one & other
+        assert one | other <= IDS
+
+
+def test_what_became_of_the_reward_comes_after_what_may_have_caused_it() -> None:
+    fell = finding("reward-declining", "warn", "statistical", since_step=0)
+    noise = finding("template-collapse", "warn", "heuristic", since_step=50)
+    assert ids(arbitrate([fell, noise]).findings) == ["template-collapse", "reward-declining"]
+
+
+def test_a_rule_with_a_poor_record_never_leads_over_one_that_is_usually_right() -> None:
+    poor = finding("hidden-term", "warn", "statistical", since_step=0)  # right in 0 of 4
+    good = finding("stale-data", "warn", "heuristic", since_step=50)
+    assert ids(arbitrate([poor, good]).findings) == ["stale-data", "hidden-term"]
+    proved = finding("hidden-term", "warn", "proved", since_step=0)
+    assert ids(arbitrate([proved, good]).findings)[0] == "hidden-term"
+
+
+def test_a_finding_without_a_step_does_not_come_first() -> None:
+    never = finding("stale-data", "warn", since_step=None)
+    known = finding("truncation", "warn", since_step=900)
+    assert ids(arbitrate([never, known]).findings) == ["truncation", "stale-data"]
+
+
+def test_a_measured_wrong_sign_leads() -> None:
+    sign = finding("update-opposes-reward", "critical", "statistical", since_step=40)
+    large = finding("step-too-large", "critical", "proved", since_step=0)
+    assert ids(arbitrate([large, sign]).findings)[0] == "update-opposes-reward"
+
+
+def test_every_edge_has_its_reason_in_words() -> None:
+    assert reason("dead-term", "router-untrained") == "the task term is what trains a router"
+    silent = [
+        (cause, effect)
+        for cause, effects in CONSEQUENCES.items()
+        for effect in effects
+        if cause != "dead-term" and not reason(cause, effect)
+    ]
+    assert not silent

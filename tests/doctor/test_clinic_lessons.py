@@ -1,4 +1,5 @@
-"""What trained faults taught the rules: each lesson with its least evidence, and the twin it must leave alone."""
+"""What trained faults taught the rules: each lesson with its least evidence, and the twin it must
+leave alone."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from gradiometer.doctor.diagnosis import diagnose
-from gradiometer.doctor.roles import role_of
+from gradiometer.doctor.terms import role_of
 from gradiometer.records import Finding
 from gradiometer.store.reader import Run
 
@@ -31,7 +32,9 @@ def still(kl: float, entropy_moves: float) -> dict[str, np.ndarray]:
     }
 
 
-def test_a_policy_that_keeps_its_probabilities_is_frozen_though_its_weights_move(patient: Patient) -> None:
+def test_a_policy_that_keeps_its_probabilities_is_frozen_though_its_weights_move(
+    patient: Patient,
+) -> None:
     found = first(patient(still(4e-8, 1e-7)), "policy-frozen")
     assert found is not None
     assert found.severity == "warn"
@@ -42,7 +45,8 @@ def test_a_policy_that_keeps_its_probabilities_is_frozen_though_its_weights_move
 def test_a_kl_that_is_small_for_another_reason_freezes_nothing(
     patient: Patient, kl: float, entropy_moves: float
 ) -> None:
-    """A larger one; an entropy on its way; an entropy that cannot move, as of a Gaussian of fixed width."""
+    """A larger one; an entropy on its way; an entropy that cannot move, as of a Gaussian of fixed
+    width."""
     assert first(patient(still(kl, entropy_moves)), "policy-frozen") is None
 
 
@@ -75,11 +79,15 @@ def test_a_clip_that_leaves_next_to_nothing_is_blamed_for_small_updates(
     assert (first(patient(series), "over-clipping") is not None) == told
 
 
-@pytest.mark.parametrize(("facts", "severity"), [({"config": {"start": "trained.pt"}}, "info"), ({}, "warn")])
+@pytest.mark.parametrize(
+    ("facts", "severity"), [({"config": {"start": "trained.pt"}}, "info"), ({}, "warn")]
+)
 def test_units_asleep_in_a_policy_that_came_trained_and_lost_nothing_are_information(
     patient: Patient, facts: dict[str, object], severity: str
 ) -> None:
-    found = first(patient({"reward": FLAT, "dormant_fraction": np.full(N, 0.6)}, facts=facts), "dormant-units")
+    found = first(
+        patient({"reward": FLAT, "dormant_fraction": np.full(N, 0.6)}, facts=facts), "dormant-units"
+    )
     assert found is not None
     assert found.severity == severity
 
@@ -87,10 +95,14 @@ def test_units_asleep_in_a_policy_that_came_trained_and_lost_nothing_are_informa
 def test_a_clip_whose_last_half_is_nan_is_no_clip_that_is_always_active(patient: Patient) -> None:
     """Warnings are errors here: a mean of nothing is one."""
     ratio = np.where(np.arange(N) < N // 3, 0.5, np.nan)
-    assert first(patient({"reward": FLAT, "grad/all/clip/ratio": ratio}), "clip-always-active") is None
+    assert (
+        first(patient({"reward": FLAT, "grad/all/clip/ratio": ratio}), "clip-always-active") is None
+    )
 
 
-@pytest.mark.parametrize(("value", "told"), [(np.linspace(0.05, 0.2, N), False), (np.linspace(0.2, 0.05, N), True)])
+@pytest.mark.parametrize(
+    ("value", "told"), [(np.linspace(0.05, 0.2, N), False), (np.linspace(0.2, 0.05, N), True)]
+)
 def test_an_offset_that_a_slow_critic_still_works_off_is_not_the_scale_of_the_advantages(
     patient: Patient, value: np.ndarray, told: bool
 ) -> None:
@@ -121,7 +133,9 @@ def test_a_loss_that_is_nan_is_not_called_fine(patient: Patient) -> None:
 
 def test_a_loss_with_a_hole_is_told_with_its_step(patient: Patient) -> None:
     loss = np.where(np.arange(N) == 15, np.nan, 2.0)
-    said = diagnose(patient({"loss": loss, "entropy": np.full(N, 1.0), "learning_rate": np.full(N, 1e-3)})).verdict
+    said = diagnose(
+        patient({"loss": loss, "entropy": np.full(N, 1.0), "learning_rate": np.full(N, 1e-3)})
+    ).verdict
     assert "the loss is not finite at 1 of 60 steps, first at step 15" in said
 
 

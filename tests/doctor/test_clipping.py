@@ -1,4 +1,5 @@
-"""A clip that is always active, one that takes too much, and a log that only shows what the clip left."""
+"""A clip that is always active, one that takes too much, and a log that only shows what the clip
+left."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradiometer.doctor.chart import Chart
 from gradiometer.doctor.rule import Skipped, rules
+from gradiometer.doctor.rundata import RunData
 from gradiometer.records import Finding
 from gradiometer.store.reader import Run
 
@@ -19,7 +20,7 @@ ALWAYS, OVER = "clip-always-active", "over-clipping"
 
 
 def judge(id: str, run: Run) -> list[Finding] | Skipped:
-    return next(rule for rule in rules() if rule.id == id)(Chart(run))
+    return next(rule for rule in rules() if rule.id == id)(RunData(run))
 
 
 def one(id: str, run: Run) -> Finding:
@@ -46,7 +47,11 @@ def rising(n: int = 60) -> Any:
 
 def test_a_clip_active_at_every_step_is_information(patient: Patient) -> None:
     run = patient(
-        {"grad/all/clip/ratio": scattered(0.3, 0.05), "grad/all/clip/threshold": [0.5] * 60, "reward": flat()}
+        {
+            "grad/all/clip/ratio": scattered(0.3, 0.05),
+            "grad/all/clip/threshold": [0.5] * 60,
+            "reward": flat(),
+        }
     )
     finding = one(ALWAYS, run)
     assert finding.severity == "info"
@@ -77,7 +82,9 @@ def test_since_when_it_is_active_is_said(patient: Patient) -> None:
 # Pinned
 
 
-@pytest.mark.parametrize("name", ["grad_norm", "total_grad_norm", "Total Grad Norm", "grad/all/norm/clipped"])
+@pytest.mark.parametrize(
+    "name", ["grad_norm", "total_grad_norm", "Total Grad Norm", "grad/all/norm/clipped"]
+)
 def test_a_norm_pinned_at_one_value_was_taken_after_the_clip(patient: Patient, name: str) -> None:
     rounded = np.round(1.0 + 1e-4 * np.random.default_rng(0).normal(size=30), 4)
     rounded = np.minimum(rounded, 1.0)
@@ -115,7 +122,11 @@ def test_where_both_norms_are_logged_the_ratio_is_theirs(patient: Patient) -> No
 
 def clipped(centre: float, sigma: float, **more: Any) -> dict[str, Any]:
     ratio = np.minimum(scattered(centre, sigma), 1.0)
-    return {"grad/all/clip/ratio": ratio, "grad/all/clip/threshold": [1e-3] * 60, "reward": flat()} | more
+    return {
+        "grad/all/clip/ratio": ratio,
+        "grad/all/clip/threshold": [1e-3] * 60,
+        "reward": flat(),
+    } | more
 
 
 def test_a_ratio_far_below_one_that_varies_harms(patient: Patient) -> None:
@@ -176,7 +187,9 @@ def test_too_little_is_skipped_with_how_much_is_needed(patient: Patient) -> None
 def test_no_series_makes_a_rule_fall_over(patient: Patient, values: list[float]) -> None:
     names = ("clip/ratio", "clip/threshold", "norm/raw", "norm/clipped", "update_ratio")
     whole = patient({f"grad/all/{name}": values for name in names} | {"reward": flat(40)})
-    norms = patient({f"grad/all/{name}": values for name in ("norm/raw", "norm/clipped")} | {"reward": flat(40)})
+    norms = patient(
+        {f"grad/all/{name}": values for name in ("norm/raw", "norm/clipped")} | {"reward": flat(40)}
+    )
     theirs = patient({"grad_norm": values, "reward": flat(40)}, facts={"max_grad_norm": 1.0})
     for run in (whole, norms, theirs):
         for id in (ALWAYS, OVER):
@@ -184,8 +197,22 @@ def test_no_series_makes_a_rule_fall_over(patient: Patient, values: list[float])
 
 
 @pytest.mark.parametrize("phi", [0.0, 0.5, 0.9])
-def test_healthy_clips_are_never_over_clipping(patient: Patient, patients: ModuleType, phi: float) -> None:
+def test_healthy_clips_are_never_over_clipping(
+    patient: Patient, patients: ModuleType, phi: float
+) -> None:
     for seed in range(6):
         noise = [patients.ar1(120, phi, 1.0, 10 * seed + k) for k in range(2)]
-        run = patient({"reward": noise[0], "grad/all/clip/ratio": np.minimum(1.0, 10.0 ** (0.25 * noise[1] - 0.5))})
+        run = patient(
+            {
+                "reward": noise[0],
+                "grad/all/clip/ratio": np.minimum(1.0, 10.0 ** (0.25 * noise[1] - 0.5)),
+            }
+        )
         assert judge(OVER, run) == []
+
+
+def test_a_norm_that_the_meter_took_is_no_post_clip_norm(patient: Patient) -> None:
+    """Taken before any clip: the same at every step it is the gradient itself."""
+    for name, said in (("grad_norm", True), ("grad/all/norm/raw", False)):
+        found = judge("clip-always-active", patient({name: np.full(40, 174.2)}))
+        assert (isinstance(found, list) and bool(found)) == said

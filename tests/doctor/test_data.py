@@ -1,4 +1,5 @@
-"""Rules on the data: each fires on the smallest evidence, is silent just below it and on its healthy look-alike."""
+"""Rules on the data: each fires on the smallest evidence, is silent just below it and on its
+healthy look-alike."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gradiometer.doctor.chart import Chart
 from gradiometer.doctor.rule import Skipped, rules
+from gradiometer.doctor.rundata import RunData
 from gradiometer.records import Finding
 from gradiometer.store.reader import Run
 
@@ -21,7 +22,7 @@ Patient = Callable[..., Run]
 
 
 def only(id: str, run: Run) -> Finding:
-    found = RULES[id](Chart(run))
+    found = RULES[id](RunData(run))
     assert not isinstance(found, Skipped), found.why
     assert [finding.id for finding in found] == [id]
     assert found[0].fix
@@ -30,11 +31,11 @@ def only(id: str, run: Run) -> Finding:
 
 
 def silent(id: str, run: Run) -> bool:
-    return RULES[id](Chart(run)) == []
+    return RULES[id](RunData(run)) == []
 
 
 def skipped(id: str, run: Run) -> str:
-    found = RULES[id](Chart(run))
+    found = RULES[id](RunData(run))
     assert isinstance(found, Skipped), found
     return found.why
 
@@ -52,15 +53,21 @@ def rising(patients: ModuleType) -> Any:
 # -- observation-scale
 
 
-def test_large_observations_of_a_policy_that_does_not_learn_are_a_warning(patient: Patient, flat: Any) -> None:
-    found = only("observation-scale", patient({"observation/max_abs": np.full(100, 11.0), "reward": flat}))
+def test_large_observations_of_a_policy_that_does_not_learn_are_a_warning(
+    patient: Patient, flat: Any
+) -> None:
+    found = only(
+        "observation-scale", patient({"observation/max_abs": np.full(100, 11.0), "reward": flat})
+    )
     assert found.severity == "warn"
     assert found.since_step == 0
     assert "11" in found.evidence[0].reading
 
 
 def test_observations_within_ten_are_fine(patient: Patient, flat: Any) -> None:
-    assert silent("observation-scale", patient({"observation/max_abs": np.full(100, 9.5), "reward": flat}))
+    assert silent(
+        "observation-scale", patient({"observation/max_abs": np.full(100, 9.5), "reward": flat})
+    )
 
 
 def test_pixels_that_are_learned_from_are_fine(patient: Patient, rising: Any) -> None:
@@ -71,22 +78,44 @@ def test_pixels_that_are_learned_from_are_fine(patient: Patient, rising: Any) ->
 
 
 def test_large_observations_without_a_reward_are_information(patient: Patient) -> None:
-    assert only("observation-scale", patient({"observation/max_abs": np.full(20, 1e3)})).severity == "info"
+    assert (
+        only("observation-scale", patient({"observation/max_abs": np.full(20, 1e3)})).severity
+        == "info"
+    )
 
 
 def test_observations_that_grow_are_dated(patient: Patient, flat: Any) -> None:
     grown = np.concatenate([np.full(30, 2.0), np.full(70, 1e3)])
-    assert only("observation-scale", patient({"observation/max_abs": grown, "reward": flat})).since_step == 30
+    assert (
+        only(
+            "observation-scale", patient({"observation/max_abs": grown, "reward": flat})
+        ).since_step
+        == 30
+    )
 
 
 def test_constant_observations_are_a_warning_at_once(patient: Patient) -> None:
     assert only("observation-scale", patient({"observation/std": np.zeros(9)})).severity == "warn"
-    assert only("observation-scale", patient({"observation/std": np.full(9, 9e-4)})).severity == "info"
+    hardly = patient({"observation/std": np.full(9, 9e-4)})
+    assert only("observation-scale", hardly).severity == "warn"
     assert silent("observation-scale", patient({"observation/std": np.full(9, 1.1e-3)}))
 
 
 def test_a_bandit_that_learns_may_see_the_same_all_the_time(patient: Patient, rising: Any) -> None:
-    assert silent("observation-scale", patient({"observation/std": np.zeros(100), "reward": rising}))
+    constant = {"observation/std": np.zeros(100)}
+    watched = only("observation-scale", patient({**constant, "reward": rising}))
+    assert watched.severity == "info"  # one answer for all states may be all there is to learn
+    assert watched.title.startswith("Watch: ")
+    solved = patient({**constant, "reward": np.full(100, 5.0)}, facts={"max_reward": 5.0})
+    assert only("observation-scale", solved).severity == "info"
+
+
+def test_constant_observations_are_critical_where_more_could_be_had(
+    patient: Patient, patients: ModuleType
+) -> None:
+    reward = np.minimum(np.linspace(0.0, 1.2, 100), 0.3) + patients.ar1(100, 0.0, 0.005)
+    run = patient({"observation/std": np.zeros(100), "reward": reward}, facts={"max_reward": 1.0})
+    assert only("observation-scale", run).severity == "critical"
 
 
 def test_observations_need_nine_points(patient: Patient) -> None:
@@ -104,7 +133,8 @@ def test_the_same_lag_most_of_the_time_is_a_misalignment(patient: Patient, flat:
     found = only("misaligned-data", run)
     assert found.severity == "warn"
     assert "1 step apart" in found.title
-    assert len(found.evidence) == 2
+    read = [each.series for each in found.evidence]
+    assert read == ["reward_lag", "terminal_correlation", "reward"]
 
 
 def test_a_lag_of_zero_and_lags_that_do_not_agree_are_fine(patient: Patient) -> None:
@@ -118,24 +148,42 @@ def test_a_lag_of_zero_and_lags_that_do_not_agree_are_fine(patient: Patient) -> 
 
 
 def test_a_lag_that_does_no_harm_is_information(patient: Patient, rising: Any) -> None:
-    assert only("misaligned-data", patient({"reward_lag": np.full(100, 2.0), "reward": rising})).severity == "info"
+    assert (
+        only(
+            "misaligned-data", patient({"reward_lag": np.full(100, 2.0), "reward": rising})
+        ).severity
+        == "info"
+    )
 
 
 def test_a_lag_is_dated(patient: Patient) -> None:
-    found = only("misaligned-data", patient({"reward_lag": np.concatenate([np.zeros(20), -np.ones(40)])}))
+    found = only(
+        "misaligned-data", patient({"reward_lag": np.concatenate([np.zeros(20), -np.ones(40)])})
+    )
     assert found.since_step == 20
 
 
-def test_targets_that_ignore_the_end_are_a_suspicion(patient: Patient, patients: ModuleType) -> None:
+def test_targets_that_ignore_the_end_are_a_suspicion(
+    patient: Patient, patients: ModuleType
+) -> None:
     found = only("misaligned-data", patient({"terminal_correlation": patients.ar1(100, 0.3, 0.05)}))
     assert (found.severity, found.basis) == ("info", "statistical")
-    assert silent("misaligned-data", patient({"terminal_correlation": 0.4 + patients.ar1(100, 0.3, 0.05)}))
-    assert silent("misaligned-data", patient({"terminal_correlation": 0.95 + patients.ar1(100, 0.3, 0.02)}))
+    assert silent(
+        "misaligned-data", patient({"terminal_correlation": 0.4 + patients.ar1(100, 0.3, 0.05)})
+    )
+    assert silent(
+        "misaligned-data", patient({"terminal_correlation": 0.95 + patients.ar1(100, 0.3, 0.02)})
+    )
 
 
-def test_a_correlation_of_zero_beside_a_lag_of_zero_is_somebody_elses_matter(patient: Patient) -> None:
+def test_a_correlation_of_zero_beside_a_lag_of_zero_is_somebody_elses_matter(
+    patient: Patient,
+) -> None:
     """Then data is aligned and the targets are wrong: returns-wrong."""
-    assert silent("misaligned-data", patient({"reward_lag": np.zeros(50), "terminal_correlation": np.zeros(50)}))
+    assert silent(
+        "misaligned-data",
+        patient({"reward_lag": np.zeros(50), "terminal_correlation": np.zeros(50)}),
+    )
 
 
 def test_misalignment_needs_nine_points(patient: Patient) -> None:
@@ -166,9 +214,13 @@ NAMES = ("observation/std", "observation/max_abs", "reward_lag", "terminal_corre
 
 
 @given(st.dictionaries(st.sampled_from(NAMES), st.lists(st.floats(width=32), max_size=20)))
-@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_no_rule_falls_over_whatever_the_series_hold(patient: Patient, series: dict[str, list[float]]) -> None:
-    chart = Chart(patient(series))
+def test_no_rule_falls_over_whatever_the_series_hold(
+    patient: Patient, series: dict[str, list[float]]
+) -> None:
+    data = RunData(patient(series))
     for id in ("observation-scale", "misaligned-data"):
-        assert isinstance(RULES[id](chart), Skipped | list)
+        assert isinstance(RULES[id](data), Skipped | list)

@@ -1,4 +1,5 @@
-"""Experts: each rule fires on the smallest evidence, is silent just below it, and silent on its healthy look-alike."""
+"""Experts: each rule fires on the smallest evidence, is silent just below it, and silent on its
+healthy look-alike."""
 
 from __future__ import annotations
 
@@ -11,20 +12,28 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradiometer.doctor.chart import Chart
 from gradiometer.doctor.rule import Skipped, rules
+from gradiometer.doctor.rundata import RunData
 from gradiometer.records import Finding, Table
 from gradiometer.store.logs import Log
 from gradiometer.store.reader import Run
 
 Patient = Callable[..., Run | Log]
 
-IDS = ("expert-starved", "expert-dominates", "router-untrained", "experts-converged", "routing-imbalance")
-EXPERTS = Table(step=0, name="experts", content={"layers": [{"layer": "layer.moe", "router": "moe"}]})
+IDS = (
+    "expert-starved",
+    "expert-dominates",
+    "router-untrained",
+    "experts-converged",
+    "routing-imbalance",
+)
+EXPERTS = Table(
+    step=0, name="experts", content={"layers": [{"layer": "layer.moe", "router": "moe"}]}
+)
 
 
 def verdict(run: Run | Log, id: str) -> list[Finding] | Skipped:
-    return next(rule for rule in rules() if rule.id == id)(Chart(run))
+    return next(rule for rule in rules() if rule.id == id)(RunData(run))
 
 
 def found(run: Run | Log, id: str) -> Finding:
@@ -56,15 +65,23 @@ def patient(tmp_path: Path, patients: ModuleType) -> Patient:
 
     def made(series: dict[str, Any], **given: Any) -> Run | Log:
         on_disk = given.get("events") or given.get("tables")
-        return patients.patient(tmp_path, series, **given) if on_disk else log(series, given.get("facts"))
+        return (
+            patients.patient(tmp_path, series, **given)
+            if on_disk
+            else log(series, given.get("facts"))
+        )
 
     return made
 
 
-def loads(*shares: float, points: int = 12, router: str = "moe", noise: float = 0.0, seed: int = 0) -> dict[str, Any]:
+def loads(
+    *shares: float, points: int = 12, router: str = "moe", noise: float = 0.0, seed: int = 0
+) -> dict[str, Any]:
     """Loads of a router that add up to one, with a little noise."""
     rng = np.random.default_rng(seed)
-    values = np.maximum(np.array(shares)[:, None] * (1 + noise * rng.normal(size=(len(shares), points))), 0)
+    values = np.maximum(
+        np.array(shares)[:, None] * (1 + noise * rng.normal(size=(len(shares), points))), 0
+    )
     return {f"router/{router}/load/{e}": row for e, row in enumerate(values / values.sum(axis=0))}
 
 
@@ -81,7 +98,9 @@ def test_an_expert_that_gets_nothing_starves(patient: Patient) -> None:
     )
     assert "Expert 3" in finding.title
     assert "nothing" in finding.title
-    assert isinstance(verdict(patient(loads(0.3, 0.3, 0.4, 0.0, points=8)), "expert-starved"), Skipped)
+    assert isinstance(
+        verdict(patient(loads(0.3, 0.3, 0.4, 0.0, points=8)), "expert-starved"), Skipped
+    )
 
 
 def test_a_tenth_of_an_even_share_is_the_line(patient: Patient) -> None:
@@ -98,17 +117,27 @@ def test_an_expert_that_begins_to_starve_has_a_first_step(patient: Patient) -> N
 def test_a_busy_expert_that_once_got_nothing_does_not_starve(patient: Patient) -> None:
     idle = np.full(60, 0.25)
     idle[:10], idle[30:35] = 0.0, 0.0
-    assert silent(patient({"router/moe/load/0": 1 - idle, "router/moe/load/1": idle}), "expert-starved")
+    assert silent(
+        patient({"router/moe/load/0": 1 - idle, "router/moe/load/1": idle}), "expert-starved"
+    )
 
 
 def test_of_many_experts_with_few_tokens_none_starves_by_chance(patient: Patient) -> None:
     rng = np.random.default_rng(0)
-    counts = rng.multinomial(128, [1 / 64] * 64, size=40) / 128  # 13 % of the experts get nothing on a step
-    assert silent(patient({f"router/moe/load/{e}": counts[:, e] for e in range(64)}), "expert-starved")
+    counts = (
+        rng.multinomial(128, [1 / 64] * 64, size=40) / 128
+    )  # 13 % of the experts get nothing on a step
+    assert silent(
+        patient({f"router/moe/load/{e}": counts[:, e] for e in range(64)}), "expert-starved"
+    )
 
 
 def test_the_router_of_all_does_not_count_beside_those_of_layers(patient: Patient) -> None:
-    series = loads(0.5, 0.5, 0.0, router="a") | loads(0.5, 0.5, 0.0, router="b") | loads(0.5, 0.5, 0.0, router="all")
+    series = (
+        loads(0.5, 0.5, 0.0, router="a")
+        | loads(0.5, 0.5, 0.0, router="b")
+        | loads(0.5, 0.5, 0.0, router="all")
+    )
     finding = found(patient(series), "expert-starved")
     assert "2 of 6" in finding.title
     assert finding.block is None
@@ -148,10 +177,13 @@ def test_the_busier_of_two_that_are_left_does_not_dominate(patient: Patient) -> 
     assert silent(patient(loads(0.43, 0.3, 0.27)), "expert-dominates")
 
 
-def test_an_expert_with_nearly_all_of_the_gradient_dominates_at_an_even_load(patient: Patient) -> None:
+def test_an_expert_with_nearly_all_of_the_gradient_dominates_at_an_even_load(
+    patient: Patient,
+) -> None:
     def norms(first: float) -> dict[str, Any]:
         return loads(*[0.25] * 4) | {
-            f"grad/layer.moe/expert/{e}/norm": np.full(12, first if e == 0 else 1.0) for e in range(4)
+            f"grad/layer.moe/expert/{e}/norm": np.full(12, first if e == 0 else 1.0)
+            for e in range(4)
         }
 
     assert "gradient" in found(patient(norms(18.0)), "expert-dominates").title
@@ -161,9 +193,13 @@ def test_an_expert_with_nearly_all_of_the_gradient_dominates_at_an_even_load(pat
 # router-untrained
 
 
-def router(task: float, aux: float | None = None, points: int = 6, noise: float = 0.3, seed: int = 0) -> dict[str, Any]:
+def router(
+    task: float, aux: float | None = None, points: int = 6, noise: float = 0.3, seed: int = 0
+) -> dict[str, Any]:
     rng = np.random.default_rng(seed)
-    series = {"router/moe/grad_task": task * np.exp(noise * rng.normal(size=points))} | loads(0.5, 0.5)
+    series = {"router/moe/grad_task": task * np.exp(noise * rng.normal(size=points))} | loads(
+        0.5, 0.5
+    )
     if aux is not None:
         series["router/moe/grad_aux"] = aux * np.exp(noise * rng.normal(size=points))
     return series | {f"grad/layer.moe/expert/{e}/norm": np.full(12, 0.04) for e in range(2)}
@@ -180,7 +216,9 @@ def test_a_router_that_the_task_never_reaches_is_proved_by_an_exact_zero(patient
     assert isinstance(verdict(patient(router(0.0, points=4)), "router-untrained"), Skipped)
 
 
-def test_a_router_decades_below_its_experts_is_untrained_however_even_the_load(patient: Patient) -> None:
+def test_a_router_decades_below_its_experts_is_untrained_however_even_the_load(
+    patient: Patient,
+) -> None:
     finding = found(patient(router(7e-10, aux=1e-3)), "router-untrained")
     assert (finding.severity, finding.basis) == ("warn", "statistical")
     assert found(patient(router(0.04 * 5e-7, noise=0.1)), "router-untrained")
@@ -194,13 +232,21 @@ def test_a_small_router_among_small_experts_is_trained(patient: Patient) -> None
 
 def test_a_router_whose_parameters_have_no_path_is_proved_untrained(patient: Patient) -> None:
     series = {name: x for name, x in router(1.0).items() if "grad_task" not in name}
-    content = {"moe.router.gate.weight": "missing", "moe.experts.0.gate_proj.weight": "finite", "a.weight": "finite"}
+    content = {
+        "moe.router.gate.weight": "missing",
+        "moe.experts.0.gate_proj.weight": "finite",
+        "a.weight": "finite",
+    }
     cut = Table(step=0, name="states", content=content)
     assert found(patient(series, tables=[EXPERTS, cut]), "router-untrained").severity == "critical"
     whole = Table(step=0, name="states", content=content | {"moe.router.gate.weight": "finite"})
-    assert isinstance(verdict(patient(series, tables=[EXPERTS, whole]), "router-untrained"), Skipped)
+    assert isinstance(
+        verdict(patient(series, tables=[EXPERTS, whole]), "router-untrained"), Skipped
+    )
     hashed = Table(step=0, name="states", content={"moe.experts.0.gate_proj.weight": "missing"})
-    assert isinstance(verdict(patient(series, tables=[EXPERTS, hashed]), "router-untrained"), Skipped)  # no parameters
+    assert isinstance(
+        verdict(patient(series, tables=[EXPERTS, hashed]), "router-untrained"), Skipped
+    )  # no parameters
 
 
 # experts-converged
@@ -208,7 +254,10 @@ def test_a_router_whose_parameters_have_no_path_is_proved_untrained(patient: Pat
 
 def distance(first: float, last: float, points: int = 3) -> dict[str, Any]:
     return {
-        "grad/layer.moe/expert/1/weight_distance": ([70 * i for i in range(points)], np.geomspace(first, last, points))
+        "grad/layer.moe/expert/1/weight_distance": (
+            [70 * i for i in range(points)],
+            np.geomspace(first, last, points),
+        )
     }
 
 
@@ -237,11 +286,18 @@ def test_one_merge_for_the_whole_batch_is_no_collapse(planted: ModuleType) -> No
 def test_the_judge_is_believed_where_the_weights_do_not_contradict_it(planted: ModuleType) -> None:
     fall = np.geomspace(1.0, 0.02, 200)
     rows = planted.planted(
-        size=fall, cosine=1 - 0.5 * fall, distance=0.3 * fall**0.4, noise=0.02, phi=0.3, token_routed=True
+        size=fall,
+        cosine=1 - 0.5 * fall,
+        distance=0.3 * fall**0.4,
+        noise=0.02,
+        phi=0.3,
+        token_routed=True,
     )
     finding = found(planted.log(rows), "experts-converged")
     assert (finding.severity, finding.basis) == ("warn", "statistical")
-    apart = planted.planted(size=fall, cosine=1 - 0.5 * fall, distance=0.3, noise=0.02, phi=0.3, token_routed=True)
+    apart = planted.planted(
+        size=fall, cosine=1 - 0.5 * fall, distance=0.3, noise=0.02, phi=0.3, token_routed=True
+    )
     assert silent(planted.log(apart), "experts-converged")
 
 
@@ -265,7 +321,9 @@ def test_half_of_the_experts_idle_is_a_warning_and_less_is_information(patient: 
 def test_a_load_that_recovers_is_balanced(patient: Patient) -> None:
     values = np.where(np.arange(60) < 20, 0.4, 0.95)
     assert silent(patient({"router/moe/balance": values}), "routing-imbalance")
-    assert isinstance(verdict(patient({"router/moe/balance": values[:8]}), "routing-imbalance"), Skipped)
+    assert isinstance(
+        verdict(patient({"router/moe/balance": values[:8]}), "routing-imbalance"), Skipped
+    )
 
 
 def test_a_balance_loss_that_leads_the_router_is_told(patient: Patient) -> None:
@@ -290,14 +348,27 @@ WILD = {
     "constant": [1e30] * 60,
     "mixed": [math.nan, 0.0, -1.0, math.inf, 1e-300, 1e100] * 10,
 }
-PARTS = ("norm", "middle_norm", "weight_distance", "routing_weight", "cos_to_0", "log_ratio_routed", "norm_per_token")
+PARTS = (
+    "norm",
+    "middle_norm",
+    "weight_distance",
+    "routing_weight",
+    "cos_to_0",
+    "log_ratio_routed",
+    "norm_per_token",
+)
 SERIES = (
     *(
         f"router/{r}/{name}"
         for r in ("a", "b", "all")
         for name in ("load/0", "load/1", "balance", "grad_task", "grad_aux")
     ),
-    *(f"grad/{place}expert/{e}/{part}" for place in ("", "layer.a/") for e in (0, 1) for part in PARTS),
+    *(
+        f"grad/{place}expert/{e}/{part}"
+        for place in ("", "layer.a/")
+        for e in (0, 1)
+        for part in PARTS
+    ),
 )
 
 
@@ -311,7 +382,10 @@ def test_no_series_however_wild_raises(patient: Patient, kind: str) -> None:
 
 @pytest.mark.parametrize("content", [None, [], {"layers": None}, {"layers": [3, {}]}])
 def test_a_broken_table_breaks_nothing(patient: Patient, content: Any) -> None:
-    tables = [Table(step=0, name="experts", content=content), Table(step=0, name="states", content=content)]
+    tables = [
+        Table(step=0, name="experts", content=content),
+        Table(step=0, name="states", content=content),
+    ]
     run = patient(router(1e-3) | loads(0.5, 0.5, 0.0), tables=tables)
     for id in IDS:
         verdict(run, id)
@@ -321,7 +395,12 @@ def healthy(patients: ModuleType, points: int, phi: float, seed: int) -> Log:
     """Two routers of four experts each, loads and gradients that wander."""
     series: dict[str, Any] = {}
     for place, name in enumerate(("a", "b")):
-        logits = np.array([0.25 * patients.ar1(points, phi, 1.0, seed=100 * seed + 10 * place + e) for e in range(4)])
+        logits = np.array(
+            [
+                0.25 * patients.ar1(points, phi, 1.0, seed=100 * seed + 10 * place + e)
+                for e in range(4)
+            ]
+        )
         shares = np.exp(logits) / np.exp(logits).sum(axis=0)
         spread = -(shares * np.log(shares)).sum(axis=0)
         series |= {f"router/{name}/load/{e}": shares[e] for e in range(4)}
@@ -337,6 +416,7 @@ def healthy(patients: ModuleType, points: int, phi: float, seed: int) -> Log:
     return log(series)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("phi", "points"), [(0.0, 50), (0.5, 50), (0.9, 50), (0.9, 500)])
 def test_healthy_experts_with_autocorrelated_noise_are_left_alone(
     patients: ModuleType, phi: float, points: int

@@ -1,4 +1,5 @@
-"""The three questions on runs whose answers are known, and how often a verdict is wrong where nothing is there."""
+"""The three questions on runs whose answers are known, and how often a verdict is wrong where
+nothing is there."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ OLD = ("top_norm", "bottom_norm", "middle_norm", "norm", "divergence")
 
 
 def number(answers: Answers, name: str, expert: str) -> Number:
-    (found,) = [n for a in answers.answers for n in a.numbers if (n.name, n.expert) == (name, expert)]
+    (found,) = [
+        n for a in answers.answers for n in a.numbers if (n.name, n.expert) == (name, expert)
+    ]
     return found
 
 
@@ -35,7 +38,9 @@ def verdicts(answers: Answers) -> tuple[str, ...]:
 # Planted truths, through a real run on disk
 
 
-def test_a_merged_router_with_collinear_gradients_is_explained_by_routing(tmp_path: Path, planted: ModuleType) -> None:
+def test_a_merged_router_with_collinear_gradients_is_explained_by_routing(
+    tmp_path: Path, planted: ModuleType
+) -> None:
     with load(planted.write(tmp_path / "run", planted.planted())) as run:
         answers = judge(run)
     assert verdicts(answers) == ("not waking up", "explained by routing", "converged")
@@ -43,7 +48,9 @@ def test_a_merged_router_with_collinear_gradients_is_explained_by_routing(tmp_pa
     assert number(answers, "divergence", "2").value > 1.0
     assert "meaningful (above 0.05)" in answers.divergence.source_reading
     assert number(answers, SIZE, "1").value == pytest.approx(0.0, abs=1e-9)
-    assert number(answers, "log bottom_norm over expert 0's", "1").value == pytest.approx(math.log(0.3 / 0.5))
+    assert number(answers, "log bottom_norm over expert 0's", "1").value == pytest.approx(
+        math.log(0.3 / 0.5)
+    )
     assert "per sample" in answers.next[0]
     assert answers.divergence.missing == ()
 
@@ -51,12 +58,15 @@ def test_a_merged_router_with_collinear_gradients_is_explained_by_routing(tmp_pa
 def test_layers_that_route_differently_are_still_explained_by_routing(planted: ModuleType) -> None:
     layers = {"layer.a.moe": (0.6, 0.2, 0.2), "layer.b.moe": (0.1, 0.6, 0.3)}
     rows = planted.planted(layers=layers)
-    # What the meter writes over all layers: the joined vectors are not collinear, for each layer has its own weights.
+    # What the meter writes over all layers: the joined vectors are not collinear, for each layer
+    # has its own weights.
     shares = np.array(list(layers.values()))
     sizes = np.sqrt((shares**2).sum(axis=0))
     for row in rows.values():
         for e in ("1", "2"):
-            row[f"grad/expert/{e}/cos_to_0"] = float(shares[:, 0] @ shares[:, int(e)] / sizes[0] / sizes[int(e)])
+            row[f"grad/expert/{e}/cos_to_0"] = float(
+                shares[:, 0] @ shares[:, int(e)] / sizes[0] / sizes[int(e)]
+            )
         for e in ("0", "1", "2"):
             row[f"grad/expert/{e}/norm"] = float(sizes[int(e)])
             row[f"grad/expert/{e}/routing_weight"] = float(shares[:, int(e)].mean())
@@ -77,7 +87,9 @@ def test_one_layer_of_two_that_differs_is_seen(planted: ModuleType) -> None:
     assert number(answers, "cos_to_0", "1").value == pytest.approx(0.6)
 
 
-def test_a_bottom_tier_three_times_as_large_is_recovered(tmp_path: Path, planted: ModuleType) -> None:
+def test_a_bottom_tier_three_times_as_large_is_recovered(
+    tmp_path: Path, planted: ModuleType
+) -> None:
     rows = planted.planted(bottom=math.log(3), noise=0.1, phi=0.5, cosine=0.6)
     with load(planted.write(tmp_path / "run", rows)) as run:
         answers = judge(run)
@@ -101,7 +113,13 @@ def test_a_difference_in_size_alone_is_genuine_too(planted: ModuleType) -> None:
 
 def test_a_decaying_divergence_collapses(tmp_path: Path, planted: ModuleType) -> None:
     fading = np.exp(-TIME / 40)
-    rows = planted.planted(size=1.5 * fading, cosine=1 - 0.5 * fading, noise=0.05, phi=0.5)
+    rows = planted.planted(
+        size=1.5 * fading,
+        cosine=1 - 0.5 * fading,
+        distance=0.3 * fading**0.35,
+        noise=0.05,
+        phi=0.5,
+    )
     facts = {"config": {"router": {"perturbation_scale": 1.0, "sparsity": 0.1}}}
     with load(planted.write(tmp_path / "run", rows, facts)) as run:
         answers = judge(run)
@@ -111,23 +129,41 @@ def test_a_decaying_divergence_collapses(tmp_path: Path, planted: ModuleType) ->
     assert trend.value < -1.0
     assert trend.p_value is not None
     assert trend.p_value < 1e-6
-    assert "perturbation_scale to 2.0 or higher (now 1), or adjust sparsity (now 0.1)" in answers.next[0]
+    assert (
+        "perturbation_scale to 2.0 or higher (now 1), or adjust sparsity (now 0.1)"
+        in answers.next[0]
+    )
 
 
 def test_directions_that_meet_collapse_although_sizes_never_differed(planted: ModuleType) -> None:
-    answers = judge(planted.log(planted.planted(cosine=1 - 0.5 * np.exp(-TIME / 40), noise=0.03, phi=0.5)))
-    assert number(answers, "trend of log_ratio_routed", "1").value > -0.3  # noise above its floor, and steady
+    rows = planted.planted(cosine=1 - 0.5 * np.exp(-TIME / 40), noise=0.03, phi=0.5)
+    answers = judge(planted.log(planted.without(rows, "weight_distance")))
+    assert (
+        number(answers, "trend of log_ratio_routed", "1").value > -0.3
+    )  # noise above its floor, and steady
     assert answers.lasting.verdict == "collapses"
 
 
+def test_gradients_that_meet_while_the_weights_stay_apart_fade(planted: ModuleType) -> None:
+    rows = planted.planted(cosine=1 - 0.5 * np.exp(-TIME / 40), noise=0.03, phi=0.5, distance=0.3)
+    lasting = judge(planted.log(rows)).lasting
+    assert (lasting.verdict, lasting.tone) == ("fades", "warn")
+
+
 def test_sizes_that_meet_while_directions_stay_apart_are_no_collapse(planted: ModuleType) -> None:
-    answers = judge(planted.log(planted.planted(size=1.5 * np.exp(-TIME / 40), cosine=0.4, noise=0.05, phi=0.5)))
+    answers = judge(
+        planted.log(planted.planted(size=1.5 * np.exp(-TIME / 40), cosine=0.4, noise=0.05, phi=0.5))
+    )
     assert number(answers, "trend of log_ratio_routed", "1").value < -0.3
     assert answers.lasting.verdict == "lasts"
 
 
 def test_weights_that_meet_are_a_collapse_whatever_the_gradients_do(planted: ModuleType) -> None:
-    answers = judge(planted.log(planted.planted(cosine=0.4, distance=0.3 * np.exp(-TIME / 60), noise=0.05, phi=0.5)))
+    answers = judge(
+        planted.log(
+            planted.planted(cosine=0.4, distance=0.3 * np.exp(-TIME / 60), noise=0.05, phi=0.5)
+        )
+    )
     assert answers.lasting.verdict == "collapses"
     assert "weight_distance x0.0" in answers.lasting.sound_reading
 
@@ -165,7 +201,10 @@ def test_as_many_more_steps_as_it_asks_for_are_enough(planted: ModuleType) -> No
 
 
 def test_nan_and_zeros_are_left_out_and_counted(planted: ModuleType) -> None:
-    clean, spoiled = planted.planted(bottom=1.0, cosine=0.5), planted.planted(bottom=1.0, cosine=0.5)
+    clean, spoiled = (
+        planted.planted(bottom=1.0, cosine=0.5),
+        planted.planted(bottom=1.0, cosine=0.5),
+    )
     for place, row in enumerate(spoiled.values()):
         if place % 10 == 3:
             row.update({name: math.nan for name in row if "expert/1/" in name})
@@ -211,7 +250,9 @@ def test_since_leaves_out_what_came_before(planted: ModuleType) -> None:
         judge(planted.log(rows), since=5000)
 
 
-def test_an_old_log_gets_the_sources_readings_and_hears_what_is_missing(planted: ModuleType) -> None:
+def test_an_old_log_gets_the_sources_readings_and_hears_what_is_missing(
+    planted: ModuleType,
+) -> None:
     answers = judge(planted.log(planted.only(planted.planted(bottom=1.0), *OLD)))
     assert verdicts(answers) == ("undecided",) * 3
     assert "higher" in answers.waking.source_reading
@@ -230,22 +271,41 @@ def test_the_sources_own_column_names_are_understood(planted: ModuleType, form: 
         rows[step] = {}
         for name, value in row.items():
             _, _, expert, quantity = name.split("/")
-            called = {"norm": "clean_norm" if expert == "0" else "perturbed_norm"}.get(quantity, quantity)
-            nested = form if quantity != "divergence" else form.replace("gradients/expert_{}/", "gradients/expert_{}_")
-            nested = nested.replace("expert_gradients", "divergence_scores") if quantity == "divergence" else nested
+            called = {"norm": "clean_norm" if expert == "0" else "perturbed_norm"}.get(
+                quantity, quantity
+            )
+            nested = (
+                form
+                if quantity != "divergence"
+                else form.replace("gradients/expert_{}/", "gradients/expert_{}_")
+            )
+            nested = (
+                nested.replace("expert_gradients", "divergence_scores")
+                if quantity == "divergence"
+                else nested
+            )
             rows[step][nested.format(expert, called)] = value
     answers = judge(planted.log(rows))
     expected = judge(planted.log(planted.only(planted.planted(bottom=1.0), *OLD)))
     assert answers == expected
 
 
-def test_an_exported_dynamics_db_reads_like_the_log_it_came_from(tmp_path: Path, planted: ModuleType) -> None:
+def test_an_exported_dynamics_db_reads_like_the_log_it_came_from(
+    tmp_path: Path, planted: ModuleType
+) -> None:
     import sqlite3
 
-    rows = planted.only(planted.planted(points=60, weights=(0.6, 0.4)), "top_norm", "bottom_norm", "middle_norm")
+    rows = planted.only(
+        planted.planted(points=60, weights=(0.6, 0.4)), "top_norm", "bottom_norm", "middle_norm"
+    )
     with sqlite3.connect(tmp_path / "dynamics.db") as db:
-        columns = [f"expert_{e}_{tier}_norm" for e in (0, 1) for tier in ("top", "bottom", "middle")]
-        db.execute(f"CREATE TABLE dynamics (step INTEGER PRIMARY KEY, {', '.join(f'{c} REAL' for c in columns)})")
+        columns = [
+            f"expert_{e}_{tier}_norm" for e in (0, 1) for tier in ("top", "bottom", "middle")
+        ]
+        db.execute(
+            "CREATE TABLE dynamics (step INTEGER PRIMARY KEY,"
+            f" {', '.join(f'{c} REAL' for c in columns)})"
+        )
         for step, row in rows.items():
             values = [row[f"grad/expert/{c.split('_')[1]}/{c.split('_', 2)[2]}"] for c in columns]
             db.execute(f"INSERT INTO dynamics VALUES ({', '.join('?' * 7)})", [step, *values])
@@ -253,12 +313,16 @@ def test_an_exported_dynamics_db_reads_like_the_log_it_came_from(tmp_path: Path,
     with open_log(tmp_path / "dynamics.db") as log:
         answers = judge(log)
     assert verdicts(answers) == ("undecided",) * 3
-    assert number(answers, "log bottom_norm over expert 0's", "1").value == pytest.approx(math.log(2 / 3))
+    assert number(answers, "log bottom_norm over expert 0's", "1").value == pytest.approx(
+        math.log(2 / 3)
+    )
     assert "no divergence was logged" in answers.divergence.source_reading
 
 
 def test_a_run_without_experts_says_what_it_has_and_how_to_get_them(planted: ModuleType) -> None:
-    with pytest.raises(UsageError, match=r"found 2 others: grad/all/norm/raw, reward.*experts_every.*zero_grad\(\)"):
+    with pytest.raises(
+        UsageError, match=r"found 2 others: grad/all/norm/raw, reward.*experts_every.*zero_grad\(\)"
+    ):
         judge(planted.log({0: {"reward": 1.0, "grad/all/norm/raw": 2.0}}))
     with pytest.raises(UsageError, match="found nothing at all"):
         judge(planted.log({}))
@@ -271,21 +335,32 @@ def test_one_expert_alone_cannot_be_compared(planted: ModuleType) -> None:
         step: {name: value for name, value in row.items() if "expert/0/" not in name}
         for step, row in planted.planted().items()
     }
-    with pytest.raises(UsageError, match="expert 0, which the others are compared with, was not logged; found 1, 2"):
+    with pytest.raises(
+        UsageError, match="expert 0, which the others are compared with, was not logged; found 1, 2"
+    ):
         judge(planted.log(lost))
 
 
 def test_norms_that_are_all_zero_were_logged_at_the_wrong_time(planted: ModuleType) -> None:
-    rows = {step: dict.fromkeys(row, 0.0) for step, row in planted.only(planted.planted(), *OLD).items()}
-    with pytest.raises(UsageError, match=r"exactly zero: they were logged before backward\(\) or after zero_grad\(\)"):
+    rows = {
+        step: dict.fromkeys(row, 0.0) for step, row in planted.only(planted.planted(), *OLD).items()
+    }
+    with pytest.raises(
+        UsageError,
+        match=r"exactly zero: they were logged before backward\(\) or after zero_grad\(\)",
+    ):
         judge(planted.log(rows))
 
 
 # Routing by tokens, and the router
 
 
-def test_top_k_routing_has_no_clean_expert_and_is_judged_by_all_cosines(planted: ModuleType) -> None:
-    rows = planted.planted(weights=(0.125,) * 8, cosine=0.3, noise=0.1, phi=0.5, size=0.7, token_routed=True)
+def test_top_k_routing_has_no_clean_expert_and_is_judged_by_all_cosines(
+    planted: ModuleType,
+) -> None:
+    rows = planted.planted(
+        weights=(0.125,) * 8, cosine=0.3, noise=0.1, phi=0.5, size=0.7, token_routed=True
+    )
     for row in rows.values():
         row.update({name: 0.999 for name in row if name.endswith("cos_to_0")})
     answers = judge(planted.log(rows))
@@ -300,18 +375,31 @@ def test_top_k_routing_has_no_clean_expert_and_is_judged_by_all_cosines(planted:
 def test_sizes_alone_prove_nothing_where_tokens_are_routed(planted: ModuleType) -> None:
     sized = {"size": 0.7, "noise": 0.02}
     assert judge(planted.log(planted.planted(**sized))).divergence.verdict == "genuine"
-    assert judge(planted.log(planted.planted(**sized, token_routed=True))).divergence.verdict == "explained by routing"
+    assert (
+        judge(planted.log(planted.planted(**sized, token_routed=True))).divergence.verdict
+        == "explained by routing"
+    )
 
 
 def test_advice_for_routed_tokens_is_not_that_for_merged_weights(planted: ModuleType) -> None:
     alike = judge(planted.log(planted.planted(noise=0.02, token_routed=True)))
     assert alike.divergence.verdict == "explained by routing"
-    assert not [advice for advice in alike.next if "Merge per sample" in advice or "perturbation_scale" in advice]
-    assert any("different weights" in advice for advice in alike.next)
-    near = planted.planted(cosine=0.4, distance=0.3 * np.exp(-TIME / 60), noise=0.05, phi=0.5, token_routed=True)
+    assert not [
+        advice
+        for advice in alike.next
+        if "Merge per sample" in advice or "perturbation_scale" in advice
+    ]
+    assert any("their weights differ and their gradients do not" in x for x in alike.next)
+    copies = judge(planted.log(planted.planted(distance=0.001, noise=0.02, token_routed=True)))
+    assert any("from different weights" in advice for advice in copies.next)
+    near = planted.planted(
+        cosine=0.4, distance=0.3 * np.exp(-TIME / 60), noise=0.05, phi=0.5, token_routed=True
+    )
     answers = judge(planted.log(near))
     assert answers.lasting.verdict == "collapses"
-    assert not [advice for advice in answers.next if "Raise the coefficient of the balance loss" in advice]
+    assert not [
+        advice for advice in answers.next if "Raise the coefficient of the balance loss" in advice
+    ]
     assert any("draws experts 1 and 2 to expert 0" in advice for advice in answers.next)
 
 
@@ -329,19 +417,25 @@ def test_an_even_load_over_a_router_the_task_does_not_train_is_said(planted: Mod
 
 
 def test_an_auxiliary_loss_above_the_task_is_said(planted: ModuleType) -> None:
-    rows = planted.routed(planted.planted(), "blocks.0.moe", balance=0.95, grad_task=1e-2, grad_aux=5e-2)
+    rows = planted.routed(
+        planted.planted(), "blocks.0.moe", balance=0.95, grad_task=1e-2, grad_aux=5e-2
+    )
     answers = judge(planted.log(rows))
     assert "the auxiliary loss leads the router" in answers.health[2]
-    assert any(advice.startswith("Lower the coefficient of the balance loss") for advice in answers.next)
+    assert any(
+        advice.startswith("Lower the coefficient of the balance loss") for advice in answers.next
+    )
 
 
 def test_a_starved_expert_is_named_and_an_uneven_load_too(planted: ModuleType) -> None:
     load_ = {"0": 0.9, "1": 0.1, "2": 0.0}
     rows = planted.routed(planted.planted(), "all", balance=0.46, dead_share=1 / 3, load=load_)
     answers = judge(planted.log(rows))
-    assert answers.health[0].endswith("expert 0 has 90%, expert 2 0%: uneven")
+    assert answers.health[0].endswith("expert 0 has 90%, expert 2 nothing: uneven")
     assert answers.health[1].startswith("dead experts: expert 2 (at a typical step 33%")
-    assert any("Raise the coefficient" in advice and "expert 2" in advice for advice in answers.next)
+    assert any(
+        "Raise the coefficient" in advice and "expert 2" in advice for advice in answers.next
+    )
 
 
 def test_an_expert_that_stopped_getting_gradients_is_dead(planted: ModuleType) -> None:
@@ -356,12 +450,17 @@ def test_an_expert_that_stopped_getting_gradients_is_dead(planted: ModuleType) -
 
 
 def verdict_counts(planted: ModuleType, count: int, **truth: Any) -> tuple[Counter[str], ...]:
-    found = [verdicts(judge(planted.log(planted.planted(seed=seed, **truth)))) for seed in range(count)]
+    found = [
+        verdicts(judge(planted.log(planted.planted(seed=seed, **truth)))) for seed in range(count)
+    ]
     return tuple(Counter(column) for column in zip(*found, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phi", [0.0, 0.5, 0.9])
-def test_noise_without_an_effect_hardly_ever_gets_a_verdict_of_one(planted: ModuleType, phi: float) -> None:
+def test_noise_without_an_effect_hardly_ever_gets_a_verdict_of_one(
+    planted: ModuleType, phi: float
+) -> None:
     waking, divergence, lasting = verdict_counts(planted, 40, points=100, noise=0.15, phi=phi)
     assert waking["waking up"] <= 4
     assert divergence["genuine"] <= 4
@@ -370,13 +469,16 @@ def test_noise_without_an_effect_hardly_ever_gets_a_verdict_of_one(planted: Modu
 
 
 def test_at_the_margin_itself_each_side_is_rarely_claimed(planted: ModuleType) -> None:
-    waking, divergence, _ = verdict_counts(planted, 40, points=120, noise=0.1, phi=0.5, bottom=0.05, size=0.05)
+    waking, divergence, _ = verdict_counts(
+        planted, 40, points=120, noise=0.1, phi=0.5, bottom=0.05, size=0.05
+    )
     assert waking["waking up"] <= 5
     assert waking["not waking up"] <= 5
     assert divergence["genuine"] <= 5
     assert divergence["explained by routing"] <= 5
 
 
+@pytest.mark.slow
 def test_a_steady_divergence_in_red_noise_lasts(planted: ModuleType) -> None:
     waking, divergence, lasting = verdict_counts(
         planted, 30, points=200, noise=0.15, phi=0.5, bottom=0.5, size=0.5, cosine=0.6

@@ -1,4 +1,5 @@
-"""Where the norm goes, what comes back in it, and whether the gradient has a direction: information, never an alarm."""
+"""Where the norm goes, what comes back in it, and whether the gradient has a direction:
+information, never an alarm."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradiometer.doctor.chart import Chart
 from gradiometer.doctor.rule import Skipped, rules
+from gradiometer.doctor.rundata import RunData
 from gradiometer.records import Finding
 from gradiometer.store.reader import Run
 
@@ -19,7 +20,7 @@ DRIFT, SWING, RANDOM = "gradient-drift", "gradient-oscillation", "direction-rand
 
 
 def judge(id: str, run: Run) -> list[Finding] | Skipped:
-    return next(rule for rule in rules() if rule.id == id)(Chart(run))
+    return next(rule for rule in rules() if rule.id == id)(RunData(run))
 
 
 def one(id: str, run: Run) -> Finding:
@@ -58,7 +59,10 @@ def test_half_a_decade_is_not_worth_a_word(patient: Patient) -> None:
 
 
 def test_a_schedule_of_the_learning_rate_is_named_as_what_is_behind_it(patient: Patient) -> None:
-    series = {"grad_norm": norm(np.linspace(0.0, -1.3, 100)), "learning_rate": np.linspace(1e-3, 1e-5, 100)}
+    series = {
+        "grad_norm": norm(np.linspace(0.0, -1.3, 100)),
+        "learning_rate": np.linspace(1e-3, 1e-5, 100),
+    }
     assert "learning rate" in one(DRIFT, patient(series)).cause
     steady = series | {"learning_rate": np.full(100, 1e-3), "reward": np.linspace(0.0, 5.0, 100)}
     assert "converges" in one(DRIFT, patient(steady)).cause
@@ -68,7 +72,10 @@ def test_a_schedule_of_the_learning_rate_is_named_as_what_is_behind_it(patient: 
 def test_wandering_norms_do_not_drift(patient: Patient, patients: ModuleType, phi: float) -> None:
     blocks = ("all", "actor", "critic")
     for seed in range(6):
-        series = {f"grad/{b}/norm/raw": 10.0 ** patients.ar1(120, phi, 0.3, 9 * seed + k) for k, b in enumerate(blocks)}
+        series = {
+            f"grad/{b}/norm/raw": 10.0 ** patients.ar1(120, phi, 0.3, 9 * seed + k)
+            for k, b in enumerate(blocks)
+        }
         assert judge(DRIFT, patient(series)) == []
 
 
@@ -97,7 +104,9 @@ def test_gradients_that_point_against_the_ones_before_overshoot(patient: Patient
     finding = one(SWING, patient({"grad/all/cos_prev": cosines}))
     assert "against the one before" in finding.title
     assert finding.since_step == 10
-    assert isinstance(judge(SWING, patient({"grad/all/cos_prev": -0.1 + 0.05 * noise(40)})), Skipped)
+    assert isinstance(
+        judge(SWING, patient({"grad/all/cos_prev": -0.1 + 0.05 * noise(40)})), Skipped
+    )
 
 
 @pytest.mark.parametrize("phi", [0.0, 0.5, 0.9])
@@ -110,7 +119,10 @@ def test_red_noise_does_not_oscillate(patient: Patient, patients: ModuleType, ph
 
 
 def directions(mean: float, n: int = 200, **more: Any) -> dict[str, Any]:
-    cosines = {f"grad/all/{name}": mean + 0.05 * noise(n, k) for k, name in enumerate(("cos_prev", "cos_ema"))}
+    cosines = {
+        f"grad/all/{name}": mean + 0.05 * noise(n, k)
+        for k, name in enumerate(("cos_prev", "cos_ema"))
+    }
     return cosines | {"grad/all/cos_noise": np.full(n, 0.02), "reward": flat(n)} | more
 
 
@@ -127,12 +139,32 @@ def test_a_cosine_above_noise_is_a_direction(patient: Patient) -> None:
 
 
 def test_one_cosine_that_sees_a_direction_is_enough(patient: Patient) -> None:
-    assert judge(RANDOM, patient(directions(0.0) | {"grad/all/cos_ema": 0.3 + 0.05 * noise(200)})) == []
+    assert (
+        judge(RANDOM, patient(directions(0.0) | {"grad/all/cos_ema": 0.3 + 0.05 * noise(200)}))
+        == []
+    )
 
 
 def test_a_cosine_near_zero_is_normal_while_the_policy_learns(patient: Patient) -> None:
     assert judge(RANDOM, patient(directions(0.0, reward=np.linspace(0.0, 5.0, 200)))) == []
     assert judge(RANDOM, patient(directions(0.0), facts={"max_reward": 1.0})) == []
+
+
+def wide(mean: float, n: int) -> dict[str, Any]:
+    """A small policy: one cosine of noise alone has a standard deviation of 0.45."""
+    cosines = {
+        f"grad/all/{name}": np.tanh(mean + 0.5 * noise(n, k))
+        for k, name in enumerate(("cos_prev", "cos_ema"))
+    }
+    return cosines | {"grad/all/cos_noise": np.full(n, 0.85), "reward": flat(n)}
+
+
+def test_a_wide_band_needs_more_cosines_and_hides_no_direction(patient: Patient) -> None:
+    assert one(RANDOM, patient(wide(0.0, 300)))
+    assert judge(RANDOM, patient(wide(0.3, 300))) == []
+    short = judge(RANDOM, patient(wide(0.0, 60)))
+    assert isinstance(short, Skipped)
+    assert "146 needed" in short.why
 
 
 # All of them
@@ -149,9 +181,15 @@ def test_too_little_is_skipped_with_how_much_is_needed(patient: Patient) -> None
     assert isinstance(judge(RANDOM, patient(quiet)), Skipped)
 
 
-@pytest.mark.parametrize("values", [[1.0], [np.nan] * 40, [0.0] * 40, [1.0] * 40, [np.inf] * 40, [-1.0, np.nan] * 20])
+@pytest.mark.parametrize(
+    "values", [[1.0], [np.nan] * 40, [0.0] * 40, [1.0] * 40, [np.inf] * 40, [-1.0, np.nan] * 20]
+)
 def test_no_series_makes_a_rule_fall_over(patient: Patient, values: list[float]) -> None:
-    names = [f"grad/all/{name}" for name in ("norm/raw", "cos_prev", "cos_ema", "cos_noise")] + ["learning_rate"]
-    run = patient({name: (range(-5, len(values) - 5), values) for name in names} | {"reward": flat(40)})
+    names = [f"grad/all/{name}" for name in ("norm/raw", "cos_prev", "cos_ema", "cos_noise")] + [
+        "learning_rate"
+    ]
+    run = patient(
+        {name: (range(-5, len(values) - 5), values) for name in names} | {"reward": flat(40)}
+    )
     for id in (DRIFT, SWING, RANDOM):
         assert isinstance(judge(id, run), list | Skipped)

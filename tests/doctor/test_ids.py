@@ -6,13 +6,16 @@ import ast
 import re
 from pathlib import Path
 
-import pytest
+from gradiometer.doctor import rule
+from gradiometer.doctor.faultmap import FAULT_IDS, failure
+from gradiometer.doctor.rule import Rule, finding, rules, words
+from gradiometer.doctor.rundata import RunData
+from gradiometer.doctor.trainers import SETTINGS
+from gradiometer.records import Finding
+from gradiometer.store.logs import Log
+from gradiometer_labs.faults import all_faults
 
-from gradiometer.doctor.faultmap import FAULT_IDS
-from gradiometer.doctor.rule import rules
-from gradiometer.labs.faults import Fault, all_faults
-
-IDS = {rule.id for rule in rules()}
+IDS = {each.id for each in rules()}
 
 HERE = Path(__file__).parent
 ELSEWHERE = {"test_ids.py", "test_arbitration.py", "test_healthy.py", "test_source_case.py"}
@@ -30,15 +33,66 @@ def test_every_fault_of_the_catalogue_has_an_id_that_names_it() -> None:
         assert set(ids) <= IDS, fault
 
 
-@pytest.mark.parametrize("fault", all_faults(), ids=lambda fault: f"{fault.lab}/{fault.name}")
-def test_a_fault_of_the_labs_expects_what_the_catalogue_names(fault: Fault) -> None:
-    assert set(fault.expected) <= IDS
-    if fault.catalogue in FAULT_IDS:
-        assert set(fault.expected) & set(FAULT_IDS[fault.catalogue])
+def test_a_fault_of_the_labs_expects_what_the_catalogue_names() -> None:
+    for fault in all_faults():
+        assert set(fault.expected) <= IDS, fault
+        if fault.catalogue in FAULT_IDS:
+            assert set(fault.expected) & set(FAULT_IDS[fault.catalogue]), fault
+
+
+def test_the_words_of_a_rule_are_labelled_lines_and_their_braces_are_filled() -> None:
+    said = words("""
+        cause: Why,
+          over two lines.
+        fix: Lower {key}
+        fix: or wait
+        confirm: Look.
+        see: F17
+        see: arXiv 1
+        """)
+    assert (said.cause, said.fix) == ("Why, over two lines.", ("Lower {key}", "or wait"))
+    assert said.references == (failure("F17"), "arXiv 1")
+    found = Rule(
+        id="made-up", family="", needs=(), words=said, judge=lambda _: finding("!", key="lr")
+    )
+    log = Log(Path("log"), name="log", run_id="log", rows=[], facts={})
+    (made,) = found(RunData(log)) or ()
+    assert isinstance(made, Finding)
+    assert (made.id, made.fix, made.confirm) == ("made-up", ("Lower lr", "or wait"), "Look.")
+
+
+def test_every_brace_in_the_words_of_a_rule_has_a_value_somewhere() -> None:
+    folder = Path(rule.__file__).with_name("rules")
+    calls = [
+        node
+        for file in folder.glob("*.py")
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call)
+    ]
+    given = {keyword.arg for call in calls for keyword in call.keywords} | {"key"}
+    for call in calls:  # `said={"rate": ...}` of a sign, `values={...}` of its finding
+        held = [keyword.value for keyword in call.keywords if keyword.arg in ("said", "values")]
+        names = [key for each in held if isinstance(each, ast.Dict) for key in each.keys]
+        given |= {key.value for key in names if isinstance(key, ast.Constant)}
+    for each in rules():
+        text = " ".join((each.words.cause, *each.words.fix, each.words.confirm))
+        assert set(re.findall(r"\{(\w+)\}", text)) <= given, each.id
+
+
+def test_every_setting_that_a_fix_names_is_in_the_table_of_trainers() -> None:
+    for file in Path(rule.__file__).with_name("rules").glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            name = getattr(node.func, "id", "") if isinstance(node, ast.Call) else ""
+            if name in ("key_of", "key_for") and isinstance(node.args[1], ast.Constant):
+                assert node.args[1].value in SETTINGS, file
+            if name == "declare":
+                given = [k.value for k in node.keywords if k.arg == "setting"]
+                assert all(ast.literal_eval(each)[0] in SETTINGS for each in given), file
 
 
 def named(tree: ast.Module) -> set[str]:
-    """Every id that a test function names: in its body, in what it is parametrized with, or by a constant of its module."""
+    """Every id that a test function names: in its body, in what it is parametrized with, or by a
+    constant of its module."""
     constants: dict[str, ast.expr] = {}
     for node in tree.body:
         if isinstance(node, ast.Assign):
@@ -50,10 +104,14 @@ def named(tree: ast.Module) -> set[str]:
     for test in ast.walk(tree):
         if isinstance(test, ast.FunctionDef) and test.name.startswith("test_"):
             used = [
-                constants[part.id] for part in ast.walk(test) if isinstance(part, ast.Name) and part.id in constants
+                constants[part.id]
+                for part in ast.walk(test)
+                if isinstance(part, ast.Name) and part.id in constants
             ]
             parts = [part for root in (test, *used) for part in ast.walk(root)]
-            found |= {part.value for part in parts if isinstance(part, ast.Constant) and part.value in IDS}
+            found |= {
+                part.value for part in parts if isinstance(part, ast.Constant) and part.value in IDS
+            }
     return found
 
 

@@ -9,18 +9,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradiometer.doctor.chart import Chart
 from gradiometer.doctor.rule import Skipped, rules
+from gradiometer.doctor.rundata import RunData
 from gradiometer.records import Finding, Table
 from gradiometer.store.reader import Run
 
 Patient = Callable[..., Run]
-DORMANT, SATURATED, HOST, UNREACHED = "module-dormant", "module-saturated", "host-dominates", "loss-not-reaching-module"
+DORMANT, SATURATED, HOST, UNREACHED = (
+    "module-dormant",
+    "module-saturated",
+    "host-dominates",
+    "loss-not-reaching-module",
+)
 PAIR = "grad/pair/graft/ratio"
 
 
 def judge(id: str, run: Run) -> list[Finding] | Skipped:
-    return next(rule for rule in rules() if rule.id == id)(Chart(run))
+    return next(rule for rule in rules() if rule.id == id)(RunData(run))
 
 
 def ids(run: Run) -> list[str]:
@@ -48,7 +53,11 @@ def flat(n: int = 60) -> Any:
 
 
 def pair(ratio: Any, whole: Any = 1.0, **more: Any) -> dict[str, Any]:
-    return {PAIR: scattered(ratio), "grad/all/norm/raw": scattered(whole, seed=1), "reward": flat()} | more
+    return {
+        PAIR: scattered(ratio),
+        "grad/all/norm/raw": scattered(whole, seed=1),
+        "reward": flat(),
+    } | more
 
 
 def test_a_module_that_was_silent_from_the_start_is_dormant(patient: Patient) -> None:
@@ -102,17 +111,26 @@ def test_a_dip_that_ended_is_no_finding(patient: Patient) -> None:
 def tables(seed: str, host: str = "finite") -> list[Table]:
     states = {"host.weight": host, "graft.weight": seed, "graft.bias": seed}
     members = {"graft": {"seed": ["graft.weight", "graft.bias"], "host": ["host.weight"]}}
-    return [Table(step=0, name="states", content=states), Table(step=0, name="pairs", content=members)]
+    return [
+        Table(step=0, name="states", content=states),
+        Table(step=0, name="pairs", content=members),
+    ]
 
 
-def test_a_module_without_a_gradient_while_its_host_has_one_is_out_of_reach(patient: Patient) -> None:
+def test_a_module_without_a_gradient_while_its_host_has_one_is_out_of_reach(
+    patient: Patient,
+) -> None:
     finding = one(UNREACHED, patient({"grad/all/norm/raw": [1.0]}, tables=tables("missing")))
     assert (finding.severity, finding.basis, finding.since_step) == ("critical", "proved", 0)
     assert "graft.weight" in finding.evidence[0].reading
 
 
-@pytest.mark.parametrize(("seed", "host"), [("finite", "finite"), ("frozen", "finite"), ("missing", "missing")])
-def test_frozen_on_purpose_or_nothing_measured_is_no_finding(patient: Patient, seed: str, host: str) -> None:
+@pytest.mark.parametrize(
+    ("seed", "host"), [("finite", "finite"), ("frozen", "finite"), ("missing", "missing")]
+)
+def test_frozen_on_purpose_or_nothing_measured_is_no_finding(
+    patient: Patient, seed: str, host: str
+) -> None:
     assert judge(UNREACHED, patient({"grad/all/norm/raw": [1.0]}, tables=tables(seed, host))) == []
 
 
@@ -122,8 +140,12 @@ def test_a_ratio_that_ends_while_the_rest_is_measured_lost_its_path(patient: Pat
     assert finding.severity == "warn"
     assert finding.since_step == 40
     assert ids(patient({PAIR: scattered(0.8, n=75), "grad/all/norm/raw": whole})) == []
-    frozen = [Table(step=40, name="states", content={"graft.weight": "frozen", "host.weight": "finite"})]
-    assert ids(patient({PAIR: scattered(0.8, n=40), "grad/all/norm/raw": whole}, tables=frozen)) == []
+    frozen = [
+        Table(step=40, name="states", content={"graft.weight": "frozen", "host.weight": "finite"})
+    ]
+    assert (
+        ids(patient({PAIR: scattered(0.8, n=40), "grad/all/norm/raw": whole}, tables=frozen)) == []
+    )
 
 
 # All of them
@@ -138,7 +160,9 @@ def test_too_little_is_skipped_with_how_much_is_needed(patient: Patient) -> None
     assert isinstance(judge(UNREACHED, patient({"reward": [1.0]})), Skipped)
 
 
-@pytest.mark.parametrize("values", [[1.0], [np.nan] * 40, [0.0] * 40, [np.inf] * 40, [0.0, np.nan] * 20, [1e-320] * 40])
+@pytest.mark.parametrize(
+    "values", [[1.0], [np.nan] * 40, [0.0] * 40, [np.inf] * 40, [0.0, np.nan] * 20, [1e-320] * 40]
+)
 def test_no_series_makes_a_rule_fall_over(patient: Patient, values: list[float]) -> None:
     for series in ({PAIR: values}, {PAIR: values, "grad/all/norm/raw": values}):
         for id in (DORMANT, SATURATED, HOST, UNREACHED):
@@ -151,8 +175,16 @@ def test_no_series_makes_a_rule_fall_over(patient: Patient, values: list[float])
 
 
 @pytest.mark.parametrize("phi", [0.0, 0.5, 0.9])
-def test_modules_that_learn_together_get_no_finding(patient: Patient, patients: ModuleType, phi: float) -> None:
+def test_modules_that_learn_together_get_no_finding(
+    patient: Patient, patients: ModuleType, phi: float
+) -> None:
     for seed in range(6):
         noise = [patients.ar1(120, phi, 0.2, 10 * seed + k) for k in range(3)]
-        run = patient({PAIR: 0.6 * 10.0 ** noise[0], "grad/all/norm/raw": 10.0 ** noise[1], "reward": noise[2]})
+        run = patient(
+            {
+                PAIR: 0.6 * 10.0 ** noise[0],
+                "grad/all/norm/raw": 10.0 ** noise[1],
+                "reward": noise[2],
+            }
+        )
         assert ids(run) == []

@@ -1,4 +1,5 @@
-"""Gradients that are not finite, explode, vanish, spike, are zero, fade with depth, or leave units out."""
+"""Gradients that are not finite, explode, vanish, spike, are zero, fade with depth, or leave units
+out."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradiometer.doctor.chart import Chart
 from gradiometer.doctor.rule import Skipped, rules
+from gradiometer.doctor.rundata import RunData
 from gradiometer.records import Event, Finding, Table
 from gradiometer.store.reader import Run
 
@@ -27,7 +28,7 @@ FAMILY = (
 
 
 def judge(id: str, run: Run) -> list[Finding] | Skipped:
-    return next(rule for rule in rules() if rule.id == id)(Chart(run))
+    return next(rule for rule in rules() if rule.id == id)(RunData(run))
 
 
 def one(id: str, run: Run) -> Finding:
@@ -64,7 +65,11 @@ def test_one_bad_tensor_at_the_last_step_is_critical_and_located(patient: Patien
         message="first in actor.2.weight",
         detail={"tensors": ["actor.2.weight"], "terms": ["kl"]},
     )
-    series = {"grad/all/nonfinite": counts, "grad/layer.actor.2/nonfinite": counts, "grad/all/norm/raw": [0.1] * 9}
+    series = {
+        "grad/all/nonfinite": counts,
+        "grad/layer.actor.2/nonfinite": counts,
+        "grad/all/norm/raw": [0.1] * 9,
+    }
     finding = one("nonfinite-gradient", patient(series, events=[event]))
     assert (finding.severity, finding.basis, finding.since_step) == ("critical", "proved", 9)
     assert "actor.2.weight" in finding.title
@@ -73,7 +78,13 @@ def test_one_bad_tensor_at_the_last_step_is_critical_and_located(patient: Patien
 
 
 def test_no_bad_tensor_is_no_finding(patient: Patient) -> None:
-    assert judge("nonfinite-gradient", patient({"grad/all/nonfinite": [0] * 10, "grad/all/norm/raw": steady(10)})) == []
+    assert (
+        judge(
+            "nonfinite-gradient",
+            patient({"grad/all/nonfinite": [0] * 10, "grad/all/norm/raw": steady(10)}),
+        )
+        == []
+    )
 
 
 def test_an_infinite_norm_of_finite_elements_is_not_called_nonfinite(patient: Patient) -> None:
@@ -100,21 +111,31 @@ def test_finite_norms_after_a_nan_say_that_the_trainer_skipped_the_step(patient:
 def test_a_loss_scaler_that_looks_for_its_scale_is_information(patient: Patient) -> None:
     values = steady(200)
     values[:5] = np.inf
-    assert one("nonfinite-gradient", patient({"grad_norm": values}, facts={"fp16": True})).severity == "info"
+    assert (
+        one("nonfinite-gradient", patient({"grad_norm": values}, facts={"fp16": True})).severity
+        == "info"
+    )
     assert one("nonfinite-gradient", patient({"grad_norm": values})).severity == "critical"
 
 
-def test_a_logged_loss_that_ends_in_nans_is_found_and_one_with_gaps_is_not(patient: Patient) -> None:
+def test_a_logged_loss_that_ends_in_nans_is_found_and_one_with_gaps_is_not(
+    patient: Patient,
+) -> None:
     gone = [0.3] * 10 + [np.nan] * 3
     finding = one("nonfinite-gradient", patient({"train/value_loss": gone}))
     assert finding.since_step == 10
     assert judge("nonfinite-gradient", patient({"train/value_loss": [0.3, np.nan] * 10})) == []
-    assert judge("nonfinite-gradient", patient({"policy_loss": gone, "grad_norm": steady(13)})) == []
+    assert (
+        judge("nonfinite-gradient", patient({"policy_loss": gone, "grad_norm": steady(13)})) == []
+    )
 
 
 def test_the_term_whose_gradient_is_first_nan_is_named(patient: Patient) -> None:
     run = patient(
-        {"grad/actor/term/policy/norm": [0.1] * 5, "grad/actor/term/entropy/norm": [0.1, 0.1, np.nan, np.nan]}
+        {
+            "grad/actor/term/policy/norm": [0.1] * 5,
+            "grad/actor/term/entropy/norm": [0.1, 0.1, np.nan, np.nan],
+        }
     )
     finding = one("nonfinite-gradient", run)
     assert "'entropy'" in finding.title
@@ -134,7 +155,9 @@ def growth(n: int = 60, decades: float = 3.0) -> Any:
     return steady(n) * 10.0 ** np.clip(np.linspace(-1.0, 4.0, n) * decades, 0.0, decades)
 
 
-def test_a_norm_that_grows_a_thousandfold_while_the_reward_is_flat_has_exploded(patient: Patient) -> None:
+def test_a_norm_that_grows_a_thousandfold_while_the_reward_is_flat_has_exploded(
+    patient: Patient,
+) -> None:
     finding = one("exploding-gradient", patient({"grad_norm": growth(), "reward": flat()}))
     assert finding.severity == "warn"
     assert finding.since_step is not None
@@ -142,31 +165,49 @@ def test_a_norm_that_grows_a_thousandfold_while_the_reward_is_flat_has_exploded(
 
 
 def test_it_is_critical_when_the_reward_falls(patient: Patient) -> None:
-    assert one("exploding-gradient", patient({"grad_norm": growth(), "reward": -rising()})).severity == "critical"
+    assert (
+        one("exploding-gradient", patient({"grad_norm": growth(), "reward": -rising()})).severity
+        == "critical"
+    )
 
 
-@pytest.mark.parametrize("reward", [rising(), None], ids=["learns", "nobody knows"])
-def test_growth_alone_accuses_nobody(patient: Patient, reward: Any) -> None:
-    series = {"grad_norm": growth()} | ({} if reward is None else {"reward": reward})
-    assert judge("exploding-gradient", patient(series)) == []
+def test_growth_alone_accuses_nobody(patient: Patient) -> None:
+    grown = {"grad_norm": growth(decades=2.4)}  # as the returns of a policy that learns make it
+    assert judge("exploding-gradient", patient(grown | {"reward": rising()})) == []
+    unknown = one("exploding-gradient", patient(grown))
+    assert unknown.severity == "info"
+    assert unknown.title.startswith("Watch: ")
+
+
+def test_a_language_model_has_no_returns_that_gradients_could_grow_with(patient: Patient) -> None:
+    early = np.minimum(np.linspace(0.1, 2.5, 60), 0.5) + 0.01 * np.sin(np.arange(60))
+    logged = {"grad_norm": growth(), "reward": early, "completions/mean_length": np.full(60, 200.0)}
+    assert one("exploding-gradient", patient(logged)).severity == "warn"
 
 
 def test_a_tenfold_growth_is_no_explosion(patient: Patient) -> None:
-    assert judge("exploding-gradient", patient({"grad_norm": growth(decades=1.5), "reward": flat()})) == []
+    assert (
+        judge("exploding-gradient", patient({"grad_norm": growth(decades=1.5), "reward": flat()}))
+        == []
+    )
 
 
 def test_weights_that_leap_are_a_second_signal_where_no_reward_is_logged(patient: Patient) -> None:
     ratio = np.full(60, 0.2)
-    assert one("exploding-gradient", patient({"grad/all/norm/raw": growth(), "grad/all/update_ratio": ratio}))
-    assert (
-        judge("exploding-gradient", patient({"grad/all/norm/raw": growth(), "grad/all/update_ratio": ratio / 3})) == []
-    )
+    leaping = {"grad/all/norm/raw": growth(), "grad/all/update_ratio": ratio}
+    assert one("exploding-gradient", patient(leaping)).severity == "warn"
+    calm = leaping | {"grad/all/update_ratio": ratio / 3}
+    assert one("exploding-gradient", patient(calm)).severity == "info"
 
 
-def test_a_run_broken_from_its_first_step_is_not_excused_by_its_own_history(patient: Patient) -> None:
+def test_a_run_broken_from_its_first_step_is_not_excused_by_its_own_history(
+    patient: Patient,
+) -> None:
     huge = {"grad_norm": 1e6 * steady(), "reward": flat()}
     assert one("exploding-gradient", patient(huge)).since_step == 0
-    assert judge("exploding-gradient", patient({"grad_norm": 1e4 * steady(), "reward": flat()})) == []
+    assert (
+        judge("exploding-gradient", patient({"grad_norm": 1e4 * steady(), "reward": flat()})) == []
+    )
 
 
 # Too small
@@ -176,7 +217,9 @@ def decay(n: int = 90, decades: float = 2.0) -> Any:
     return steady(n) * 10.0 ** -np.clip(np.linspace(-0.5, 2.0, n) * decades, 0.0, decades)
 
 
-def test_a_norm_that_falls_to_a_hundredth_while_the_reward_is_flat_has_vanished(patient: Patient) -> None:
+def test_a_norm_that_falls_to_a_hundredth_while_the_reward_is_flat_has_vanished(
+    patient: Patient,
+) -> None:
     finding = one("vanishing-gradient", patient({"grad_norm": decay(), "reward": flat(90)}))
     assert finding.severity == "warn"
     assert finding.since_step is not None
@@ -185,7 +228,10 @@ def test_a_norm_that_falls_to_a_hundredth_while_the_reward_is_flat_has_vanished(
 
 
 def test_a_tenth_is_not_vanished(patient: Patient) -> None:
-    assert judge("vanishing-gradient", patient({"grad_norm": decay(decades=1.0), "reward": flat(90)})) == []
+    assert (
+        judge("vanishing-gradient", patient({"grad_norm": decay(decades=1.0), "reward": flat(90)}))
+        == []
+    )
 
 
 def test_a_converged_policy_has_tiny_gradients_and_is_well(patient: Patient) -> None:
@@ -196,8 +242,15 @@ def test_a_converged_policy_has_tiny_gradients_and_is_well(patient: Patient) -> 
 
 
 def test_below_what_adam_lets_through_is_vanished_from_the_start(patient: Patient) -> None:
-    assert one("vanishing-gradient", patient({"grad_norm": 1e-11 * steady(), "reward": flat()})).since_step == 0
-    assert judge("vanishing-gradient", patient({"grad_norm": 1e-6 * steady(), "reward": flat()})) == []
+    assert (
+        one(
+            "vanishing-gradient", patient({"grad_norm": 1e-11 * steady(), "reward": flat()})
+        ).since_step
+        == 0
+    )
+    assert (
+        judge("vanishing-gradient", patient({"grad_norm": 1e-6 * steady(), "reward": flat()})) == []
+    )
 
 
 # Now and then
@@ -222,8 +275,14 @@ def test_a_log_normal_norm_has_no_spikes(patient: Patient) -> None:
 
 
 def test_spikes_warn_only_where_nothing_was_ever_learned(patient: Patient) -> None:
-    assert one("gradient-spikes", patient({"grad_norm": spiky(5), "reward": flat(120)})).severity == "warn"
-    assert one("gradient-spikes", patient({"grad_norm": spiky(5), "reward": rising(120)})).severity == "info"
+    assert (
+        one("gradient-spikes", patient({"grad_norm": spiky(5), "reward": flat(120)})).severity
+        == "warn"
+    )
+    assert (
+        one("gradient-spikes", patient({"grad_norm": spiky(5), "reward": rising(120)})).severity
+        == "info"
+    )
 
 
 def test_what_jumps_with_the_spikes_is_the_cause(patient: Patient) -> None:
@@ -248,15 +307,23 @@ def zeros(share: float, n: int = 100) -> Any:
 
 
 def test_exact_zeros_warn_from_a_quarter_of_the_steps(patient: Patient) -> None:
-    finding = one("zero-gradient-steps", patient({"grad_norm": zeros(0.5), "frac_reward_zero_std": zeros(0.5)}))
+    finding = one(
+        "zero-gradient-steps",
+        patient({"grad_norm": zeros(0.5), "frac_reward_zero_std": zeros(0.5)}),
+    )
     assert (finding.severity, finding.basis) == ("warn", "proved")
     assert len(finding.evidence) == 2
     assert one("zero-gradient-steps", patient({"grad_norm": zeros(0.2)})).severity == "info"
     assert judge("zero-gradient-steps", patient({"grad_norm": zeros(0.04)})) == []
 
 
-def test_nothing_but_zeros_is_critical_unless_the_reward_rises_all_the_same(patient: Patient) -> None:
-    assert one("zero-gradient-steps", patient({"grad_norm": np.zeros(60), "reward": flat()})).severity == "critical"
+def test_nothing_but_zeros_is_critical_unless_the_reward_rises_all_the_same(
+    patient: Patient,
+) -> None:
+    assert (
+        one("zero-gradient-steps", patient({"grad_norm": np.zeros(60), "reward": flat()})).severity
+        == "critical"
+    )
     unreal = one("zero-gradient-steps", patient({"grad_norm": np.zeros(60), "reward": rising()}))
     assert unreal.severity == "info"
     assert "not that of the real gradient" in unreal.cause
@@ -290,8 +357,12 @@ def layers(
     return series
 
 
-@pytest.mark.parametrize(("ratio", "fires"), [(100.0, True), (35.0, False), (5e-4, True), (3e-3, False)])
-def test_first_over_last_is_judged_against_its_bounds(patient: Patient, ratio: float, fires: bool) -> None:
+@pytest.mark.parametrize(
+    ("ratio", "fires"), [(100.0, True), (35.0, False), (5e-4, True), (3e-3, False)]
+)
+def test_first_over_last_is_judged_against_its_bounds(
+    patient: Patient, ratio: float, fires: bool
+) -> None:
     found = judge("depth-imbalance", patient(layers(ratio)))
     assert isinstance(found, list)
     assert bool(found) == fires
@@ -309,43 +380,67 @@ def test_where_the_elements_are_alike_it_is_only_the_size_of_the_layers(patient:
 
 
 def test_depth_is_information_while_the_policy_learns(patient: Patient) -> None:
-    assert one("depth-imbalance", patient(layers(100.0) | {"reward": rising(30)})).severity == "info"
+    assert (
+        one("depth-imbalance", patient(layers(100.0) | {"reward": rising(30)})).severity == "info"
+    )
 
 
 def test_layers_of_two_networks_are_not_compared(patient: Patient) -> None:
-    series = {"grad/layer.actor.0/norm/raw": steady(30), "grad/layer.critic.0/norm/raw": 1e5 * steady(30)}
+    series = {
+        "grad/layer.actor.0/norm/raw": steady(30),
+        "grad/layer.critic.0/norm/raw": 1e5 * steady(30),
+    }
     assert isinstance(judge("depth-imbalance", patient(series)), Skipped)
 
 
 def test_the_order_of_the_layers_is_that_of_the_model(patient: Patient) -> None:
     series = layers(100.0, names=("net.zero", "net.a"))
     states = {f"net.{name}.weight": "finite" for name in ("zero", "2", "a")}
-    finding = one("depth-imbalance", patient(series, tables=[Table(step=0, name="states", content=states)]))
+    finding = one(
+        "depth-imbalance", patient(series, tables=[Table(step=0, name="states", content=states)])
+    )
     assert finding.block == "layer.net.zero"
 
 
-def zero_fractions(*fractions: float, names: tuple[str, ...] = ("net.0", "net.2", "net.4")) -> dict[str, Any]:
+def zero_fractions(
+    *fractions: float, names: tuple[str, ...] = ("net.0", "net.2", "net.4")
+) -> dict[str, Any]:
     noise = 0.01 * np.random.default_rng(0).normal(size=30)
-    return {f"grad/layer.{name}/zero_fraction": f + noise for name, f in zip(names, fractions, strict=True)}
+    return {
+        f"grad/layer.{name}/zero_fraction": f + noise
+        for name, f in zip(names, fractions, strict=True)
+    }
 
 
 def test_two_neighbouring_layers_of_zeros_are_dead_units(patient: Patient) -> None:
-    finding = one("dormant-units", patient(zero_fractions(0.8, 0.8, 0.1)))
+    series = zero_fractions(0.8, 0.8, 0.1)
+    assert one("dormant-units", patient(series)).severity == "info"  # nobody knows what it cost
+    finding = one("dormant-units", patient(series | {"reward": flat(30)}))
     assert (finding.severity, finding.block, finding.since_step) == ("warn", "layer.net.0", 0)
     assert judge("dormant-units", patient(zero_fractions(0.65, 0.65, 0.1))) == []
 
 
 def test_one_layer_of_zeros_is_a_one_hot_input_or_an_embedding(patient: Patient) -> None:
     assert judge("dormant-units", patient(zero_fractions(0.95, 0.1, 0.1))) == []
-    assert judge("dormant-units", patient(zero_fractions(0.95, 0.95, 0.1, names=("m.embed", "m.wpe", "m.1")))) == []
+    assert (
+        judge(
+            "dormant-units",
+            patient(zero_fractions(0.95, 0.95, 0.1, names=("m.embed", "m.wpe", "m.1"))),
+        )
+        == []
+    )
 
 
 def test_a_logged_share_of_dormant_units_warns_at_a_half_or_when_it_grows(patient: Patient) -> None:
     noise = 0.01 * np.random.default_rng(0).normal(size=60)
-    assert one("dormant-units", patient({"dormant_fraction": 0.6 + noise})).severity == "warn"
+    half = {"dormant_fraction": 0.6 + noise}
+    assert one("dormant-units", patient(half | {"reward": flat()})).severity == "warn"
+    assert one("dormant-units", patient(half | {"reward": rising()})).severity == "info"
     assert one("dormant-units", patient({"dormant_fraction": 0.3 + noise})).severity == "info"
-    grows = one("dormant-units", patient({"dormant_fraction": np.linspace(0.0, 0.45, 60) + noise}))
+    more = {"dormant_fraction": np.linspace(0.0, 0.45, 60) + noise}
+    grows = one("dormant-units", patient(more | {"reward": flat()}))
     assert grows.severity == "warn"
+    assert "they get more" in grows.title
     assert grows.since_step is not None
     assert 22 <= grows.since_step <= 32
     assert judge("dormant-units", patient({"dormant_fraction": 0.15 + noise})) == []
@@ -356,7 +451,12 @@ def test_a_logged_share_of_dormant_units_warns_at_a_half_or_when_it_grows(patien
 
 def test_too_little_is_skipped_with_how_much_is_needed(patient: Patient) -> None:
     run = patient({"grad_norm": steady(5), "reward": flat(5)})
-    for id in ("exploding-gradient", "vanishing-gradient", "gradient-spikes", "zero-gradient-steps"):
+    for id in (
+        "exploding-gradient",
+        "vanishing-gradient",
+        "gradient-spikes",
+        "zero-gradient-steps",
+    ):
         found = judge(id, run)
         assert isinstance(found, Skipped)
         assert "5 points" in found.why
@@ -365,12 +465,30 @@ def test_too_little_is_skipped_with_how_much_is_needed(patient: Patient) -> None
 
 @pytest.mark.parametrize(
     "values",
-    [[1.0], [np.nan] * 40, [0.0] * 40, [1.0] * 40, [np.inf] * 40, [-np.inf, 1.0] * 20, [1e-320, 1e150] * 20],
+    [
+        [1.0],
+        [np.nan] * 40,
+        [0.0] * 40,
+        [1.0] * 40,
+        [np.inf] * 40,
+        [-np.inf, 1.0] * 20,
+        [1e-320, 1e150] * 20,
+    ],
     ids=["one", "nan", "zero", "constant", "inf", "minus inf", "extremes"],
 )
 def test_no_series_makes_a_rule_fall_over(patient: Patient, values: list[float]) -> None:
-    names = ["grad/all/norm/raw", "dormant_fraction", "policy_loss", "grad/all/nonfinite", "advantages/std"]
-    names += [f"grad/layer.{k}/{what}" for k in (0, 1) for what in ("norm/raw", "max_abs", "zero_fraction")]
+    names = [
+        "grad/all/norm/raw",
+        "dormant_fraction",
+        "policy_loss",
+        "grad/all/nonfinite",
+        "advantages/std",
+    ]
+    names += [
+        f"grad/layer.{k}/{what}"
+        for k in (0, 1)
+        for what in ("norm/raw", "max_abs", "zero_fraction")
+    ]
     steps = range(-10, len(values) - 10)
     run = patient({"reward": flat(40)} | dict.fromkeys(names, (steps, values)))
     for id in FAMILY:
@@ -383,7 +501,8 @@ def test_healthy_runs_get_no_alarm(patient: Patient, patients: ModuleType, phi: 
         noise = [patients.ar1(120, phi, 1.0, 10 * seed + k) for k in range(4)]
         series = {"reward": noise[0]}  # flat: the harder case, where every rule may speak
         series |= {
-            f"grad/{b}/norm/raw": 10.0 ** (0.25 * x) for b, x in zip(("all", "actor", "critic"), noise, strict=False)
+            f"grad/{b}/norm/raw": 10.0 ** (0.25 * x)
+            for b, x in zip(("all", "actor", "critic"), noise, strict=False)
         }
         run = patient(series)
         for id in FAMILY:
@@ -391,7 +510,9 @@ def test_healthy_runs_get_no_alarm(patient: Patient, patients: ModuleType, phi: 
             assert isinstance(found, Skipped) or [f for f in found if f.severity != "info"] == []
 
 
-def test_a_norm_that_runs_off_late_has_exploded_before_half_of_the_run_is_lost(patient: Patient) -> None:
+def test_a_norm_that_runs_off_late_has_exploded_before_half_of_the_run_is_lost(
+    patient: Patient,
+) -> None:
     n = 120
     t = np.linspace(0.0, 1.0, n)
     norm = steady(n) * 10.0 ** (8.0 * np.maximum(0.0, t - 0.5))
@@ -399,5 +520,7 @@ def test_a_norm_that_runs_off_late_has_exploded_before_half_of_the_run_is_lost(p
     finding = one("exploding-gradient", patient({"grad_norm": norm, "reward": lost}))
     assert finding.since_step is not None
     assert 84 <= finding.since_step <= 94
-    assert judge("exploding-gradient", patient({"grad_norm": norm, "reward": rising(n)})) == []
+    watched = one("exploding-gradient", patient({"grad_norm": norm, "reward": rising(n)}))
+    assert watched.severity == "info"  # ten thousandfold: not what larger returns make
+    assert watched.title.startswith("Watch: ")
     assert judge("exploding-gradient", patient({"grad_norm": norm**0.5, "reward": lost})) == []

@@ -1,8 +1,8 @@
-"""The rules on the signal: each fires on the least evidence that should, not just below, and not on its healthy twin."""
+"""The rules on the signal: each fires on the least evidence that should, not just below, and not on
+its healthy twin."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradiometer.doctor.chart import Chart
 from gradiometer.doctor.rule import Rule, Skipped, rules
+from gradiometer.doctor.rundata import RunData
 from gradiometer.records import Finding
 from gradiometer.store.logs import Log
 from gradiometer.store.reader import Run
@@ -21,9 +21,15 @@ N = 60
 RISING = np.linspace(0.1, 0.7, N)
 FLAT = 0.3 + 0.01 * np.sin(np.arange(N))
 IDS = (
-    "groups-too-easy", "groups-too-hard", "noise-dominated", "reward-unreliable", "advantage-outliers", "advantage-scale",
-    "reward-scale", "template-collapse",
-)  # fmt: skip
+    "groups-too-easy",
+    "groups-too-hard",
+    "noise-dominated",
+    "reward-unreliable",
+    "advantage-outliers",
+    "advantage-scale",
+    "reward-scale",
+    "template-collapse",
+)
 
 
 def the_rule(id: str) -> Rule:
@@ -31,7 +37,7 @@ def the_rule(id: str) -> Rule:
 
 
 def judge(id: str, run: Run | Log) -> list[Finding] | Skipped:
-    return the_rule(id)(Chart(run))
+    return the_rule(id)(RunData(run))
 
 
 def finding(id: str, run: Run | Log) -> Finding:
@@ -54,11 +60,18 @@ def level(value: float, n: int = N) -> Any:
 
 def test_groups_that_fail_together_are_too_hard(patient: Patient) -> None:
     share = np.where(np.arange(N) < 12, 0.2, 0.6)
-    found = finding("groups-too-hard", patient({"zero_variance_groups": share, "success_rate": level(0.1)}))
+    found = finding(
+        "groups-too-hard", patient({"zero_variance_groups": share, "success_rate": level(0.1)})
+    )
     assert found.severity == "warn"
     assert found.since_step == 12
     assert "verifier" in " ".join(found.fix)
-    assert judge("groups-too-easy", patient({"zero_variance_groups": share, "success_rate": level(0.1)})) == []
+    assert (
+        judge(
+            "groups-too-easy", patient({"zero_variance_groups": share, "success_rate": level(0.1)})
+        )
+        == []
+    )
 
 
 def test_groups_that_all_fail_make_the_run_worthless(patient: Patient) -> None:
@@ -74,7 +87,12 @@ def test_groups_just_below_half_are_no_finding(patient: Patient) -> None:
 
 
 def test_hard_groups_that_are_learnt_from_are_no_finding(patient: Patient) -> None:
-    run = patient({"zero_variance_groups": np.linspace(0.9, 0.55, N), "success_rate": np.linspace(0.01, 0.14, N)})
+    run = patient(
+        {
+            "zero_variance_groups": np.linspace(0.9, 0.55, N),
+            "success_rate": np.linspace(0.01, 0.14, N),
+        }
+    )
     assert judge("groups-too-hard", run) == []
 
 
@@ -89,7 +107,10 @@ def test_groups_that_were_solved_from_the_start_are_too_easy(patient: Patient) -
 
 def test_groups_that_the_training_solved_are_success(patient: Patient) -> None:
     run = patient(
-        {"zero_variance_groups": np.linspace(0.1, 0.95, N), "success_rate": np.clip(np.linspace(0.2, 1.7, N), 0, 0.98)}
+        {
+            "zero_variance_groups": np.linspace(0.1, 0.95, N),
+            "success_rate": np.clip(np.linspace(0.2, 1.7, N), 0, 0.98),
+        }
     )
     assert finding("groups-too-easy", run).severity == "info"
 
@@ -112,19 +133,30 @@ def test_an_unknown_level_is_said_to_be_either(patient: Patient) -> None:
 
 def test_half_solved_half_failed_is_said_once(patient: Patient) -> None:
     run = patient({"zero_variance_groups": level(0.6), "success_rate": 0.3 + FLAT})
-    assert finding("groups-too-easy", run).severity == "info"
+    assert finding("groups-too-easy", run).severity == "warn"  # half is lost, and nothing is gained
     assert judge("groups-too-hard", run) == []
 
 
-def test_a_log_with_only_the_spread_inside_groups_is_understood(patients: ModuleType, patient: Patient) -> None:
+def test_a_log_with_only_the_spread_inside_groups_is_understood(
+    patients: ModuleType, patient: Patient
+) -> None:
     run = patient({"train/reward_std": level(0.005), "train/reward": level(0.05)})
     found = finding("groups-too-hard", run)
     assert "num_generations" in found.fix[-1]
-    assert judge("groups-too-hard", patient({"train/reward_std": level(0.02), "train/reward": level(0.05)})) == []
+    assert (
+        judge(
+            "groups-too-hard",
+            patient({"train/reward_std": level(0.02), "train/reward": level(0.05)}),
+        )
+        == []
+    )
 
 
 def test_few_points_are_not_enough_for_groups(patient: Patient) -> None:
-    found = judge("groups-too-hard", patient({"zero_variance_groups": level(1.0, 8), "success_rate": level(0.0, 8)}))
+    found = judge(
+        "groups-too-hard",
+        patient({"zero_variance_groups": level(1.0, 8), "success_rate": level(0.0, 8)}),
+    )
     assert isinstance(found, Skipped)
     assert "8 points, 9 needed" in found.why
 
@@ -133,7 +165,12 @@ def test_few_points_are_not_enough_for_groups(patient: Patient) -> None:
 
 
 def noisy(scale: float, reward: Any, **more: Any) -> dict[str, Any]:
-    return {"grad/all/noise_scale": level(scale), "meter/micro_batches": level(4), "reward": reward, **more}
+    return {
+        "grad/all/noise_scale": level(scale),
+        "meter/micro_batches": level(4),
+        "reward": reward,
+        **more,
+    }
 
 
 def test_a_noise_scale_far_above_the_batch_with_a_flat_reward_is_noise(patient: Patient) -> None:
@@ -156,7 +193,11 @@ def test_noise_that_learns_or_is_done_is_no_finding(patient: Patient) -> None:
 
 def test_the_bound_counts_when_it_is_above_the_batch(patient: Patient) -> None:
     def run(bound: float) -> Run:
-        series = {"grad/all/noise_scale_bound": level(bound), "meter/micro_batches": level(4), "reward": FLAT}
+        series = {
+            "grad/all/noise_scale_bound": level(bound),
+            "meter/micro_batches": level(4),
+            "reward": FLAT,
+        }
         return patient(series)
 
     assert finding("noise-dominated", run(4.1)).severity == "warn"
@@ -164,7 +205,12 @@ def test_the_bound_counts_when_it_is_above_the_batch(patient: Patient) -> None:
 
 
 def test_micro_batch_size_turns_the_batch_into_samples(patient: Patient) -> None:
-    assert judge("noise-dominated", patient(noisy(100, FLAT), facts={"meter": {"micro_batch_size": 8}})) == []
+    assert (
+        judge(
+            "noise-dominated", patient(noisy(100, FLAT), facts={"meter": {"micro_batch_size": 8}})
+        )
+        == []
+    )
 
 
 def analysed(p_values: list[float], snr: float, reward: Any, groups: int = 8) -> dict[str, Any]:
@@ -190,7 +236,8 @@ def test_one_analysis_without_a_signal_is_information(patient: Patient) -> None:
 def test_one_significant_analysis_among_three_is_a_signal(patient: Patient) -> None:
     assert judge("noise-dominated", patient(analysed([0.4, 0.01, 0.7], 0.01, FLAT))) == []
     assert (
-        len(finding("noise-dominated", patient(analysed([0.4, 0.02, 0.7], 0.01, FLAT))).evidence) == 2
+        len(finding("noise-dominated", patient(analysed([0.4, 0.02, 0.7], 0.01, FLAT))).evidence)
+        == 2
     )  # 0.02 × 3 > 0.05
 
 
@@ -220,7 +267,9 @@ def erring(**more: Any) -> dict[str, Any]:
     }
 
 
-def test_a_growing_gradient_without_direction_hints_at_a_verifier_that_errs(patient: Patient) -> None:
+def test_a_growing_gradient_without_direction_hints_at_a_verifier_that_errs(
+    patient: Patient,
+) -> None:
     found = finding("reward-unreliable", patient(erring()))
     assert found.severity == "info"
     assert len(found.evidence) == 4
@@ -236,7 +285,9 @@ def test_a_growing_gradient_without_direction_hints_at_a_verifier_that_errs(pati
         {"grad/all/alignment_window": level(0.5, 120)},
     ],
 )
-def test_one_healthy_sign_lifts_the_suspicion_of_the_verifier(patient: Patient, better: dict[str, Any]) -> None:
+def test_one_healthy_sign_lifts_the_suspicion_of_the_verifier(
+    patient: Patient, better: dict[str, Any]
+) -> None:
     assert judge("reward-unreliable", patient(erring(**better))) == []
 
 
@@ -244,12 +295,17 @@ def test_gradients_that_permuted_rewards_explain_are_a_warning(patient: Patient)
     def run(null: float, p: float) -> Run:
         steps = [0, 10, 20]
         series = analysed([p, 0.5, 0.6], 0.02, FLAT)
-        series |= {"grad_norm/all/task": (steps, [1.0] * 3), "grad_norm/all/null/task": (steps, [null] * 3)}
+        series |= {
+            "grad_norm/all/task": (steps, [1.0] * 3),
+            "grad_norm/all/null/task": (steps, [null] * 3),
+        }
         return patient(series | {"grad_norm/all/reward_std_mean": (steps, [0.4] * 3)})
 
     found = finding("reward-unreliable", run(0.95, 0.4))
     assert (found.severity, found.basis) == ("warn", "statistical")
-    assert isinstance(judge("reward-unreliable", run(0.9, 0.4)), Skipped)  # 11 % above: asks for a log instead
+    assert isinstance(
+        judge("reward-unreliable", run(0.9, 0.4)), Skipped
+    )  # 11 % above: asks for a log instead
     assert isinstance(judge("reward-unreliable", run(0.95, 0.01)), Skipped)
 
 
@@ -282,15 +338,24 @@ def test_one_spike_counts_with_the_gradient_it_made(patient: Patient) -> None:
 
 
 def test_smaller_spikes_are_no_outliers(patient: Patient) -> None:
-    assert judge("advantage-outliers", patient(advantages(spiked([20, 31, 44], 70.0), level(8.0)))) == []
-    small = advantages(0.1 * spiked([20, 31, 44], 190.0), level(2.0))  # 76 medians, and still only 19
+    assert (
+        judge("advantage-outliers", patient(advantages(spiked([20, 31, 44], 70.0), level(8.0))))
+        == []
+    )
+    small = advantages(
+        0.1 * spiked([20, 31, 44], 190.0), level(2.0)
+    )  # 76 medians, and still only 19
     assert judge("advantage-outliers", patient(small)) == []
 
 
 def test_sparse_successes_are_information_and_normal_tails_nothing(patient: Patient) -> None:
-    assert finding("advantage-outliers", patient(advantages(level(14.0), level(1.0)))).severity == "info"
     assert (
-        judge("advantage-outliers", patient(advantages(level(14.0), level(1.0), reward=RISING))) == []
+        finding("advantage-outliers", patient(advantages(level(14.0), level(1.0)))).severity
+        == "info"
+    )
+    assert (
+        judge("advantage-outliers", patient(advantages(level(14.0), level(1.0), reward=RISING)))
+        == []
     )  # max@k weights
     assert judge("advantage-outliers", patient(advantages(level(5.0), level(1.0)))) == []
 
@@ -305,7 +370,7 @@ def test_sparse_successes_are_information_and_normal_tails_nothing(patient: Pati
         ),
         ({"policy_loss": level(-1.1)}, {"policy_loss": level(-0.9)}),
     ],
-)  # fmt: skip
+)
 def test_advantages_off_scale_count_with_a_reward_that_stands(
     patient: Patient, fires: dict[str, Any], below: dict[str, Any]
 ) -> None:
@@ -324,7 +389,9 @@ def test_a_std_of_three_is_wrong_only_where_advantages_are_normalised(patient: P
 
 
 def test_a_loss_that_is_not_of_normalised_advantages_says_nothing(patient: Patient) -> None:
-    assert judge("advantage-scale", patient({"train/actor_loss": level(-40.0), "reward": FLAT})) == []
+    assert (
+        judge("advantage-scale", patient({"train/actor_loss": level(-40.0), "reward": FLAT})) == []
+    )
     summed = patient({"policy_loss": level(-8.5), "reward": FLAT}, facts={"reduction": "sum"})
     assert judge("advantage-scale", summed) == []
     known = patient({"policy_loss": level(-8.5), "advantages/std": level(0.3), "reward": FLAT})
@@ -356,12 +423,24 @@ def test_targets_out_of_reach_count_with_a_critic_that_suffers(
     assert found.severity == "warn"
     assert found.since_step == 0
     assert judge("reward-scale", patient({**targets, "reward": FLAT})) == []
-    assert judge("reward-scale", patient({**targets, **second, "reward": RISING})) == []
+    rising = judge("reward-scale", patient({**targets, **second, "reward": RISING}))
+    assert not isinstance(rising, Skipped)
+    assert all(each.severity == "info" for each in rising)
 
 
 def test_targets_within_reach_are_no_finding(patient: Patient) -> None:
-    for targets in ({"returns/max_abs": level(9.9)}, {"returns/max_abs": level(0.06)}, {"value_loss": level(99.0)}):
-        assert judge("reward-scale", patient({**targets, "explained_variance": level(-0.1), "reward": FLAT})) == []
+    for targets in (
+        {"returns/max_abs": level(9.9)},
+        {"returns/max_abs": level(0.06)},
+        {"value_loss": level(99.0)},
+    ):
+        assert (
+            judge(
+                "reward-scale",
+                patient({**targets, "explained_variance": level(-0.1), "reward": FLAT}),
+            )
+            == []
+        )
 
 
 # Templates
@@ -379,11 +458,22 @@ def test_information_that_falls_while_entropy_holds_is_a_template(patient: Patie
 def test_less_loss_or_less_entropy_is_no_template(patient: Patient) -> None:
     falling = np.linspace(1.0, 0.5, N)
     assert (
-        judge("template-collapse", patient({"mutual_information": 0.55 + 0.45 * falling, "entropy": level(2.0)})) == []
+        judge(
+            "template-collapse",
+            patient({"mutual_information": 0.55 + 0.45 * falling, "entropy": level(2.0)}),
+        )
+        == []
     )
-    assert judge("template-collapse", patient({"mutual_information": falling, "entropy": 2 * falling})) == []
     assert (
-        judge("template-collapse", patient({"mutual_information": np.linspace(0.5, 1, N), "entropy": level(2.0)})) == []
+        judge("template-collapse", patient({"mutual_information": falling, "entropy": 2 * falling}))
+        == []
+    )
+    assert (
+        judge(
+            "template-collapse",
+            patient({"mutual_information": np.linspace(0.5, 1, N), "entropy": level(2.0)}),
+        )
+        == []
     )
 
 
@@ -391,7 +481,13 @@ def bucketed(low_task: float) -> dict[str, Any]:
     series: dict[str, Any] = {}
     for place, task in enumerate([low_task, low_task, 1.0, 1.2], start=1):
         at = f"grad_norm/bucket_{place}"
-        values = {"reward_std_mean": 0.5 * place, "sample_pct": 0.25, "task": task, "entropy": 0.05, "kl": 0.05}
+        values = {
+            "reward_std_mean": 0.5 * place,
+            "sample_pct": 0.25,
+            "task": task,
+            "entropy": 0.05,
+            "kl": 0.05,
+        }
         series |= {f"{at}/{name}": ([5], [value]) for name, value in values.items()}
     return series
 
@@ -407,23 +503,6 @@ def test_buckets_that_the_regularisers_rule_are_information(patient: Patient) ->
 
 
 @pytest.mark.parametrize("id", IDS)
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0.0, 1e100, -1e-100])
-@pytest.mark.parametrize("n", [1, 9, 30])
-def test_no_series_makes_a_rule_fail(planted: ModuleType, id: str, value: float, n: int) -> None:
-    names = (
-        "reward", "success_rate", "zero_variance_groups", "reward_std", "mutual_information", "entropy", "policy_loss",
-        "value_loss", "value_mean", "explained_variance", "advantages/std", "advantages/mean", "advantages/max_abs",
-        "returns/mean", "returns/max_abs", "grad/all/noise_scale", "grad/all/noise_scale_bound", "meter/micro_batches",
-        "grad/all/norm/raw", "grad/all/cos_ema", "grad_norm/all/p_value/task", "grad_norm/all/snr/task",
-        "variance/pomo/snr_high", "grad_norm/all/task", "grad_norm/all/null/task", "grad_norm/all/reward_std_mean",
-        "grad_norm/bucket_1/reward_std_mean", "grad_norm/bucket_2/reward_std_mean", "grad_norm/bucket_1/task",
-    )  # fmt: skip
-    for good in (0.0, 1.0):
-        rows = {step: dict.fromkeys(names, value if step % 2 else good) for step in range(-1, n - 1)}
-        judge(id, planted.log(rows))
-
-
-@pytest.mark.parametrize("id", IDS)
 def test_a_rule_without_its_metrics_says_how_to_get_them(id: str, patient: Patient) -> None:
     found = judge(id, patient({"time/fps": level(1.0)}))
     assert isinstance(found, Skipped)
@@ -433,12 +512,20 @@ def test_a_rule_without_its_metrics_says_how_to_get_them(id: str, patient: Patie
 
 @pytest.mark.parametrize("phi", [0.0, 0.5, 0.9])
 @pytest.mark.parametrize("n", [50, 500])
-def test_healthy_noise_is_no_finding(patients: ModuleType, planted: ModuleType, phi: float, n: int) -> None:
+def test_healthy_noise_is_no_finding(
+    patients: ModuleType, planted: ModuleType, phi: float, n: int
+) -> None:
     alarms = []
     for seed in range(4):
         run = planted.log(healthy(patients, n, phi, seed))
         found = [judge(id, run) for id in IDS]
-        alarms += [each for some in found if not isinstance(some, Skipped) for each in some if each.severity != "info"]
+        alarms += [
+            each
+            for some in found
+            if not isinstance(some, Skipped)
+            for each in some
+            if each.severity != "info"
+        ]
     assert alarms == []
 
 
@@ -447,7 +534,9 @@ def healthy(patients: ModuleType, n: int, phi: float, seed: int) -> dict[int, di
         return patients.ar1(n, phi, sigma, 100 * seed + k)
 
     series = {
-        "success_rate": np.clip(0.4 + noise(0.08, 1), 0, 1),  # flat: the second signal is there all along
+        "success_rate": np.clip(
+            0.4 + noise(0.08, 1), 0, 1
+        ),  # flat: the second signal is there all along
         "zero_variance_groups": np.clip(0.25 + noise(0.08, 2), 0, 1),
         "mutual_information": np.exp(noise(0.15, 3)),
         "entropy": 2 + noise(0.1, 4),
@@ -471,19 +560,30 @@ def test_targets_out_of_reach_are_told_too_where_the_reward_rose_a_little_and_st
 ) -> None:
     stands = np.minimum(20.0 + 3.0 * np.arange(N), 50.0) + np.sin(np.arange(N))
     huge = {"value_loss": level(5e5) * 10.0 ** (0.05 * np.sin(np.arange(N))), "reward": stands}
-    assert finding("reward-scale", patient({**huge, "explained_variance": level(1e-5)})).severity == "warn"
+    assert (
+        finding("reward-scale", patient({**huge, "explained_variance": level(1e-5)})).severity
+        == "warn"
+    )
     assert judge("reward-scale", patient({**huge, "explained_variance": level(0.1)})) == []
     still = {**huge, "explained_variance": level(1e-5), "reward": 20.0 + 3.0 * np.arange(N)}
-    assert judge("reward-scale", patient(still)) == []
+    assert finding("reward-scale", patient(still)).title.startswith("Watch: ")
 
 
 def test_a_held_out_score_that_falls_while_updates_do_what_the_rewards_say_means_that_the_rewards_err(
     patient: Patient,
 ) -> None:
     noise = np.random.default_rng(0).normal(0, 0.03, N)
-    fooled = {"reward": 0.5 + noise, "reward_gain": level(0.4), "val/reward": np.linspace(0.45, 0.2, N) + noise}
+    fooled = {
+        "reward": 0.5 + noise,
+        "reward_gain": level(0.4),
+        "val/reward": np.linspace(0.45, 0.2, N) + noise,
+    }
     assert finding("reward-unreliable", patient(fooled)).severity == "warn"
-    for healthy in ({"val/reward": 0.45 + noise}, {"reward_gain": level(0.02)}, {"reward": np.linspace(0.3, 0.9, N)}):
+    for healthy in (
+        {"val/reward": 0.45 + noise},
+        {"reward_gain": level(0.02)},
+        {"reward": np.linspace(0.3, 0.9, N)},
+    ):
         assert not as_list(judge("reward-unreliable", patient(fooled | healthy)))
 
 
@@ -492,6 +592,15 @@ def as_list(found: list[Finding] | Skipped) -> list[Finding]:
 
 
 def test_groups_solved_by_a_training_that_goes_on_are_information(patient: Patient) -> None:
-    solved = {"zero_variance_groups": level(0.9), "success_rate": level(0.95), "reward": level(0.95)}
+    solved = {
+        "zero_variance_groups": level(0.9),
+        "success_rate": level(0.95),
+        "reward": level(0.95),
+    }
     assert finding("groups-too-easy", patient(solved)).severity == "warn"
-    assert finding("groups-too-easy", patient(solved, facts={"resume_from_checkpoint": "last"})).severity == "info"
+    assert (
+        finding(
+            "groups-too-easy", patient(solved, facts={"resume_from_checkpoint": "last"})
+        ).severity
+        == "info"
+    )

@@ -1,8 +1,10 @@
-"""The stagnated REINFORCE run of source 004, from its log alone: three of its readings are artefacts, and none is a cause.
+"""A stagnated REINFORCE run on graphs, from its log alone: three of its readings are
+artefacts, and none is a cause.
 
-Its numbers: a post-clip norm of 1.0000 at every step, explained variance of 5 to 7 % from a baseline that already contains the
-reward, an entropy of 8.83 on rows of degree 8 that ends at 0.004, a policy head from 0.99 to 0.08 of the gradient while the
-trunk's part grows, and a reward that never rises.
+Its numbers: a post-clip norm of 1.0000 at every step, explained variance of 5 to 7 % from a
+baseline that already contains the reward, an entropy of 8.83 on rows of degree 8 that ends at
+0.004, a policy head from 0.99 to 0.08 of the gradient while the trunk's part grows, and a reward
+that never rises.
 """
 
 from __future__ import annotations
@@ -25,7 +27,12 @@ FACTS: dict[str, Any] = {
     "grad_clip": 1.0,
     "degree": 8,
     "temperature": {"initial": 0.9, "anneal_factor": 0.97, "min_temperature": 0.5},
-    "baseline": {"type": "exponential_moving", "momentum": MOMENTUM, "var_momentum": 0.99, "warmup_steps": 100},
+    "baseline": {
+        "type": "exponential_moving",
+        "momentum": MOMENTUM,
+        "var_momentum": 0.99,
+        "warmup_steps": 100,
+    },
 }
 Patient = Callable[..., Run]
 
@@ -37,11 +44,20 @@ def along(points: dict[int, float], sigma: float, seed: int, logged: int) -> Any
 
 
 def rewards_and_variances(seed: int, logged: int = LOGGED) -> dict[str, Any]:
-    """The mean reward of each batch, and how much of its variance a moving average explains that saw it, or did not yet."""
+    """The mean reward of each batch, and how much of its variance a moving average explains that
+    saw it, or did not yet."""
     rng = np.random.default_rng(seed)
-    level = np.interp(np.linspace(1, EPOCHS, logged), [1, 5, 10, 16, EPOCHS], [0.4404, 0.4316, 0.4252, 0.4245, 0.4240])
+    level = np.interp(
+        np.linspace(1, EPOCHS, logged),
+        [1, 5, 10, 16, EPOCHS],
+        [0.4404, 0.4316, 0.4252, 0.4245, 0.4240],
+    )
     baseline = float(level[0])
-    found: dict[str, list[float]] = {"reward": [], "explained_variance": [], "explained_variance_before": []}
+    found: dict[str, list[float]] = {
+        "reward": [],
+        "explained_variance": [],
+        "explained_variance_before": [],
+    }
     for mean in level:
         rewards = rng.normal(mean, 0.05, SAMPLES)
         before, after = np.empty(SAMPLES), np.empty(SAMPLES)
@@ -56,7 +72,8 @@ def rewards_and_variances(seed: int, logged: int = LOGGED) -> dict[str, Any]:
 
 
 def source(seed: int = 0, *, stage: str = "raw", logged: int = LOGGED) -> dict[str, Any]:
-    """The log. Norms are post-clip whatever their name says; the parts' squares add up to that of the whole."""
+    """The log. Norms are post-clip whatever their name says; the parts' squares add up to that of
+    the whole."""
     head = np.minimum(along({1: 0.9874, 10: 0.1587, 30: 0.0772}, 0.05, seed + 1, logged), 0.99)
     read = rewards_and_variances(seed, logged)
     del read["explained_variance_before"]
@@ -94,16 +111,22 @@ def test_the_fixture_reads_as_the_source_does() -> None:
 def test_the_baseline_leak_is_a_suspicion(patient: Patient, stage: str) -> None:
     found = every(diagnose(patient(source(stage=stage), facts=FACTS)))["baseline-leak"]
     assert found.severity == "info"
-    assert any("0.0744" in evidence.reading or "0.074" in evidence.reading for evidence in found.evidence)
+    assert any(
+        "0.0744" in evidence.reading or "0.074" in evidence.reading for evidence in found.evidence
+    )
 
 
 def test_with_both_baselines_logged_the_leak_is_certain(patient: Patient) -> None:
-    found = every(diagnose(patient(source() | rewards_and_variances(0), facts=FACTS)))["baseline-leak"]
+    found = every(diagnose(patient(source() | rewards_and_variances(0), facts=FACTS)))[
+        "baseline-leak"
+    ]
     assert (found.severity, found.basis) == ("warn", "statistical")
 
 
 @STAGES
-def test_the_entropy_is_that_of_another_distribution_and_that_comes_first(patient: Patient, stage: str) -> None:
+def test_the_entropy_is_that_of_another_distribution_and_that_comes_first(
+    patient: Patient, stage: str
+) -> None:
     diagnosis = diagnose(patient(source(stage=stage), facts=FACTS))
     first = diagnosis.findings[0]
     assert first.id == "entropy-of-wrong-distribution"
@@ -112,7 +135,9 @@ def test_the_entropy_is_that_of_another_distribution_and_that_comes_first(patien
 
 
 @STAGES
-def test_a_post_clip_norm_proves_nothing_and_the_report_says_so(patient: Patient, stage: str) -> None:
+def test_a_post_clip_norm_proves_nothing_and_the_report_says_so(
+    patient: Patient, stage: str
+) -> None:
     found = every(diagnose(patient(source(stage=stage), facts=FACTS)))["clip-always-active"]
     assert found.severity == "info"
     assert "proves nothing about raw gradients" in f"{found.title} {found.cause}"
@@ -121,7 +146,8 @@ def test_a_post_clip_norm_proves_nothing_and_the_report_says_so(patient: Patient
 @STAGES
 @pytest.mark.parametrize("seed", range(5))
 def test_no_artefact_is_taken_for_a_cause(patient: Patient, stage: str, seed: int) -> None:
-    """What is left to act on is what was sampled; the collapse read off another distribution hangs on that."""
+    """What is left to act on is what was sampled; the collapse read off another distribution hangs
+    on that."""
     diagnosis = diagnose(patient(source(seed, stage=stage), facts=FACTS))
     assert serious(diagnosis) == ["entropy-of-wrong-distribution"]
     folded = {finding.id for finding in diagnosis.folded}
@@ -157,17 +183,26 @@ def test_without_the_degree_the_collapse_is_the_first_cause(patient: Patient) ->
 
 
 def test_with_the_loss_split_into_terms_the_detached_bonus_comes_first(patient: Patient) -> None:
-    dead = Event(step=0, kind="dead-term", message="entropy has no path to any parameter", detail={"term": "entropy"})
+    dead = Event(
+        step=0,
+        kind="dead-term",
+        message="entropy has no path to any parameter",
+        detail={"term": "entropy"},
+    )
     loss = {"grad/all/term/entropy/loss": -0.01 * source()["entropy"]}
     diagnosis = diagnose(patient(source() | loss, facts=FACTS, events=[dead]))
     first = diagnosis.findings[0]
     assert (first.id, first.severity, first.basis) == ("dead-term", "critical", "proved")
     assert {"entropy-collapse", "head-collapse", "reward-plateau"} <= set(first.suppressed)
-    assert serious(diagnosis) == ["dead-term", "entropy-of-wrong-distribution"]  # two faults at once
+    assert serious(diagnosis) == [
+        "dead-term",
+        "entropy-of-wrong-distribution",
+    ]  # two faults at once
 
 
 def test_a_repaired_run_has_none_of_it(patient: Patient, patients: Any) -> None:
-    """Entropy of one row that stays up, a reward that rises by more than half, raw norms, a baseline used before its update."""
+    """Entropy of one row that stays up, a reward that rises by more than half, raw norms, a
+    baseline used before its update."""
     rng = np.random.default_rng(0)
     norms = np.exp(patients.ar1(LOGGED, 0.3, 0.2))
     repaired = {

@@ -1,4 +1,5 @@
-"""The rules on step size: each fires on the least evidence that should, not just below, and not on its healthy twin."""
+"""The rules on step size: each fires on the least evidence that should, not just below, and not on
+its healthy twin."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradiometer.doctor.chart import Chart
 from gradiometer.doctor.rule import Rule, Skipped, rules
+from gradiometer.doctor.rundata import RunData
 from gradiometer.records import Event, Finding, Row
 from gradiometer.store.logs import Log
 from gradiometer.store.reader import Run, load
@@ -26,8 +27,14 @@ RISING = np.linspace(0.1, 0.7, N) + NOISE
 FALLING = RISING[::-1].copy()
 LOST = np.concatenate([np.linspace(0.1, 0.9, N // 2), np.linspace(0.9, 0.35, N // 2)]) + NOISE
 IDS = (
-    "step-too-large", "policy-frozen", "kl-runaway", "kl-strangled", "ratio-explosion", "ppo-clip-saturated", "stale-data",
-)  # fmt: skip
+    "step-too-large",
+    "policy-frozen",
+    "kl-runaway",
+    "kl-strangled",
+    "ratio-explosion",
+    "ppo-clip-saturated",
+    "stale-data",
+)
 
 
 def the_rule(id: str) -> Rule:
@@ -35,7 +42,7 @@ def the_rule(id: str) -> Rule:
 
 
 def judge(id: str, run: Run | Log) -> list[Finding] | Skipped:
-    return the_rule(id)(Chart(run))
+    return the_rule(id)(RunData(run))
 
 
 def finding(id: str, run: Run | Log) -> Finding:
@@ -62,15 +69,24 @@ def test_a_high_kl_with_a_reward_that_falls_is_too_large(patient: Patient, rewar
     found = finding("step-too-large", patient({"approx_kl": kl, "reward": reward}))
     assert found.severity == "warn"
     assert found.since_step == 15
-    assert judge("step-too-large", patient({"approx_kl": np.minimum(kl, 0.019), "reward": reward})) == []
+    assert (
+        judge("step-too-large", patient({"approx_kl": np.minimum(kl, 0.019), "reward": reward}))
+        == []
+    )
 
 
 def test_with_a_flat_reward_it_takes_a_larger_kl(patient: Patient) -> None:
-    assert finding("step-too-large", patient({"approx_kl": level(0.051), "reward": FLAT})).severity == "warn"
+    assert (
+        finding("step-too-large", patient({"approx_kl": level(0.051), "reward": FLAT})).severity
+        == "warn"
+    )
     assert judge("step-too-large", patient({"approx_kl": level(0.049), "reward": FLAT})) == []
 
 
-def test_a_high_kl_that_learns_is_fine(patient: Patient) -> None:
+def test_a_high_kl_that_learns_is_something_to_watch(patient: Patient) -> None:
+    """A strong sign is never silence, and no alarm while it costs nothing."""
+    found = finding("step-too-large", patient({"approx_kl": level(0.3), "reward": RISING}))
+    assert (found.severity, found.title[:6]) == ("info", "Watch:")
     assert judge("step-too-large", patient({"approx_kl": level(0.08), "reward": RISING})) == []
     done = patient({"approx_kl": level(0.08), "reward": level(500)}, facts={"max_reward": 500})
     assert judge("step-too-large", done) == []
@@ -78,7 +94,9 @@ def test_a_high_kl_that_learns_is_fine(patient: Patient) -> None:
 
 def test_the_target_of_the_trainer_is_the_limit(patient: Patient) -> None:
     def run(kl: float) -> Run:
-        return patient({"train/approx_kl": level(kl), "rollout/ep_rew_mean": FLAT}, facts={"target_kl": 0.2})
+        return patient(
+            {"train/approx_kl": level(kl), "rollout/ep_rew_mean": FLAT}, facts={"target_kl": 0.2}
+        )
 
     found = finding("step-too-large", run(0.31))
     assert "(k3)" in found.title
@@ -88,25 +106,48 @@ def test_the_target_of_the_trainer_is_the_limit(patient: Patient) -> None:
 
 def test_k1_is_signed_and_its_noise_no_step(patient: Patient, patients: ModuleType) -> None:
     noise = patients.ar1(N, 0.0, 0.1, 3)  # |k1| of 0.07 at a typical step
-    assert judge("step-too-large", patient({"actor/ppo_kl": noise - noise.mean(), "reward": FALLING})) == []
+    assert (
+        judge("step-too-large", patient({"actor/ppo_kl": noise - noise.mean(), "reward": FALLING}))
+        == []
+    )
 
 
-def test_a_kl_of_nats_needs_no_reward_when_the_weights_jumped(patient: Patient) -> None:
+def test_a_kl_of_nats_with_weights_that_jumped_is_seen_though_it_was_early(
+    patient: Patient,
+) -> None:
+    """Two of six windows are enough where two series say it; one alone needs three."""
     early = np.where(np.arange(N) < 24, 1.5, 0.001)
-    series = {"approx_kl": early, "reward": RISING, "grad/all/update_ratio": np.where(np.arange(N) < 24, 0.3, 1e-3)}
+    series = {
+        "approx_kl": early,
+        "reward": FLAT,
+        "grad/all/update_ratio": np.where(np.arange(N) < 24, 0.3, 1e-3),
+    }
     found = finding("step-too-large", patient(series))
     assert (found.severity, found.since_step) == ("warn", 0)
+    rising = finding("step-too-large", patient({**series, "reward": RISING}))
+    assert (rising.severity, rising.title[:6]) == ("info", "Watch:")
     calm = {**series, "grad/all/update_ratio": level(1e-3)}
     assert judge("step-too-large", patient(calm)) == []
-    assert finding("step-too-large", patient({**calm, "clip_fraction": level(0.9)})).severity == "warn"
+    assert (
+        finding("step-too-large", patient({**calm, "clip_fraction": level(0.9)})).severity == "warn"
+    )
 
 
 def test_large_updates_of_a_reward_that_stands_are_too_large(patient: Patient) -> None:
     assert (
-        finding("step-too-large", patient({"grad/all/update_ratio": level(0.011), "reward": FLAT})).severity == "warn"
+        finding(
+            "step-too-large", patient({"grad/all/update_ratio": level(0.011), "reward": FLAT})
+        ).severity
+        == "warn"
     )
-    assert judge("step-too-large", patient({"grad/all/update_ratio": level(0.009), "reward": FLAT})) == []
-    assert judge("step-too-large", patient({"grad/all/update_ratio": level(0.011), "reward": RISING})) == []
+    assert (
+        judge("step-too-large", patient({"grad/all/update_ratio": level(0.009), "reward": FLAT}))
+        == []
+    )
+    assert (
+        judge("step-too-large", patient({"grad/all/update_ratio": level(0.011), "reward": RISING}))
+        == []
+    )
 
 
 def test_without_a_reward_a_large_kl_is_information(patient: Patient) -> None:
@@ -135,11 +176,18 @@ def test_a_policy_that_hardly_moves_below_its_best_is_frozen(
     assert found.since_step == (25 if "learning_rate" in frozen else 0)
     assert judge("policy-frozen", patient({**moving, "reward": FLAT})) == []
     assert judge("policy-frozen", patient({**frozen, "reward": RISING})) == []
-    assert judge("policy-frozen", patient({**frozen, "reward": level(500)}, facts={"max_reward": 500})) == []
+    assert (
+        judge("policy-frozen", patient({**frozen, "reward": level(500)}, facts={"max_reward": 500}))
+        == []
+    )
 
 
 def test_a_schedule_that_ends_with_the_run_is_fine(patient: Patient) -> None:
-    series = {"learning_rate": np.linspace(1e-3, 0, N), "approx_kl": np.linspace(1e-2, 0, N), "reward": FLAT}
+    series = {
+        "learning_rate": np.linspace(1e-3, 0, N),
+        "approx_kl": np.linspace(1e-2, 0, N),
+        "reward": FLAT,
+    }
     assert judge("policy-frozen", patient(series)) == []
 
 
@@ -149,6 +197,26 @@ def test_a_schedule_that_ended_halfway_below_the_known_best_is_not(patient: Pati
     series = {"learning_rate": np.roll(rate, -3), "reward": reward}
     assert finding("policy-frozen", patient(series, facts={"max_reward": 500})).severity == "warn"
     assert judge("policy-frozen", patient(series)) == []
+
+
+def test_a_learning_rate_far_below_any_in_use_or_in_its_warm_up_all_along(
+    patient: Patient,
+) -> None:
+    tiny = finding("policy-frozen", patient({"learning_rate": level(1e-10), "reward": FLAT}))
+    assert (tiny.severity, tiny.since_step) == ("warn", 0)
+    assert judge("policy-frozen", patient({"learning_rate": level(1e-7), "reward": FLAT})) == []
+    warming = {"learning_rate": np.linspace(1e-9, 2e-7, N), "reward": FLAT}
+    found = finding("policy-frozen", patient(warming))
+    assert (found.severity, "warm-up all along" in found.title) == ("warn", True)
+    ended = {**warming, "learning_rate": np.minimum(np.linspace(1e-9, 1e-6, N), 2e-7)}
+    assert judge("policy-frozen", patient(ended)) == []
+
+
+def test_a_policy_that_is_still_its_own_reference_never_moved(patient: Patient) -> None:
+    near = {"kl_ref": level(3e-7), "reward": FLAT}
+    assert finding("policy-frozen", patient(near)).severity == "warn"
+    assert judge("policy-frozen", patient({**near, "kl_ref": level(0.0)})) == []
+    assert judge("policy-frozen", patient({**near, "kl_ref": level(1e-3)})) == []
 
 
 def test_a_kl_of_exactly_zero_was_taken_before_the_step(patient: Patient) -> None:
@@ -179,12 +247,40 @@ def test_a_kl_that_settled_does_not_run_away(patient: Patient) -> None:
 
 def test_far_out_a_reward_that_stopped_rising_is_enough(patient: Patient) -> None:
     reward = np.minimum(np.linspace(0, 1, N), 0.3) + NOISE
-    assert finding("kl-runaway", patient({"kl_ref": np.linspace(0, 3, N), "reward": reward})).severity == "warn"
-    assert judge("kl-runaway", patient({"kl_ref": np.linspace(0, 1, N), "reward": reward})) == []
+    assert (
+        finding("kl-runaway", patient({"kl_ref": np.linspace(0, 3, N), "reward": reward})).severity
+        == "warn"
+    )
+    less = finding("kl-runaway", patient({"kl_ref": np.linspace(0, 1, N), "reward": reward}))
+    assert less.severity == "info"
+
+
+def test_a_kl_that_is_high_counts_though_it_has_settled(patient: Patient) -> None:
+    settled = np.minimum(np.linspace(0, 12, N), 3.0)
+    found = finding("kl-runaway", patient({"kl_ref": settled, "reward": FLAT}))
+    assert (found.severity, found.basis) == ("warn", "heuristic")
+    assert "growing" not in found.title
+    rising = finding("kl-runaway", patient({"kl_ref": settled, "reward": RISING}))
+    assert (rising.severity, rising.title[:6]) == ("info", "Watch:")
+
+
+def test_a_kl_at_the_first_step_says_that_the_reference_is_another_model(
+    patient: Patient,
+) -> None:
+    found = finding("kl-runaway", patient({"kl_ref": level(1.1), "reward": FLAT}))
+    assert (found.severity, found.since_step) == ("warn", 0)
+    assert "first step already" in found.title
+    assert "reference" in found.fix[0]
+    near = {"kl_ref": level(0.8), "reward": FLAT}
+    assert judge("kl-runaway", patient(near)) == []
+    resumed = ({"kl_ref": level(1.1), "reward": FLAT}, {"resume_from": "checkpoint-100"})
+    assert judge("kl-runaway", patient(resumed[0], facts=resumed[1])) == []
 
 
 def test_a_kl_summed_over_completions_has_another_limit(patient: Patient) -> None:
-    assert judge("kl-runaway", patient({"objective/kl": np.linspace(0, 10, N), "reward": FLAT})) == []
+    assert (
+        judge("kl-runaway", patient({"objective/kl": np.linspace(0, 10, N), "reward": FLAT})) == []
+    )
     found = finding("kl-runaway", patient({"objective/kl": np.linspace(0, 40, N), "reward": FLAT}))
     assert "a completion" in found.title
     assert "beta" in found.fix[0]
@@ -200,8 +296,12 @@ def test_a_kl_term_as_strong_as_the_task_strangles(patient: Patient) -> None:
     assert (found.severity, found.since_step) == ("warn", 0)
 
 
-@pytest.mark.parametrize("healthy", [(1.1e-4, 0.51, FLAT), (0.9e-4, 0.49, FLAT), (0.9e-4, 0.51, RISING)])
-def test_a_kl_term_that_only_steers_does_not(patient: Patient, healthy: tuple[float, float, Any]) -> None:
+@pytest.mark.parametrize(
+    "healthy", [(1.1e-4, 0.51, FLAT), (0.9e-4, 0.49, FLAT), (0.9e-4, 0.51, RISING)]
+)
+def test_a_kl_term_that_only_steers_does_not(
+    patient: Patient, healthy: tuple[float, float, Any]
+) -> None:
     assert judge("kl-strangled", patient(chained(*healthy))) == []
 
 
@@ -225,19 +325,31 @@ def test_one_exploded_ratio_is_information_and_three_are_a_warning(patient: Pati
     found = finding("ratio-explosion", patient({"ratio/max": ratio, "reward": FLAT}))
     assert (found.severity, found.since_step) == ("info", 20)
     ratio[[30, 40]] = 40.0
-    assert finding("ratio-explosion", patient({"ratio/max": ratio, "reward": FLAT})).severity == "warn"
-    assert finding("ratio-explosion", patient({"ratio/max": ratio, "reward": RISING})).severity == "info"
+    assert (
+        finding("ratio-explosion", patient({"ratio/max": ratio, "reward": FLAT})).severity == "warn"
+    )
+    assert (
+        finding("ratio-explosion", patient({"ratio/max": ratio, "reward": RISING})).severity
+        == "info"
+    )
     assert judge("ratio-explosion", patient({"ratio/max": level(9.9), "reward": FLAT})) == []
 
 
 def test_an_infinite_ratio_is_a_warning_at_once(patient: Patient) -> None:
     ratio = level(1.5)
     ratio[20] = math.inf
-    assert finding("ratio-explosion", patient({"ratio/max": ratio, "reward": RISING})).severity == "warn"
+    assert (
+        finding("ratio-explosion", patient({"ratio/max": ratio, "reward": RISING})).severity
+        == "warn"
+    )
 
 
 def test_the_event_of_the_meter_counts(patient: Patient) -> None:
-    events = [Event(step=7, kind="ratio-explosion", message="a policy ratio of 35", detail={"ratio": 35.0})]
+    events = [
+        Event(
+            step=7, kind="ratio-explosion", message="a policy ratio of 35", detail={"ratio": 35.0}
+        )
+    ]
     found = finding("ratio-explosion", patient({"reward": FLAT}, events=events))
     assert (found.severity, found.since_step) == ("info", 7)
     assert "35 at step 7" in found.title
@@ -248,15 +360,25 @@ def test_a_saturated_clip_counts_with_a_reward_that_stands_or_falls(patient: Pat
     for reward in (FLAT, LOST):
         found = finding("ppo-clip-saturated", patient({"clip_fraction": share, "reward": reward}))
         assert (found.severity, found.since_step) == ("warn", 10)
-    assert judge("ppo-clip-saturated", patient({"clip_fraction": level(0.29), "reward": FLAT})) == []
+    assert (
+        judge("ppo-clip-saturated", patient({"clip_fraction": level(0.29), "reward": FLAT})) == []
+    )
     assert judge("ppo-clip-saturated", patient({"clip_fraction": share, "reward": RISING})) == []
-    assert judge("ppo-clip-saturated", patient({"clip_fraction": share})) == []
-    assert finding("ppo-clip-saturated", patient({"clip_fraction": level(0.41)})).severity == "info"
+    half = finding("ppo-clip-saturated", patient({"clip_fraction": level(0.5), "reward": RISING}))
+    assert (half.severity, half.title[:6]) == ("info", "Watch:")
+    assert finding("ppo-clip-saturated", patient({"clip_fraction": share})).severity == "info"
+    assert finding("ppo-clip-saturated", patient({"clip_fraction": level(0.41)})).severity == "warn"
 
 
 def test_clips_mostly_from_below_count_too(patient: Patient) -> None:
     def run(low: float, high: float, reward: Any = FLAT) -> Run:
-        return patient({"clip_ratio/low_mean": level(low), "clip_ratio/high_mean": level(high), "reward": reward})
+        return patient(
+            {
+                "clip_ratio/low_mean": level(low),
+                "clip_ratio/high_mean": level(high),
+                "reward": reward,
+            }
+        )
 
     assert "from below" in finding("ppo-clip-saturated", run(0.06, 0.02)).title
     assert judge("ppo-clip-saturated", run(0.06, 0.021)) == []
@@ -276,7 +398,9 @@ def test_clips_mostly_from_below_count_too(patient: Patient) -> None:
         ({"approx_kl": np.linspace(0.001, 0.06, N)}, {"approx_kl": np.linspace(0.001, 0.05, N)}),
     ],
 )
-def test_data_of_another_policy_is_stale(patient: Patient, stale: dict[str, Any], fresh: dict[str, Any]) -> None:
+def test_data_of_another_policy_is_stale(
+    patient: Patient, stale: dict[str, Any], fresh: dict[str, Any]
+) -> None:
     found = finding("stale-data", patient({**stale, "reward": FLAT}))
     assert found.severity == "warn"
     assert found.since_step is not None
@@ -288,7 +412,10 @@ def test_data_of_another_policy_is_stale(patient: Patient, stale: dict[str, Any]
 
 def test_a_kl_that_grows_with_its_learning_rate_is_a_warm_up(patient: Patient) -> None:
     ramp = np.linspace(0.001, 0.06, N)
-    assert judge("stale-data", patient({"approx_kl": ramp, "learning_rate": ramp, "reward": FLAT})) == []
+    assert (
+        judge("stale-data", patient({"approx_kl": ramp, "learning_rate": ramp, "reward": FLAT}))
+        == []
+    )
 
 
 def test_a_kl_that_grows_over_the_epochs_of_a_rollout_is_information(tmp_path: Path) -> None:
@@ -296,8 +423,13 @@ def test_a_kl_that_grows_over_the_epochs_of_a_rollout_is_information(tmp_path: P
         with Writer(tmp_path / name, facts={}) as writer:
             for step in range(80):
                 rollout, epoch = divmod(step, 4)
-                values = {"approx_kl": 0.005 + (last - 0.005) * epoch / 3, "reward": 0.3 + 0.01 * math.sin(step)}
-                writer.put(Row(step=step, wall_time=0.0, values=values, rollout=rollout, epoch=epoch))
+                values = {
+                    "approx_kl": 0.005 + (last - 0.005) * epoch / 3,
+                    "reward": 0.3 + 0.01 * math.sin(step),
+                }
+                writer.put(
+                    Row(step=step, wall_time=0.0, values=values, rollout=rollout, epoch=epoch)
+                )
         return load(tmp_path / name)
 
     found = finding("stale-data", run("stale", 0.06))
@@ -310,20 +442,6 @@ def test_a_kl_that_grows_over_the_epochs_of_a_rollout_is_information(tmp_path: P
 
 
 @pytest.mark.parametrize("id", IDS)
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0.0, 1e100, -1e-100])
-@pytest.mark.parametrize("n", [1, 9, 30])
-def test_no_series_makes_a_rule_fail(planted: ModuleType, id: str, value: float, n: int) -> None:
-    names = (
-        "reward", "approx_kl", "grad/all/update_ratio", "learning_rate", "kl_ref", "ratio/max", "clip_fraction",
-        "clip_fraction_low", "clip_fraction_high", "ess", "importance_weight", "grad/all/term/policy/norm",
-        "grad/all/term/kl/norm",
-    )  # fmt: skip
-    for good in (0.0, 1.0):
-        rows = {step: dict.fromkeys(names, value if step % 2 else good) for step in range(-1, n - 1)}
-        judge(id, planted.log(rows))
-
-
-@pytest.mark.parametrize("id", IDS)
 def test_a_rule_without_its_metrics_says_how_to_get_them(id: str, patient: Patient) -> None:
     found = judge(id, patient({"time/fps": level(1.0)}))
     assert isinstance(found, Skipped)
@@ -333,12 +451,20 @@ def test_a_rule_without_its_metrics_says_how_to_get_them(id: str, patient: Patie
 
 @pytest.mark.parametrize("phi", [0.0, 0.5, 0.9])
 @pytest.mark.parametrize("n", [50, 500])
-def test_healthy_noise_is_no_finding(patients: ModuleType, planted: ModuleType, phi: float, n: int) -> None:
+def test_healthy_noise_is_no_finding(
+    patients: ModuleType, planted: ModuleType, phi: float, n: int
+) -> None:
     alarms = []
     for seed in range(4):
         run = planted.log(healthy(patients, n, phi, seed))
         found = [judge(id, run) for id in IDS]
-        alarms += [each for some in found if not isinstance(some, Skipped) for each in some if each.severity != "info"]
+        alarms += [
+            each
+            for some in found
+            if not isinstance(some, Skipped)
+            for each in some
+            if each.severity != "info"
+        ]
     assert alarms == []
 
 
@@ -371,7 +497,10 @@ def signed(size: float, seed: int = 0) -> Any:
 
 def test_a_signed_kl_whose_median_is_near_zero_is_no_frozen_policy(patient: Patient) -> None:
     assert judge("policy-frozen", patient({"actor/ppo_kl": signed(5e-4), "reward": FLAT})) == []
-    assert finding("policy-frozen", patient({"actor/ppo_kl": signed(1e-5), "reward": FLAT})).severity == "warn"
+    assert (
+        finding("policy-frozen", patient({"actor/ppo_kl": signed(1e-5), "reward": FLAT})).severity
+        == "warn"
+    )
 
 
 def test_a_kl_taken_before_the_only_step_is_excused_by_a_reference_left_behind_or_an_entropy_on_its_way(
@@ -379,7 +508,9 @@ def test_a_kl_taken_before_the_only_step_is_excused_by_a_reference_left_behind_o
 ) -> None:
     tiny = {"actor/ppo_kl": signed(1e-6), "reward": FLAT}
     falls = np.linspace(0.5, 0.2, N) + 0.01 * NOISE
-    assert judge("policy-frozen", patient({**tiny, "actor/kl_loss": np.linspace(0.0, 0.02, N)})) == []
+    assert (
+        judge("policy-frozen", patient({**tiny, "actor/kl_loss": np.linspace(0.0, 0.02, N)})) == []
+    )
     assert judge("policy-frozen", patient({**tiny, "actor/entropy": falls})) == []
     stands = {"actor/kl_loss": level(1e-5), "actor/entropy": 0.5 + 0.01 * NOISE}
     assert finding("policy-frozen", patient({**tiny, **stands})).severity == "warn"
@@ -388,12 +519,23 @@ def test_a_kl_taken_before_the_only_step_is_excused_by_a_reference_left_behind_o
 def test_a_policy_whose_schedule_ended_near_a_maximum_of_zero_is_done(patient: Patient) -> None:
     rate = np.where(np.arange(N) < 20, 3e-4, 0.0)
     learnt = np.minimum(-1400.0 + 80.0 * np.arange(N), -100.0) + NOISE
-    assert judge("policy-frozen", patient({"learning_rate": rate, "reward": learnt}, facts={"max_reward": 0})) == []
+    assert (
+        judge(
+            "policy-frozen",
+            patient({"learning_rate": rate, "reward": learnt}, facts={"max_reward": 0}),
+        )
+        == []
+    )
     short = np.minimum(-1400.0 + 80.0 * np.arange(N), -700.0) + NOISE
-    assert finding("policy-frozen", patient({"learning_rate": rate, "reward": short}, facts={"max_reward": 0}))
+    assert finding(
+        "policy-frozen", patient({"learning_rate": rate, "reward": short}, facts={"max_reward": 0})
+    )
 
 
-JUMPED = {"grad/all/update_ratio": [1.5, 0.02] + [1e-4] * 28, "reward": [-3.5, -70.0] + [-60.0] * 14 + [-3.0] * 14}
+JUMPED = {
+    "grad/all/update_ratio": [1.5, 0.02] + [1e-4] * 28,
+    "reward": [-3.5, -70.0] + [-60.0] * 14 + [-3.0] * 14,
+}
 
 
 def test_one_step_that_replaces_the_network_is_proved_and_critical(patient: Patient) -> None:
@@ -420,6 +562,8 @@ def test_a_reward_lost_at_one_stroke_after_a_far_step_is_critical(patient: Patie
     reward = np.where(np.arange(N) <= 4, 0.4, 0.0) + 0.01 * np.sin(np.arange(N))
     found = finding("step-too-large", patient({"approx_kl": kl, "reward": reward}))
     assert (found.severity, found.since_step) == ("critical", 4)
-    assert judge("step-too-large", patient({"approx_kl": np.minimum(kl, 0.1), "reward": reward})) == []
+    assert (
+        judge("step-too-large", patient({"approx_kl": np.minimum(kl, 0.1), "reward": reward})) == []
+    )
     back = np.where(np.arange(N) < 20, reward, 0.4)
     assert judge("step-too-large", patient({"approx_kl": kl, "reward": back})) == []

@@ -1,37 +1,47 @@
-"""Imports point down, and the reading arm never sees torch."""
+"""Imports point down, the core stands without the labs, and the reading arm never sees torch."""
 
 from __future__ import annotations
 
 import ast
+import json
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import gradiometer
+import gradiometer_labs
 
 SOURCE = Path(gradiometer.__file__).parent
+LABS = Path(gradiometer_labs.__file__).parent
 
 # Lower rooms first: a module may import from its own room and from those before it.
 ROOMS = (
-    ("version", "errors", "extras", "words"),
+    ("version", "errors", "extras", "names", "words"),
     ("metrics", "records"),
     ("maths",),
     ("store",),
     ("doctor",),
     ("capture",),
     ("probes",),
+    ("charts",),
     ("plots",),
     ("dashboard",),
     ("integrations",),
-    ("labs",),
     ("cli",),
 )
 LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}
-# The front door shows what lies behind it; the labs and the command line come in through it.
+# The front door shows what lies behind it; the command line comes in through it.
 DOORS = {"__init__", "__main__"}
-FRAMEWORKS = {"torch", "gymnasium", "omegaconf", "matplotlib", "fastapi", "plotly", "wandb", "pandas"}
+FRAMEWORKS = {
+    "torch",
+    "gymnasium",
+    "omegaconf",
+    "matplotlib",
+    "fastapi",
+    "plotly",
+    "wandb",
+    "pandas",
+}
 
 
 def room_of(file: Path) -> str:
@@ -53,49 +63,122 @@ def imported_rooms(file: Path) -> set[str]:
 FILES = sorted(SOURCE.rglob("*.py"))
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(SOURCE)))
-def test_imports_point_down(file: Path) -> None:
-    room = room_of(file)
-    if room in DOORS:
-        return
-    assert room in LEVEL, f"{file} is in no room of the plan"
-    upward = {other for other in imported_rooms(file) if LEVEL[other] > LEVEL[room]}
-    assert not upward, f"{file} reaches up into {upward}"
+def test_every_file_is_in_a_room_of_the_plan() -> None:
+    assert {room_of(file) for file in FILES} <= LEVEL.keys() | DOORS
+
+
+def test_imports_point_down() -> None:
+    upward = [
+        f"{file.relative_to(SOURCE)} reaches up into {other}"
+        for file in FILES
+        if room_of(file) not in DOORS
+        for other in sorted(imported_rooms(file))
+        if LEVEL[other] > LEVEL[room_of(file)]
+    ]
+    assert upward == []
+
+
+def imported_when_loaded(file: Path) -> set[str]:
+    """The modules a file imports when it is loaded itself: not in a function, not for types."""
+    found: set[str] = set()
+    nodes: list[ast.AST] = [ast.parse(file.read_text(encoding="utf-8"))]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add(node.module or "")
+        late = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        typing = isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
+        nodes += [] if late or typing else ast.iter_child_nodes(node)
+    return found
+
+
+def test_the_core_is_loaded_without_the_labs() -> None:
+    """They are a distribution of their own, so only a function that needs them imports them."""
+    needs_labs = [
+        file
+        for file in FILES
+        if any(name.partition(".")[0] == LABS.name for name in imported_when_loaded(file))
+    ]
+    assert needs_labs == []
+
+
+def test_of_the_labs_only_their_commands_reach_into_the_command_line() -> None:
+    labs = sorted(LABS.rglob("*.py"))
+    reach = {file.relative_to(LABS).parts[0] for file in labs if "cli" in imported_rooms(file)}
+    assert reach == {"cli"}
+
+
+def test_the_guard_sees_what_is_imported_when_a_file_is_loaded(tmp_path: Path) -> None:
+    file = tmp_path / "x.py"
+    file.write_text(
+        "try:\n    import a.b\nexcept ImportError:\n    from c.d import e\n"
+        "if TYPE_CHECKING:\n    import f\n"
+        "def g():\n    import h\n"
+        "class I:\n    import j\n"
+    )
+    assert imported_when_loaded(file) == {"a.b", "c.d", "j"}
 
 
 def test_the_guard_sees_an_upward_import(tmp_path: Path) -> None:
     file = tmp_path / "x.py"
-    file.write_text("def f():\n    from gradiometer.cli.main import main\n    from gradiometer import labs\n")
-    assert imported_rooms(file) == {"cli", "labs"}
+    file.write_text(
+        "def f():\n    from gradiometer.cli.main import main\n    from gradiometer import doctor\n"
+    )
+    assert imported_rooms(file) == {"cli", "doctor"}
 
 
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "import gradiometer",
-        "import gradiometer; gradiometer.load; gradiometer.Run; gradiometer.UsageError",
-        "import gradiometer.cli.main",
-        "import gradiometer.cli.show, gradiometer.cli.metrics, gradiometer.cli.env, gradiometer.cli.labs",
-        "import gradiometer.cli.prune, gradiometer.cli.train, gradiometer.cli.demo",
-        "import gradiometer.cli.compare, gradiometer.store.comparison, gradiometer.cli.serve, gradiometer.cli.run",
-        "import gradiometer.cli.plot, gradiometer.cli.figure, gradiometer.store.importers",
-        "import gradiometer.cli.export, gradiometer.cli.import_, gradiometer.store.intake",
-        "import gradiometer.cli.experts, gradiometer.doctor.experts.judge, gradiometer.cli.audit",
-        "import gradiometer.cli.doctor, gradiometer.doctor.live, gradiometer.doctor.report.page",
-        "from gradiometer.doctor.rule import rules; rules()",
-        "import gradiometer.labs, gradiometer.labs.faults, gradiometer.store.writer, gradiometer.store.reader",
-    ],
-)
-def test_the_reading_arm_imports_no_framework(statement: str) -> None:
-    code = f"import sys; {statement}; print(' '.join(sorted({{m.partition('.')[0] for m in sys.modules}})))"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert not FRAMEWORKS & set(loaded)
+READING = [
+    "import gradiometer",
+    "import gradiometer; gradiometer.load; gradiometer.Run; gradiometer.UsageError",
+    "import gradiometer.cli.main",
+    (
+        "import gradiometer.cli.show, gradiometer.cli.metrics, gradiometer.cli.env,"
+        " gradiometer_labs.cli.labs"
+    ),
+    "import gradiometer.cli.prune, gradiometer_labs.cli.train, gradiometer_labs.cli.demo",
+    (
+        "import gradiometer.cli.compare, gradiometer.store.comparison, gradiometer.cli.serve,"
+        " gradiometer.cli.run"
+    ),
+    "import gradiometer.charts.terms, gradiometer.charts.estimators, gradiometer.charts.experts",
+    "import gradiometer.cli.plot, gradiometer.cli.figure, gradiometer.store.importers",
+    "import gradiometer.cli.export, gradiometer.cli.import_, gradiometer.store.import_log",
+    "import gradiometer.cli.experts, gradiometer.doctor.experts.judge, gradiometer.cli.audit",
+    "import gradiometer.cli.doctor, gradiometer.doctor.live, gradiometer.charts.page",
+    "from gradiometer.doctor.rule import rules; rules()",
+    (
+        "import gradiometer_labs, gradiometer_labs.faults, gradiometer.store.writer,"
+        " gradiometer.store.reader"
+    ),
+]
+NOTICE = """
+import json, sys
+told = {}
+for statement in json.loads(sys.argv[1]):
+    before = set(sys.modules)
+    exec(statement)
+    told[statement] = sorted({name.partition(".")[0] for name in set(sys.modules) - before})
+print(json.dumps(told))
+"""
 
 
-def test_the_dashboard_draws_without_torch_and_matplotlib() -> None:
-    code = "import sys, gradiometer.dashboard.app; print(' '.join({m.partition('.')[0] for m in sys.modules}))"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert not (FRAMEWORKS - {"fastapi"}) & set(loaded)
+def test_the_reading_arm_imports_no_framework() -> None:
+    """All in one process: whoever imports a framework first is named."""
+    dashboard = "import gradiometer.dashboard.app"
+    done = subprocess.run(
+        [sys.executable, "-c", NOTICE, json.dumps([*READING, dashboard])],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    loaded = {
+        statement: FRAMEWORKS.intersection(found)
+        for statement, found in json.loads(done.stdout).items()
+    }
+    assert loaded.pop(dashboard) == {"fastapi"}  # it draws without torch and matplotlib
+    assert {statement: found for statement, found in loaded.items() if found} == {}
 
 
 def test_no_file_is_called_utils() -> None:

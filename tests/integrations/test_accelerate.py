@@ -16,6 +16,8 @@ from torch import nn
 
 import gradiometer as gm
 
+pytestmark = pytest.mark.slow
+
 STEPS, MAX_NORM = 6, 0.05
 
 
@@ -28,10 +30,18 @@ def _no_shared_state() -> Iterator[None]:
 
 
 def train(
-    run: str | None, *, accumulation: int = 1, precision: str = "no", fails_at: int | None = None, **options: Any
+    run: str | None,
+    *,
+    accumulation: int = 1,
+    precision: str = "no",
+    fails_at: int | None = None,
+    **options: Any,
 ) -> tuple[nn.Module, list[float]]:
-    """The loop of accelerate's documentation. The weights, and each norm that `clip_grad_norm_` gave back."""
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulation, mixed_precision=precision)
+    """The loop of accelerate's documentation. The weights, and each norm that `clip_grad_norm_`
+    gave back."""
+    accelerator = Accelerator(
+        cpu=True, gradient_accumulation_steps=accumulation, mixed_precision=precision
+    )
     torch.manual_seed(0)
     model: Any = nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Dropout(0.1), nn.Linear(16, 2))
     data = torch.utils.data.TensorDataset(torch.randn(4 * STEPS * accumulation, 5))
@@ -39,7 +49,11 @@ def train(
     loader = torch.utils.data.DataLoader(data, batch_size=4)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     norms: list[float] = []
-    watching: Any = nullcontext() if run is None else gm.watch(model, optimizer, run=run, budget=None, **options)
+    watching: Any = (
+        nullcontext()
+        if run is None
+        else gm.watch(model, optimizer, run=run, budget=None, **options)
+    )
     with watching as meter:
         for (x,) in loader:
             with accelerator.accumulate(model):
@@ -56,7 +70,9 @@ def train(
     return model, norms
 
 
-@pytest.mark.parametrize(("accumulation", "precision"), [(1, "no"), (3, "no"), (1, "bf16"), (2, "bf16")])
+@pytest.mark.parametrize(
+    ("accumulation", "precision"), [(1, "no"), (3, "no"), (1, "bf16"), (2, "bf16")]
+)
 def test_the_stages_are_those_of_the_optimizers_steps(accumulation: int, precision: str) -> None:
     _, norms = train("run", accumulation=accumulation, precision=precision)
 
@@ -64,7 +80,9 @@ def test_the_stages_are_those_of_the_optimizers_steps(accumulation: int, precisi
     steps, raw = run.series("grad/all/norm/raw")
     assert steps.tolist() == list(range(STEPS))
     np.testing.assert_allclose(raw, norms, rtol=1e-5)
-    np.testing.assert_allclose(run.series("grad/all/norm/clipped")[1], np.minimum(raw, MAX_NORM), rtol=1e-4)
+    np.testing.assert_allclose(
+        run.series("grad/all/norm/clipped")[1], np.minimum(raw, MAX_NORM), rtol=1e-4
+    )
     assert raw.max() > MAX_NORM
     assert (run.series("grad/all/norm/update")[1] > 0).all()
     assert run.series("loss")[0].tolist() == list(range(STEPS))
@@ -75,7 +93,9 @@ def test_the_stages_are_those_of_the_optimizers_steps(accumulation: int, precisi
 
 @pytest.mark.parametrize(("accumulation", "precision"), [(1, "no"), (3, "no"), (2, "bf16")])
 def test_the_trained_weights_are_the_same_bits(accumulation: int, precision: str) -> None:
-    plain, watched = (train(run, accumulation=accumulation, precision=precision)[0] for run in (None, "run"))
+    plain, watched = (
+        train(run, accumulation=accumulation, precision=precision)[0] for run in (None, "run")
+    )
 
     pairs = zip(plain.parameters(), watched.parameters(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
@@ -84,7 +104,9 @@ def test_the_trained_weights_are_the_same_bits(accumulation: int, precision: str
 def test_an_exception_a_resumed_run_and_a_second_one_in_one_process() -> None:
     with pytest.raises(OSError, match="the disk is gone"):
         train("run", fails_at=3)
-    assert [event.message for event in gm.load("run").events("exception")] == ["OSError: the disk is gone"]
+    assert [event.message for event in gm.load("run").events("exception")] == [
+        "OSError: the disk is gone"
+    ]
     train("run", resume=1)
     train("another")
 
@@ -123,8 +145,9 @@ if rank == 0:
 """
 
 
-@pytest.mark.slow
-def test_several_processes_give_the_norm_of_the_averaged_gradient(ranks: Any, tmp_path: Path) -> None:
+def test_several_processes_give_the_norm_of_the_averaged_gradient(
+    ranks: Any, tmp_path: Path
+) -> None:
     (output, _), _ = ranks(RANKS, 2, tmp_path / "run")
 
     steps, raw = gm.load(tmp_path / "run").series("grad/all/norm/raw")

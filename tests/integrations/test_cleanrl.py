@@ -1,4 +1,5 @@
-"""examples/11_cleanrl.py, a script of CleanRL's shape: the same weights as without Gradiometer, and its terms."""
+"""examples/11_cleanrl.py, a script of CleanRL's shape: the same weights as without Gradiometer, and
+its terms."""
 
 from __future__ import annotations
 
@@ -53,7 +54,9 @@ def watched(*args: Any, **options: Any) -> Any:
 
 
 def test_the_script_has_the_same_weights_with_and_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "cleanrl", SimpleNamespace())  # dataclasses look their module up
+    monkeypatch.setitem(
+        __import__("sys").modules, "cleanrl", SimpleNamespace()
+    )  # dataclasses look their module up
     bare = script_run(lambda *_, **__: Absent())
     stream = torch.get_rng_state()
     with_meter = script_run(watched)
@@ -66,7 +69,9 @@ def test_the_script_has_the_same_weights_with_and_without(monkeypatch: pytest.Mo
     assert run.series("grad/all/term/additivity_error")[1].max() < 1e-5
     assert run.series("grad/all/clip/threshold")[1].tolist() == [0.5] * 48
     where = run.steps()
-    assert where["epoch"].tolist() == [epoch for _ in range(3) for epoch in (0, 1, 2, 3) for _ in range(4)]
+    assert where["epoch"].tolist() == [
+        epoch for _ in range(3) for epoch in (0, 1, 2, 3) for _ in range(4)
+    ]
     assert where["env_steps"].tolist() == [512.0] * 16 + [1024.0] * 16 + [1536.0] * 16
     assert len(run.series("losses/policy_loss")[0]) == 3
     assert {"charts/episodic_return", "grad/actor/term/entropy/share"} <= set(run.names())

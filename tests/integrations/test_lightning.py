@@ -1,4 +1,5 @@
-"""Lightning's own trainer, both ways of optimising: what is measured is what a hand computes, and nothing else moves."""
+"""Lightning's own trainer, both ways of optimising: what is measured is what a hand computes, and
+nothing else moves."""
 
 from __future__ import annotations
 
@@ -34,11 +35,14 @@ from lightning.pytorch.loggers import CSVLogger
 from gradiometer.integrations.lightning import GradiometerCallback
 
 pytestmark = [
+    pytest.mark.slow,
     # a part of torch that is going away, and Lightning's advice for trainings larger than ours
     pytest.mark.filterwarnings("ignore:.*isinstance\\(treespec, LeafSpec\\)"),
     pytest.mark.filterwarnings("ignore:The '.*_dataloader' does not have many workers"),
     pytest.mark.filterwarnings("ignore:The number of training batches"),
-    pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`"),
+    pytest.mark.filterwarnings(
+        "ignore:You defined a `validation_step` but have no `val_dataloader`"
+    ),
 ]
 QUIET: dict[str, Any] = {
     "accelerator": "cpu",
@@ -56,7 +60,9 @@ def batches(count: int = BATCHES) -> DataLoader[Any]:
 
 
 def norm(tensors: Iterator[Tensor | None]) -> float:
-    return float(torch.stack([x.double().square().sum() for x in tensors if x is not None]).sum().sqrt())
+    return float(
+        torch.stack([x.double().square().sum() for x in tensors if x is not None]).sum().sqrt()
+    )
 
 
 def gradient_norm(module: nn.Module) -> float:
@@ -69,7 +75,9 @@ class Automatic(pl.LightningModule):
     def __init__(self, lr: float = 0.1, width: int = 8) -> None:
         super().__init__()
         self.save_hyperparameters()
-        self.net = nn.Sequential(nn.Linear(6, width), nn.BatchNorm1d(width), nn.Dropout(0.1), nn.Linear(width, 1))
+        self.net = nn.Sequential(
+            nn.Linear(6, width), nn.BatchNorm1d(width), nn.Dropout(0.1), nn.Linear(width, 1)
+        )
         self.by_hand: dict[str, list[float]] = {"raw": [], "clipped": [], "update": []}
         self._before: list[Tensor] = []
 
@@ -112,7 +120,10 @@ class Manual(pl.LightningModule):
         super().__init__()
         self.automatic_optimization = False
         self.delay = delay
-        self.actor, self.critic = nn.Linear(6, 2), nn.Sequential(nn.Linear(8, 4), nn.Tanh(), nn.Linear(4, 1))
+        self.actor, self.critic = (
+            nn.Linear(6, 2),
+            nn.Sequential(nn.Linear(8, 4), nn.Tanh(), nn.Linear(4, 1)),
+        )
         self.by_hand: dict[str, list[float]] = {
             "actor/raw": [],
             "actor/clipped": [],
@@ -149,10 +160,18 @@ class Manual(pl.LightningModule):
             self.untoggle_optimizer(actor)
 
     def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.actor.parameters(), lr=0.1), torch.optim.Adam(self.critic.parameters(), lr=0.01)
+        return torch.optim.SGD(self.actor.parameters(), lr=0.1), torch.optim.Adam(
+            self.critic.parameters(), lr=0.01
+        )
 
 
-def fit(module: pl.LightningModule, *callbacks: Any, validate: bool = False, ckpt: Any = None, **options: Any) -> Any:
+def fit(
+    module: pl.LightningModule,
+    *callbacks: Any,
+    validate: bool = False,
+    ckpt: Any = None,
+    **options: Any,
+) -> Any:
     trainer = pl.Trainer(**{**QUIET, "max_epochs": 1, "callbacks": list(callbacks), **options})
     trainer.fit(module, batches(), batches(2) if validate else None, ckpt_path=ckpt)
     return trainer
@@ -169,19 +188,27 @@ def series(name: str, run: str | Path = "run") -> tuple[list[int], list[float]]:
 
 def test_three_lines_are_enough() -> None:
     torch.manual_seed(0)
-    pl.Trainer(callbacks=GradiometerCallback(run="run"), max_epochs=1, **QUIET).fit(Automatic(), batches())
+    pl.Trainer(callbacks=GradiometerCallback(run="run"), max_epochs=1, **QUIET).fit(
+        Automatic(), batches()
+    )
     assert len(series("grad/all/norm/raw")[0])
     assert not gm.load("run").events("fault")
 
 
 @pytest.mark.parametrize("accumulated", [1, 3])
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
-@pytest.mark.parametrize(("algorithm", "threshold"), [("norm", 0.5), ("norm", 1e6), ("value", 0.05), (None, None)])
+@pytest.mark.parametrize(
+    ("algorithm", "threshold"), [("norm", 0.5), ("norm", 1e6), ("value", 0.05), (None, None)]
+)
 def test_each_stage_is_what_a_hand_computes(
     algorithm: str | None, threshold: float | None, precision: str, accumulated: int
 ) -> None:
     torch.manual_seed(0)
-    given = {"gradient_clip_val": threshold, "gradient_clip_algorithm": algorithm, "precision": precision}
+    given = {
+        "gradient_clip_val": threshold,
+        "gradient_clip_algorithm": algorithm,
+        "precision": precision,
+    }
     module = Automatic()
     fit(module, watching(), max_epochs=2, accumulate_grad_batches=accumulated, **given)
     stages = {"raw", "update"} | ({"clipped"} if threshold else set())
@@ -211,7 +238,9 @@ def test_accumulated_batches_are_told_apart_and_counted_in_samples() -> None:
 
 
 @pytest.mark.parametrize("delay", [1, 2])
-def test_manual_optimisation_counts_rounds_where_lightning_counts_steps_of_all_optimizers(delay: int) -> None:
+def test_manual_optimisation_counts_rounds_where_lightning_counts_steps_of_all_optimizers(
+    delay: int,
+) -> None:
     torch.manual_seed(0)
     module = Manual(delay)
     trainer = fit(module, callback := watching())
@@ -219,7 +248,9 @@ def test_manual_optimisation_counts_rounds_where_lightning_counts_steps_of_all_o
     steps, values = series("grad/critic/norm/raw")
     assert steps == list(range(BATCHES))
     np.testing.assert_allclose(values, module.by_hand["critic/raw"], rtol=1e-5)
-    np.testing.assert_allclose(series("grad/critic/norm/update")[1], module.by_hand["critic/update"], rtol=1e-5)
+    np.testing.assert_allclose(
+        series("grad/critic/norm/update")[1], module.by_hand["critic/update"], rtol=1e-5
+    )
     for stage in ("raw", "clipped"):
         steps, values = series(f"grad/actor/norm/{stage}")
         assert steps == list(range(delay - 1, BATCHES, delay))
@@ -284,14 +315,20 @@ def test_every_value_that_lightning_logs_is_read_once_at_its_step(
     interval: float, accumulated: int, tmp_path: Path
 ) -> None:
     torch.manual_seed(0)
-    every = {"log_every_n_steps": 1, "accumulate_grad_batches": accumulated, "val_check_interval": interval}
+    every = {
+        "log_every_n_steps": 1,
+        "accumulate_grad_batches": accumulated,
+        "val_check_interval": interval,
+    }
     logger = CSVLogger(str(tmp_path / "logs"))
     fit(Talkative(), watching(), validate=True, max_epochs=2, logger=logger, **every)
     theirs, ours = read_csv(tmp_path / "logs"), points()
     assert ours.keys() == theirs.keys() - {"bar"}
     for name in theirs.keys() - {"epoch", "rarely"}:  # which Lightning repeats
         assert [step for step, _ in ours[name]] == [step for step, _ in theirs[name]], name
-        np.testing.assert_allclose([x for _, x in ours[name]], [x for _, x in theirs[name]], rtol=1e-6)
+        np.testing.assert_allclose(
+            [x for _, x in ours[name]], [x for _, x in theirs[name]], rtol=1e-6
+        )
 
 
 def test_values_logged_now_and_then_are_not_repeated() -> None:
@@ -310,7 +347,9 @@ def test_lightning_logs_the_same_with_and_without_the_callback(tmp_path: Path) -
     def logged(name: str, *callbacks: Any) -> str:
         torch.manual_seed(0)
         logger = CSVLogger(str(tmp_path / name))
-        trainer = fit(Talkative(), *callbacks, validate=True, logger=logger, log_every_n_steps=2, max_epochs=2)
+        trainer = fit(
+            Talkative(), *callbacks, validate=True, logger=logger, log_every_n_steps=2, max_epochs=2
+        )
         assert trainer.loggers == [logger]
         return next((tmp_path / name).rglob("metrics.csv")).read_text(encoding="utf-8")
 
@@ -330,14 +369,19 @@ def test_a_fast_dev_run_is_a_run_of_one_step() -> None:
     assert series("val/loss")[0] == [0]
 
 
-def test_hyperparameters_and_settings_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hyperparameters_and_settings_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PL_GLOBAL_SEED", "7")
     fit(Automatic(lr=0.03), watching(config={"width": "mine"}), gradient_clip_val=0.5)
     facts = gm.load("run").facts
     assert facts["seed"] == 7
     config = facts["config"]
     assert (config["lr"], config["width"]) == (0.03, "mine")
-    assert (config["trainer"]["module"], config["trainer"]["gradient_clip_val"]) == ("Automatic", 0.5)
+    assert (config["trainer"]["module"], config["trainer"]["gradient_clip_val"]) == (
+        "Automatic",
+        0.5,
+    )
     fit(Automatic(), watching("other", seed=3))
     assert gm.load("other").facts["seed"] == 3
 
@@ -345,16 +389,26 @@ def test_hyperparameters_and_settings_are_kept(tmp_path: Path, monkeypatch: pyte
 # The observer does not disturb.
 
 
-def state_after(module: type[pl.LightningModule], *callbacks: Any, **options: Any) -> dict[str, Any]:
+def state_after(
+    module: type[pl.LightningModule], *callbacks: Any, **options: Any
+) -> dict[str, Any]:
     torch.manual_seed(0)
     np.random.seed(0)
     random.seed(0)
     made = module()
     fit(made, *callbacks, validate=module is Automatic, max_epochs=3, **options)
-    states = {f"{i}/{j}/{key}": x for i, one in enumerate(made.trainer.optimizers) for j, held in enumerate(one.state.values())
-              for key, x in held.items()}  # fmt: skip
+    states = {
+        f"{i}/{j}/{key}": x
+        for i, one in enumerate(made.trainer.optimizers)
+        for j, held in enumerate(one.state.values())
+        for key, x in held.items()
+    }
     grads = {f"{name}.grad": p.grad for name, p in made.named_parameters() if p.grad is not None}
-    streams = {"torch": torch.get_rng_state(), "numpy": np.random.random(), "python": random.random()}
+    streams = {
+        "torch": torch.get_rng_state(),
+        "numpy": np.random.random(),
+        "python": random.random(),
+    }
     return {**made.state_dict(), **states, **grads, **streams}
 
 
@@ -367,16 +421,25 @@ def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
 LOOPS: dict[str, tuple[type[pl.LightningModule], dict[str, Any]]] = {
     "automatic": (Automatic, {"gradient_clip_val": 0.1}),
     "by value, accumulated": (
-        Automatic, {"gradient_clip_val": 0.05, "gradient_clip_algorithm": "value", "accumulate_grad_batches": 2},
+        Automatic,
+        {
+            "gradient_clip_val": 0.05,
+            "gradient_clip_algorithm": "value",
+            "accumulate_grad_batches": 2,
+        },
     ),
     "bf16": (Automatic, {"precision": "bf16-mixed"}),
     "manual": (Manual, {}),
-}  # fmt: skip
+}
 
 
-@pytest.mark.parametrize("options", [{}, {"tier": "deep"}, {"direction": "exact", "every": 2}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"tier": "deep"}, {"direction": "exact", "every": 2}], ids=str
+)
 @pytest.mark.parametrize("loop", LOOPS)
-def test_the_training_is_the_same_bits_with_and_without_the_callback(loop: str, options: dict[str, Any]) -> None:
+def test_the_training_is_the_same_bits_with_and_without_the_callback(
+    loop: str, options: dict[str, Any]
+) -> None:
     module, given = LOOPS[loop]
     bare = state_after(module, **given)
     assert same(bare, state_after(module, watching(**options), **given))
@@ -429,7 +492,9 @@ def test_an_interrupt_is_an_event_too() -> None:
             fit(module, watching())
     finally:
         signal.signal(signal.SIGINT, handler)
-    assert [event.message for event in gm.load("run").events("exception")] == ["KeyboardInterrupt: "]
+    assert [event.message for event in gm.load("run").events("exception")] == [
+        "KeyboardInterrupt: "
+    ]
     assert gm.load("run").newest_step == 3
 
 
@@ -462,7 +527,9 @@ def test_another_module_may_take_the_place_of_the_run() -> None:
     assert series("grad/all/norm/raw")[0] == list(range(BATCHES))
 
 
-def checkpoint(module: pl.LightningModule, *callbacks: Any, folder: Path, at: int, **options: Any) -> Path:
+def checkpoint(
+    module: pl.LightningModule, *callbacks: Any, folder: Path, at: int, **options: Any
+) -> Path:
     """A training of two epochs, and its checkpoint at `at` of Lightning's steps."""
     saving = ModelCheckpoint(folder, filename="{step}", every_n_train_steps=at, save_top_k=-1)
     fit(module, *callbacks, saving, enable_checkpointing=True, max_epochs=2, **options)
@@ -494,7 +561,9 @@ def test_a_checkpoint_takes_the_run_back_to_its_step(run: str, same: bool, tmp_p
     (event,) = gm.load(folder).events("resumed")
     assert (event.step, event.detail["steps"]) == (7, 4)
     assert series("loss_step", folder)[0] == steps
-    assert series("grad/all/cos_ema", folder)[0] == steps[1:]  # the past is there: no gap after the checkpoint
+    assert (
+        series("grad/all/cos_ema", folder)[0] == steps[1:]
+    )  # the past is there: no gap after the checkpoint
     assert not gm.load(folder).events("fault")
 
 
@@ -504,12 +573,16 @@ def test_the_step_of_a_run_with_several_optimizers_is_in_the_checkpoint(tmp_path
     assert gm.load("run").newest_step == 11
     fit(Manual(), watching(), ckpt=path, max_epochs=3)
     (event,) = gm.load("run").events("resumed")
-    assert event.step == 7  # 12 steps of Lightning's are 8 of the critic, which are our rounds, and 4 of the actor
+    assert (
+        event.step == 7
+    )  # 12 steps of Lightning's are 8 of the critic, which are our rounds, and 4 of the actor
     assert series("critic_loss")[0] == list(range(gm.load("run").newest_step + 1))
 
 
 @RESUMING
-@pytest.mark.parametrize("options", [{"tier": "light"}, {"direction": "exact", "blocks": {"last": "3"}}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"tier": "light"}, {"direction": "exact", "blocks": {"last": "3"}}], ids=str
+)
 def test_a_resumed_run_may_be_measured_otherwise(options: dict[str, Any], tmp_path: Path) -> None:
     path = checkpoint(Automatic(), watching(), folder=tmp_path / "saved", at=8)
     trainer = fit(Automatic(), watching(**options), ckpt=path, max_epochs=3)
@@ -519,7 +592,9 @@ def test_a_resumed_run_may_be_measured_otherwise(options: dict[str, Any], tmp_pa
 
 @RESUMING
 @pytest.mark.parametrize("kind", [Automatic, Manual])
-def test_a_checkpoint_made_without_us_begins_a_run_at_its_step(kind: type[pl.LightningModule], tmp_path: Path) -> None:
+def test_a_checkpoint_made_without_us_begins_a_run_at_its_step(
+    kind: type[pl.LightningModule], tmp_path: Path
+) -> None:
     path = checkpoint(kind(), folder=tmp_path / "saved", at=6)
     fit(kind(), watching(), ckpt=path, max_epochs=2)
     assert series("grad/all/norm/raw")[0][0] == (6 if kind is Automatic else 3)
@@ -586,7 +661,9 @@ def test_the_other_package_takes_the_same_callback() -> None:
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
     assert issubclass(GradiometerCallback, (pytorch_lightning.Callback, pl.Callback))
-    trainer = pytorch_lightning.Trainer(max_epochs=1, callbacks=watching(), gradient_clip_val=0.1, **QUIET)
+    trainer = pytorch_lightning.Trainer(
+        max_epochs=1, callbacks=watching(), gradient_clip_val=0.1, **QUIET
+    )
     trainer.fit(Plain(), batches())
     assert series("loss")[0] == series("grad/all/norm/clipped")[0] == list(range(BATCHES))
 
@@ -637,13 +714,16 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
 @pytest.mark.proof
-def test_of_two_processes_one_writes_what_a_single_one_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_two_processes_one_writes_what_a_single_one_would(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     script = tmp_path / "train.py"
     script.write_text(DDP, encoding="utf-8")
     call = [sys.executable, "-W", "ignore", str(script), "2", "both"]
-    subprocess.run(call, check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    subprocess.run(
+        call, check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
     monkeypatch.setattr(sys, "argv", [str(script), "1", "alone"])
     runpy.run_path(str(script), run_name="__main__")
     assert not gm.load("both").events("fault")

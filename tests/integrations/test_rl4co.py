@@ -1,4 +1,5 @@
-"""The adapter against rl4co itself: checkpoints that its trainer wrote here, its own training step, its own layout."""
+"""The adapter against rl4co itself: checkpoints that its trainer wrote here, its own training step,
+its own layout."""
 
 from __future__ import annotations
 
@@ -16,19 +17,27 @@ import numpy as np
 import pytest
 import torch
 
-from gradiometer.errors import GradiometerWarning, MissingExtra, UsageError
-from gradiometer.integrations.rl4co import Opened, open_checkpoint
-from gradiometer.probes.replicates import Replicates, replicates
-from gradiometer.probes.subject import Recipe, Subject, gradient_of
+from gradiometer.cli.main import run as gradiometer
+from gradiometer.errors import MissingExtra, UsageError
+from gradiometer.integrations.rl4co import open_checkpoint
+from gradiometer.probes.replicates import (
+    OpenedPolicy,
+    Recipe,
+    Replicates,
+    Subject,
+    gradient_of,
+    replicates,
+)
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(importlib.util.find_spec("rl4co") is None, reason="rl4co is not installed"),
-    # rl4co hands modules to Lightning as hyperparameters, and Lightning uses a part of torch that is going away
-    pytest.mark.filterwarnings("ignore:Attribute '(env|policy)' is an instance of `nn.Module`:UserWarning"),
+    # rl4co hands modules to Lightning as hyperparameters, and Lightning uses a part of torch that
+    # is going away
+    pytest.mark.filterwarnings(
+        "ignore:Attribute '(env|policy)' is an instance of `nn.Module`:UserWarning"
+    ),
     pytest.mark.filterwarnings("ignore:.*isinstance\\(treespec, LeafSpec\\)"),
-    # said by every checkpoint; one test asks for it
-    pytest.mark.filterwarnings("ignore:.*open only checkpoints you trust"),
 ]
 TINY = {"embed_dim": 16, "num_heads": 2, "num_encoder_layers": 1, "feedforward_hidden": 16}
 NUM_LOC = 10
@@ -39,8 +48,11 @@ class Trained:
     model: Any
     path: Path
 
-    def opened(self, **changed: Any) -> Opened:
-        return open_checkpoint(self.path, **{"problem": "tsp", "num_loc": NUM_LOC, "device": "cpu", **changed})
+    def opened(self, **changed: Any) -> OpenedPolicy:
+        return open_checkpoint(
+            self.path,
+            **{"problem": "tsp", "num_loc": NUM_LOC, "device": "cpu", "trust": True, **changed},
+        )
 
 
 def train(folder: Path, algorithm: str = "POMO", problem: str = "tsp", **policy: Any) -> Trained:
@@ -53,9 +65,16 @@ def train(folder: Path, algorithm: str = "POMO", problem: str = "tsp", **policy:
     sizes = {"batch_size": 8, "train_data_size": 16, "val_data_size": 8, "test_data_size": 8}
     made = getattr(rl4co.models, algorithm)
     model = made(env, policy_kwargs=TINY | policy, optimizer_kwargs={"lr": 1e-2}, **sizes)
-    quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_checkpointing", "enable_model_summary"), False)
+    quiet = dict.fromkeys(
+        ("logger", "enable_progress_bar", "enable_checkpointing", "enable_model_summary"), False
+    )
     trainer = RL4COTrainer(
-        max_epochs=1, accelerator="cpu", precision="32-true", default_root_dir=folder, limit_val_batches=0, **quiet
+        max_epochs=1,
+        accelerator="cpu",
+        precision="32-true",
+        default_root_dir=folder,
+        limit_val_batches=0,
+        **quiet,
     )
     trainer.fit(model)
     trainer.save_checkpoint(folder / f"{algorithm}.ckpt", weights_only=False)
@@ -67,10 +86,19 @@ def pomo(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     return train(tmp_path_factory.mktemp("pomo"))
 
 
-def measured(opened: Opened, subject: Subject, *, seed: int = 1234, **changed: Any) -> Replicates:
-    given: dict[str, Any] = {"num_replicates": 2, "batch_size": 4, "config": opened.config, **changed}
+def measured(
+    opened: OpenedPolicy, subject: Subject, *, seed: int = 1234, **changed: Any
+) -> Replicates:
+    given: dict[str, Any] = {
+        "num_replicates": 2,
+        "batch_size": 4,
+        "config": opened.config,
+        **changed,
+    }
     instances = opened.instances(8, 5)
-    return replicates(subject.rollout, instances, model=subject.model, seed=seed, iid=opened.iid, **given)
+    return replicates(
+        subject.rollout, instances, model=subject.model, seed=seed, iid=opened.iid, **given
+    )
 
 
 def test_the_policy_has_the_weights_that_rl4co_trained(pomo: Trained) -> None:
@@ -81,7 +109,9 @@ def test_the_policy_has_the_weights_that_rl4co_trained(pomo: Trained) -> None:
         assert torch.equal(loaded[name], weights), name
 
 
-def test_the_state_dict_counts_where_it_differs_from_the_policy_beside_it(pomo: Trained, tmp_path: Path) -> None:
+def test_the_state_dict_counts_where_it_differs_from_the_policy_beside_it(
+    pomo: Trained, tmp_path: Path
+) -> None:
     content = torch.load(pomo.path, weights_only=False)  # as averaging of weights leaves it
     content["state_dict"] = {name: value + 1 for name, value in content["state_dict"].items()}
     torch.save(content, tmp_path / "averaged.ckpt")
@@ -113,15 +143,22 @@ def test_rewards_are_tour_lengths_and_stand_where_their_start_says(pomo: Trained
 def test_the_gradient_is_that_of_rl4cos_own_training_step(pomo: Trained) -> None:
     from rl4co.models import POMO
 
-    opened, model = pomo.opened(), POMO.load_from_checkpoint(pomo.path, load_baseline=False, weights_only=False)
+    opened, model = (
+        pomo.opened(),
+        POMO.load_from_checkpoint(pomo.path, load_baseline=False, weights_only=False),
+    )
     batch = opened.instances(8, 5)
     torch.manual_seed(7)
-    found = gradient_of(opened.load(), batch, Recipe(algorithm="pomo", reduction="mean", batch_size=8))
+    found = gradient_of(
+        opened.load(), batch, Recipe(algorithm="pomo", reduction="mean", batch_size=8)
+    )
     torch.manual_seed(7)
     loss = model.shared_step(batch.clone(), 0, phase="train")["loss"]
     parameters = list(model.policy.parameters())
     grads = torch.autograd.grad(loss, parameters, allow_unused=True)
-    theirs = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, grads, strict=True)]
+    theirs = [
+        torch.zeros_like(p) if g is None else g for p, g in zip(parameters, grads, strict=True)
+    ]
     flat = torch.cat([each.reshape(-1) for each in theirs])
     assert flat.norm() > 0
     torch.testing.assert_close(found.flat, flat, rtol=1e-4, atol=1e-6)
@@ -140,8 +177,16 @@ def test_replicates_run_on_it_and_the_same_seed_gives_the_same_numbers(pomo: Tra
         assert np.isfinite(series).all()
     assert len(set(found.record["per_replicate"]["grad_norm"])) == 2
     config = found.record["config"]
-    assert (config["model"], config["policy"], config["problem"]) == ("POMO", "AttentionModelPolicy", "tsp")
-    assert (config["num_loc"], config["num_starts"], config["num_instances"]) == (NUM_LOC, NUM_LOC, 8)
+    assert (config["model"], config["policy"], config["problem"]) == (
+        "POMO",
+        "AttentionModelPolicy",
+        "tsp",
+    )
+    assert (config["num_loc"], config["num_starts"], config["num_instances"]) == (
+        NUM_LOC,
+        NUM_LOC,
+        8,
+    )
     assert not opened.iid
 
 
@@ -156,7 +201,10 @@ def test_loaders_survive_pickling_and_leave_every_random_state_alone(pomo: Train
     sent = pickle.loads(pickle.dumps(opened.load))()
     assert torch.equal(torch.get_rng_state(), before[0])
     assert (str(np.random.get_state()), random.getstate()) == before[1:]
-    one, two = measured(opened, sent, extended=False), measured(opened, opened.load(), extended=False)
+    one, two = (
+        measured(opened, sent, extended=False),
+        measured(opened, opened.load(), extended=False),
+    )
     assert one.record == two.record
 
 
@@ -171,7 +219,10 @@ def test_the_random_policy_is_as_large_but_knows_nothing_of_the_trained_one(pomo
         assert fresh[name].shape == weights.shape
         assert torch.equal(fresh[name], again[name])
         assert not torch.equal(fresh[name], weights), name
-    assert measured(opened, opened.load_random(), extended=False).record["metrics"]["grad_norm_mean"] > 0
+    assert (
+        measured(opened, opened.load_random(), extended=False).record["metrics"]["grad_norm_mean"]
+        > 0
+    )
 
 
 def test_instances_come_from_the_seed_and_can_be_sliced(pomo: Trained) -> None:
@@ -211,8 +262,23 @@ def test_a_problem_with_a_depot_starts_at_its_customers(tmp_path: Path) -> None:
     assert (rewards < 0).all()
 
 
-def test_opening_says_that_only_trusted_files_should_be(pomo: Trained) -> None:
-    with pytest.warns(GradiometerWarning, match="open only checkpoints you trust"):
+def test_a_checkpoint_is_not_opened_unless_somebody_trusts_it(pomo: Trained) -> None:
+    with pytest.raises(UsageError, match=r"runs whatever is in it.*--trust-checkpoint"):
+        pomo.opened(trust=False)
+
+
+def test_a_checkpoint_that_names_rl4co_and_runs_something_else_runs_nothing(tmp_path: Path) -> None:
+    from rl4co.envs import TSPEnv
+
+    path = tmp_path / "some.ckpt"
+    torch.save({"env": TSPEnv(), "more": _Trap(tmp_path / "sprung")}, path)
+    assert gradiometer(["variance", "--ckpt_path", str(path)]) == 2
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_an_old_torch_is_not_relied_upon(pomo: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.9.1+cpu")
+    with pytest.raises(UsageError, match=r"2\.10; pip install -U torch"):
         pomo.opened()
 
 
@@ -224,7 +290,9 @@ def test_opening_says_that_only_trusted_files_should_be(pomo: Trained) -> None:
         ({"num_starts": 1}, "num_starts is 2 or more"),
     ],
 )
-def test_another_problem_than_the_checkpoints_is_refused(pomo: Trained, changed: dict[str, Any], message: str) -> None:
+def test_another_problem_than_the_checkpoints_is_refused(
+    pomo: Trained, changed: dict[str, Any], message: str
+) -> None:
     with pytest.raises(UsageError, match=message):
         pomo.opened(**changed)
 
@@ -245,7 +313,9 @@ class _Trap:
 
 
 @pytest.mark.parametrize("content", ["nothing", "text", "weights", "trap", "half"])
-def test_a_file_that_is_not_rl4cos_is_refused_and_nothing_in_it_is_run(tmp_path: Path, content: str) -> None:
+def test_a_file_that_is_not_rl4cos_is_refused_and_nothing_in_it_is_run(
+    tmp_path: Path, content: str
+) -> None:
     path = tmp_path / "some.ckpt"
     if content == "text":
         path.write_text("hello")
@@ -258,11 +328,13 @@ def test_a_file_that_is_not_rl4cos_is_refused_and_nothing_in_it_is_run(tmp_path:
 
         torch.save({"hyper_parameters": {"env": TSPEnv()}}, path)
     with pytest.raises(UsageError, match=r"some\.ckpt (is not|cannot be read as) a checkpoint"):
-        open_checkpoint(path, problem="tsp", num_loc=NUM_LOC, device="cpu")
+        open_checkpoint(path, problem="tsp", num_loc=NUM_LOC, device="cpu", trust=content == "half")
     assert not (tmp_path / "sprung").exists()
 
 
-def test_without_rl4co_the_error_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_rl4co_the_error_says_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "rl4co", None)
     with pytest.raises(MissingExtra, match=r'pip install "gradiometer\[rl4co\]"'):
         open_checkpoint(tmp_path / "some.ckpt", problem="tsp", num_loc=NUM_LOC, device="cpu")

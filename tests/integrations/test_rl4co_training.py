@@ -1,4 +1,5 @@
-"""Real trainings of rl4co: POMO, PPO and REINFORCE with its baselines, watched by the callback for Lightning."""
+"""Real trainings of rl4co: POMO, PPO and REINFORCE with its baselines, watched by the callback for
+Lightning."""
 
 from __future__ import annotations
 
@@ -17,17 +18,25 @@ if importlib.util.find_spec("rl4co") is None:
 from gradiometer.integrations.lightning import GradiometerCallback
 
 pytestmark = [
-    # rl4co hands modules to Lightning as hyperparameters, and Lightning uses a part of torch that is going away
+    pytest.mark.slow,
+    # rl4co hands modules to Lightning as hyperparameters, and Lightning uses a part of torch that
+    # is going away
     pytest.mark.filterwarnings("ignore:Attribute '.*' is an instance of `nn.Module`:UserWarning"),
     pytest.mark.filterwarnings("ignore:.*isinstance\\(treespec, LeafSpec\\)"),
     pytest.mark.filterwarnings("ignore:The '.*_dataloader' does not have many workers"),
     pytest.mark.filterwarnings("ignore:The number of training batches"),
     # the copy of the policy that a rollout baseline keeps
-    pytest.mark.filterwarnings("ignore:Found .* module\\(s\\) in eval mode at the start of training"),
+    pytest.mark.filterwarnings(
+        "ignore:Found .* module\\(s\\) in eval mode at the start of training"
+    ),
 ]
 TINY = {"embed_dim": 16, "num_heads": 2, "num_encoder_layers": 1, "feedforward_hidden": 16}
 CRITIC = {"embed_dim": 16, "hidden_dim": 16}
-EPOCHS, ROLLOUTS, STEPS_OF_PPO = 2, 3, 8  # rollouts an epoch; 2 epochs over 4 mini-batches a rollout
+EPOCHS, ROLLOUTS, STEPS_OF_PPO = (
+    2,
+    3,
+    8,
+)  # rollouts an epoch; 2 epochs over 4 mini-batches a rollout
 
 
 def module(algorithm: str) -> Any:
@@ -37,7 +46,12 @@ def module(algorithm: str) -> Any:
     from rl4co.models.rl.reinforce.baselines import CriticBaseline
 
     env = get_env("tsp", generator_params={"num_loc": 8})
-    given = {"batch_size": 8, "train_data_size": 8 * ROLLOUTS, "val_data_size": 8, "test_data_size": 8}
+    given = {
+        "batch_size": 8,
+        "train_data_size": 8 * ROLLOUTS,
+        "val_data_size": 8,
+        "test_data_size": 8,
+    }
     given["optimizer_kwargs"] = {"lr": 1e-2}
     if algorithm == "POMO":
         return POMO(env, policy_kwargs=TINY, **given)
@@ -54,7 +68,9 @@ def train(algorithm: str, *callbacks: Any, max_epochs: int = EPOCHS, ckpt: Any =
     torch.manual_seed(0)
     np.random.seed(0)
     made = module(algorithm)
-    quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_checkpointing", "enable_model_summary"), False)
+    quiet = dict.fromkeys(
+        ("logger", "enable_progress_bar", "enable_checkpointing", "enable_model_summary"), False
+    )
     given = {"accelerator": "cpu", "precision": "32-true", "callbacks": list(callbacks), **quiet}
     trainer = RL4COTrainer(max_epochs=max_epochs, **given)
     trainer.fit(made, ckpt_path=ckpt)
@@ -85,7 +101,9 @@ def test_pomo_is_read_from_encoder_to_reward() -> None:
     parts = np.hypot(series("grad/encoder/norm/raw")[1], series("grad/decoder/norm/raw")[1])
     np.testing.assert_allclose(series("grad/all/norm/raw")[1], parts, rtol=1e-6)
     raw, clipped = np.array(series("grad/all/norm/raw")[1]), series("grad/all/norm/clipped")[1]
-    np.testing.assert_allclose(clipped, np.minimum(raw, 1.0), rtol=1e-4)  # RL4COTrainer clips at 1 unless told
+    np.testing.assert_allclose(
+        clipped, np.minimum(raw, 1.0), rtol=1e-4
+    )  # RL4COTrainer clips at 1 unless told
     assert series("train/reward")[0] == series("train/loss")[0] == steps
     assert series("val/reward")[0] == [ROLLOUTS - 1, 2 * ROLLOUTS - 1]
     assert -8.0 < series("train/reward")[1][0] < -1.0  # minus the length of a tour of 8 cities
@@ -124,13 +142,14 @@ def test_what_a_baseline_keeps_is_not_taken_for_lost_gradients(baseline: str) ->
     assert callback.meter is not None
     assert set(callback.meter.states.values()) == {"finite"}
     assert blocks(callback) == (
-        ("actor", "encoder", "decoder", "critic") if baseline == "critic" else ("encoder", "decoder")
+        ("actor", "encoder", "decoder", "critic")
+        if baseline == "critic"
+        else ("encoder", "decoder")
     )
     assert not gm.load("run").events()
     assert series("train/reward")[0] == list(range(EPOCHS * ROLLOUTS))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["POMO", "PPO", "rollout"])
 def test_the_training_is_the_same_bits_with_and_without_the_callback(algorithm: str) -> None:
     def after(*callbacks: Any) -> tuple[dict[str, Any], torch.Tensor, float]:

@@ -57,7 +57,11 @@ def test_the_users_wishes_win_over_the_trainers(tmp_path: Path) -> None:
     one.start(*parts(), config={"lr": 2, "gamma": 3}, tier="deep", seed=4)
     one.close()
     facts = gm.load(tmp_path / "run").facts
-    assert (facts["config"], facts["seed"], facts["meter"]["tier"]) == ({"lr": 1, "gamma": 3}, 4, "light")
+    assert (facts["config"], facts["seed"], facts["meter"]["tier"]) == (
+        {"lr": 1, "gamma": 3},
+        4,
+        "light",
+    )
 
 
 def test_what_was_put_in_is_taken_out_however_the_training_ends(tmp_path: Path) -> None:
@@ -73,8 +77,10 @@ def test_what_was_put_in_is_taken_out_however_the_training_ends(tmp_path: Path) 
     del lost
     gc.collect()
     assert taken == ["ended", "failed", "lost"]
-    assert [event.message for event in gm.load(tmp_path / "failed").events("exception")] == ["ValueError: no"]
-    assert hooks._listeners == []
+    assert [event.message for event in gm.load(tmp_path / "failed").events("exception")] == [
+        "ValueError: no"
+    ]
+    assert hooks._clip_listeners == []
     assert not _OPEN
 
 

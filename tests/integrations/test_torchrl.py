@@ -20,9 +20,13 @@ from gradiometer.errors import MissingExtra, UsageError
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(importlib.util.find_spec("torchrl") is None, reason="torchrl is not installed"),
+    pytest.mark.skipif(
+        importlib.util.find_spec("torchrl") is None, reason="torchrl is not installed"
+    ),
     # torchrl's trainer, of its checkpoints and stages of tomorrow
-    pytest.mark.filterwarnings("ignore:(The default Trainer checkpoint|The legacy CKPT_BACKEND):FutureWarning"),
+    pytest.mark.filterwarnings(
+        "ignore:(The default Trainer checkpoint|The legacy CKPT_BACKEND):FutureWarning"
+    ),
     pytest.mark.filterwarnings("ignore:The legacy CKPT_BACKEND:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:The 'optimizer' hook stage will be replaced:FutureWarning"),
 ]
@@ -36,13 +40,21 @@ def hook(run: Any, **options: Any) -> Any:
 
 
 def collector(policy: Any, *, total: int = FRAMES) -> Any:
-    importlib.import_module("gradiometer.integrations.torchrl")  # so that torchrl's own warning is not ours
+    importlib.import_module(
+        "gradiometer.integrations.torchrl"
+    )  # so that torchrl's own warning is not ours
     from torchrl.collectors import Collector
     from torchrl.envs import GymEnv, RewardSum, TransformedEnv
 
     env = TransformedEnv(GymEnv("CartPole-v1", categorical_action_encoding=True), RewardSum())
     env.set_seed(0)
-    return Collector(env, policy, frames_per_batch=PER_BATCH, total_frames=total, auto_register_policy_transforms=False)
+    return Collector(
+        env,
+        policy,
+        frames_per_batch=PER_BATCH,
+        total_frames=total,
+        auto_register_policy_transforms=False,
+    )
 
 
 def ppo_loss() -> Any:
@@ -51,8 +63,12 @@ def ppo_loss() -> Any:
     from torchrl.modules import MLP, ProbabilisticActor, ValueOperator
     from torchrl.objectives import ClipPPOLoss
 
-    logits = TensorDictModule(MLP(in_features=4, out_features=2, num_cells=[8]), ["observation"], ["logits"])
-    actor = ProbabilisticActor(logits, in_keys=["logits"], distribution_class=Categorical, return_log_prob=True)
+    logits = TensorDictModule(
+        MLP(in_features=4, out_features=2, num_cells=[8]), ["observation"], ["logits"]
+    )
+    actor = ProbabilisticActor(
+        logits, in_keys=["logits"], distribution_class=Categorical, return_log_prob=True
+    )
     loss = ClipPPOLoss(actor, ValueOperator(MLP(in_features=4, out_features=1, num_cells=[8])))
     loss.make_value_estimator()
     return loss
@@ -72,11 +88,24 @@ def dqn_loss() -> Any:
 def trainer_of(algorithm: str, *, stepper: bool = True, total: int = FRAMES, **changed: Any) -> Any:
     torch.manual_seed(0)
     loss = ppo_loss() if algorithm == "PPO" else dqn_loss()
-    collected = collector(loss.actor_network if algorithm == "PPO" else loss.value_network, total=total)
+    collected = collector(
+        loss.actor_network if algorithm == "PPO" else loss.value_network, total=total
+    )
     from torchrl.objectives import SoftUpdate
-    from torchrl.trainers import DefaultOptimizationStepper, LogScalar, TargetNetUpdaterHook, Trainer
+    from torchrl.trainers import (
+        DefaultOptimizationStepper,
+        LogScalar,
+        TargetNetUpdaterHook,
+        Trainer,
+    )
 
-    given = {"optim_steps_per_batch": 3, "clip_norm": 0.5, "num_epochs": 2, "progress_bar": False, "seed": 0}
+    given = {
+        "optim_steps_per_batch": 3,
+        "clip_norm": 0.5,
+        "num_epochs": 2,
+        "progress_bar": False,
+        "seed": 0,
+    }
     trainer = Trainer(
         collector=collected,
         total_frames=total,
@@ -113,7 +142,9 @@ def state_of(trainer: Any) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("stepper", [True, False])
 @pytest.mark.parametrize("algorithm", ["PPO", "DQN"])
-def test_the_training_is_the_same_bits_with_and_without_the_hook(algorithm: str, stepper: bool, tmp_path: Path) -> None:
+def test_the_training_is_the_same_bits_with_and_without_the_hook(
+    algorithm: str, stepper: bool, tmp_path: Path
+) -> None:
     bare = trainer_of(algorithm, stepper=stepper)
     bare.train()
     before = {name: x.clone() for name, x in state_of(bare).items()}
@@ -162,12 +193,17 @@ def test_what_the_trainer_logs_is_read_once_at_its_step(tmp_path: Path) -> None:
     hook(tmp_path / "run").register(trainer)
     trainer.train()
     run = gm.load(tmp_path / "run")
-    kept = {name: [float(torch.as_tensor(x).detach()) for x in values] for name, values in trainer._log_dict.items()}
+    kept = {
+        name: [float(torch.as_tensor(x).detach()) for x in values]
+        for name, values in trainer._log_dict.items()
+    }
     assert {"r_training", "loss_objective", "grad_norm", "optim_steps"} <= kept.keys()
     for name, values in kept.items():
         steps, read = run.series(name)
         assert read.tolist() == pytest.approx(values, rel=1e-6, nan_ok=True), name
-        assert steps.tolist() == ([0, 6, 12] if name.startswith("r_training") else [5, 11, 17]), name
+        assert steps.tolist() == ([0, 6, 12] if name.startswith("r_training") else [5, 11, 17]), (
+            name
+        )
     where = run.steps()
     assert where["env_steps"].tolist() == [64.0] * 6 + [128.0] * 6 + [192.0] * 6
     assert where["rollout"].tolist() == [0.0] * 6 + [1.0] * 6 + [2.0] * 6
@@ -188,7 +224,11 @@ def test_the_return_is_that_of_the_episodes_which_ended(tmp_path: Path) -> None:
     assert run.series("reward")[1].tolist() == pytest.approx(seen)
     facts = run.facts
     assert facts["seed"] == 0
-    assert (facts["config"]["loss"], facts["config"]["clip_norm"], facts["config"]["mine"]) == ("ClipPPOLoss", 0.5, 1)
+    assert (facts["config"]["loss"], facts["config"]["clip_norm"], facts["config"]["mine"]) == (
+        "ClipPPOLoss",
+        0.5,
+        1,
+    )
 
 
 def test_a_loop_of_ones_own(tmp_path: Path) -> None:
@@ -214,6 +254,25 @@ def test_a_loop_of_ones_own(tmp_path: Path) -> None:
 # The matrix: fresh (above), resumed, an exception, two trainings in one process.
 
 
+def test_the_terms_of_a_loop_of_ones_own_are_read_off_the_graph(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    loss = ppo_loss()
+    optimizer = torch.optim.Adam(loss.parameters(), lr=1e-2)
+    with gm.watch(loss, optimizer, run=tmp_path / "run", budget=None, quiet=True):
+        for batch in collector(loss.actor_network):
+            batch = with_advantages(loss)(batch)
+            losses = loss(batch)
+            total = losses["loss_objective"] + losses["loss_critic"] + losses["loss_entropy"]
+            optimizer.zero_grad()
+            total.backward()
+            optimizer.step()
+    run = gm.load(tmp_path / "run")
+    rows = {row["name"]: row for row in run.tables("wiring")[-1].content["terms"]}
+    assert set(rows) == {"loss_objective", "loss_critic", "loss_entropy"}
+    assert (run.series("grad/all/term/additivity_error")[1] < 1e-5).all()
+    assert not run.events("dead-term")
+
+
 def test_a_checkpoint_of_the_trainer_goes_on_with_the_run(tmp_path: Path) -> None:
     file = tmp_path / "trainer.pt"
     first = trainer_of("PPO", save_trainer_file=str(file), save_trainer_interval=1)
@@ -227,7 +286,9 @@ def test_a_checkpoint_of_the_trainer_goes_on_with_the_run(tmp_path: Path) -> Non
     assert [event.kind for event in run.events()] == ["resumed"]
     assert run.series("grad/all/norm/raw")[0].tolist() == list(range(36))
     assert run.steps()["env_steps"][-1] == 2 * FRAMES
-    assert run.steps()["rollout"].tolist() == [float(number) for number in range(6) for _ in range(6)]
+    assert run.steps()["rollout"].tolist() == [
+        float(number) for number in range(6) for _ in range(6)
+    ]
 
 
 def failing(*_: Any) -> None:
@@ -250,7 +311,7 @@ def test_an_exception_is_an_event_and_the_run_is_closed(guarded: bool, tmp_path:
     (event,) = gm.load(tmp_path / "run").events()
     assert event.kind == "exception"
     assert ("the collector fell over" if guarded else "without a word") in event.message
-    assert hooks._listeners == []
+    assert hooks._clip_listeners == []
 
 
 def test_two_trainings_in_one_process_keep_a_run_each(tmp_path: Path) -> None:
@@ -261,7 +322,7 @@ def test_two_trainings_in_one_process_keep_a_run_each(tmp_path: Path) -> None:
     first, second = gm.load(tmp_path / "first"), gm.load(tmp_path / "second")
     for name in ("grad/actor/norm/raw", "loss_objective", "reward"):
         assert first.series(name)[1].tolist() == second.series(name)[1].tolist()
-    assert hooks._listeners == []
+    assert hooks._clip_listeners == []
 
 
 def test_a_learner_in_another_process_is_refused() -> None:

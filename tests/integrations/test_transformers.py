@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from forkserver import python
 from torch import Tensor
 from torch.utils.data import Dataset
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
@@ -17,6 +16,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, 
 import gradiometer as gm
 from gradiometer.errors import RunExists, UnknownName
 from gradiometer.integrations.transformers import GradiometerCallback
+
+pytestmark = pytest.mark.slow
 
 TIMES = {"train_runtime", "train_samples_per_second", "train_steps_per_second", "eval_runtime"}
 TIMES |= {"eval_samples_per_second", "eval_steps_per_second"}
@@ -56,10 +57,16 @@ def make(*callbacks: Any, **settings: Any) -> Trainer:
         "disable_tqdm": True,
     }
     torch.manual_seed(0)
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=11, n_positions=16, n_embd=8, n_layer=2, n_head=2))  # with dropout
+    model = GPT2LMHeadModel(
+        GPT2Config(vocab_size=11, n_positions=16, n_embd=8, n_layer=2, n_head=2)
+    )  # with dropout
     arguments = TrainingArguments(**{**given, **settings})
     return Trainer(
-        model=model, args=arguments, train_dataset=Sentences(), eval_dataset=Sentences(), callbacks=list(callbacks)
+        model=model,
+        args=arguments,
+        train_dataset=Sentences(),
+        eval_dataset=Sentences(),
+        callbacks=list(callbacks),
     )
 
 
@@ -76,7 +83,9 @@ def history(trainer: Trainer) -> list[dict[str, Any]]:
     return [{k: v for k, v in row.items() if k not in TIMES} for row in trainer.state.log_history]
 
 
-@pytest.mark.parametrize("settings", [{}, {"bf16": True}, {"eval_strategy": "steps", "eval_steps": 2}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"bf16": True}, {"eval_strategy": "steps", "eval_steps": 2}]
+)
 def test_the_trained_weights_are_the_same_bits(settings: dict[str, Any]) -> None:
     plain = make(max_steps=12, **settings)
     plain.train()
@@ -98,7 +107,9 @@ def test_the_raw_norm_is_the_norm_the_trainer_logs(bf16: bool, accumulation: int
     steps, norms = raw()
     assert steps == [row["step"] for row in logged] == [1, 2, 3, 4]
     np.testing.assert_allclose(norms, [row["grad_norm"] for row in logged], rtol=1e-5)
-    np.testing.assert_allclose(run.series("grad/all/norm/clipped")[1], np.minimum(norms, 0.3), rtol=1e-4)
+    np.testing.assert_allclose(
+        run.series("grad/all/norm/clipped")[1], np.minimum(norms, 0.3), rtol=1e-4
+    )
     assert norms.max() > 0.3
     for name in ("loss", "grad_norm", "learning_rate", "epoch"):
         steps, values = run.series(name)
@@ -115,8 +126,12 @@ def test_without_a_clip_the_norm_is_the_trainers_still() -> None:
     trainer.train()
 
     run = gm.load("run")
-    np.testing.assert_allclose(raw()[1], [row["grad_norm"] for row in trainer.state.log_history[:4]], rtol=1e-5)
-    assert set(run.series("grad/all/clip/threshold")[1]) == {np.inf}  # how transformers takes a norm
+    np.testing.assert_allclose(
+        raw()[1], [row["grad_norm"] for row in trainer.state.log_history[:4]], rtol=1e-5
+    )
+    assert set(run.series("grad/all/clip/threshold")[1]) == {
+        np.inf
+    }  # how transformers takes a norm
     assert set(run.series("grad/all/clip/active")[1]) == {0.0}
     np.testing.assert_allclose(run.series("grad/all/norm/clipped")[1], raw()[1], rtol=1e-6)
 
@@ -127,7 +142,9 @@ def test_evaluations_stand_at_the_step_after_which_they_were_made() -> None:
 
     steps, losses = gm.load("run").series("eval_loss")
     assert steps.tolist() == [2, 4]
-    assert losses.tolist() == [row["eval_loss"] for row in trainer.state.log_history if "eval_loss" in row]
+    assert losses.tolist() == [
+        row["eval_loss"] for row in trainer.state.log_history if "eval_loss" in row
+    ]
 
 
 def test_the_settings_of_the_trainer_are_kept_and_those_of_the_user_win() -> None:
@@ -148,7 +165,9 @@ def test_a_training_resumed_by_a_new_trainer_goes_on_in_the_same_run() -> None:
     saving = {"save_strategy": "steps", "save_steps": 2}
     make(watching(), **saving).train()
     whole = raw()
-    resumed = make(watching(overwrite=True), **saving)  # a script that always overwrites goes on all the same
+    resumed = make(
+        watching(overwrite=True), **saving
+    )  # a script that always overwrites goes on all the same
     resumed.train(resume_from_checkpoint="out/checkpoint-2")
 
     assert raw()[0] == [1, 2, 3, 4]
@@ -193,7 +212,9 @@ def test_an_exception_is_kept_with_the_run_and_raised() -> None:
         trainer.train()
 
     run = gm.load("run")
-    assert [(e.step, e.message) for e in run.events("exception")] == [(2, "OSError: the disk is gone")]
+    assert [(e.step, e.message) for e in run.events("exception")] == [
+        (2, "OSError: the disk is gone")
+    ]
     assert raw()[0] == [1, 2]
     assert not Path("run/run.db-wal").exists()
 
@@ -204,7 +225,9 @@ def test_a_callback_that_came_late_is_closed_by_its_with() -> None:
     with pytest.raises(OSError, match="the disk is gone"), callback:
         trainer.train()
 
-    assert [event.message for event in gm.load("run").events("exception")] == ["OSError: the disk is gone"]
+    assert [event.message for event in gm.load("run").events("exception")] == [
+        "OSError: the disk is gone"
+    ]
 
 
 LATE = """
@@ -215,10 +238,10 @@ trainer.train()
 """
 
 
-@pytest.mark.slow
 def test_a_callback_that_came_late_is_closed_at_the_end_of_the_process() -> None:
-    call = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n{LATE}"]
-    done = subprocess.run(call, capture_output=True, text=True)
+    here, above = str(Path(__file__).parent), str(Path(__file__).parents[1])
+    found = f"import sys; sys.path[:0] = [{here!r}, {above!r}]"
+    done = python("-c", f"{found}\n{LATE}")
 
     assert done.returncode == 1
     assert "the disk is gone" in done.stderr
@@ -248,7 +271,6 @@ def test_training_again_goes_on_after_the_last_step() -> None:
     assert gm.load("run").series("loss")[0].tolist() == list(range(1, 9))
 
 
-@pytest.mark.slow
 def test_a_batch_that_did_not_fit_is_an_exception_and_the_smaller_one_goes_on() -> None:
     class Full(TrainerCallback):
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -262,7 +284,9 @@ def test_a_batch_that_did_not_fit_is_an_exception_and_the_smaller_one_goes_on() 
     assert raw()[0] == [1, 2, 3, 4, 5]
 
 
-def test_no_run_keeps_nothing_and_a_disabled_callback_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_run_keeps_nothing_and_a_disabled_callback_does_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     callback = watching(None)
     make(callback).train()
     assert callback.session.meter is not None

@@ -24,9 +24,17 @@ from gradiometer.errors import GradiometerWarning, MissingExtra, RunExists, Usag
 from gradiometer.integrations import grpo
 from gradiometer.integrations.trl import GradiometerCallback, anatomy_of
 
+pytestmark = pytest.mark.slow
+
 LETTERS = "abcdefghij"
 PROMPTS = [first + second for first in "abcd" for second in "efgh"]
-TIMES = {"step_time", "train_runtime", "train_samples_per_second", "train_steps_per_second", "train_tokens_per_second"}
+TIMES = {
+    "step_time",
+    "train_runtime",
+    "train_samples_per_second",
+    "train_steps_per_second",
+    "train_tokens_per_second",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -41,8 +49,18 @@ def _one_thread() -> Iterator[None]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that GRPO can load twice: to train it, and as the reference."""
     torch.manual_seed(0)
-    shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    ends = {"bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0, "max_position_embeddings": 64}
+    shape = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
+    ends = {
+        "bos_token_id": None,
+        "eos_token_id": 1,
+        "pad_token_id": 0,
+        "max_position_embeddings": 64,
+    }
     model = Qwen2ForCausalLM(Qwen2Config(vocab_size=13, num_key_value_heads=2, **shape, **ends))
     path = tmp_path_factory.mktemp("model")
     model.save_pretrained(path)
@@ -51,10 +69,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def tokenizer() -> PreTrainedTokenizerFast:
     words = ["<pad>", "<end>", "<unk>", *LETTERS]
-    made = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>"))
+    made = Tokenizer(
+        models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>")
+    )
     made.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     return PreTrainedTokenizerFast(
-        tokenizer_object=made, pad_token="<pad>", eos_token="<end>", unk_token="<unk>", padding_side="left"
+        tokenizer_object=made,
+        pad_token="<pad>",
+        eos_token="<end>",
+        unk_token="<unk>",
+        padding_side="left",
     )
 
 
@@ -118,7 +142,6 @@ def kinds(run: str) -> list[str]:
 # The observer does not disturb.
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_the_trained_weights_are_the_same_bits(folder: Path, checkpointing: bool) -> None:
     settings = {
@@ -139,15 +162,25 @@ def test_the_trained_weights_are_the_same_bits(folder: Path, checkpointing: bool
     assert history(plain) == history(watched)
     assert plain.entropy_coef == watched.entropy_coef != 0.02
     run = gm.load("run")
-    assert len(run.series("grad/all/term/policy/norm")[0]) == 5  # the first five measured steps split their loss
-    assert run.series("grad_norm/all/task")[0].tolist() == [1, 3, 5]  # a generation serves two steps
+    assert (
+        len(run.series("grad/all/term/policy/norm")[0]) == 5
+    )  # the first five measured steps split their loss
+    assert run.series("grad_norm/all/task")[0].tolist() == [
+        1,
+        3,
+        5,
+    ]  # a generation serves two steps
 
 
 def test_the_trainer_has_its_own_methods_again_after_the_training(folder: Path) -> None:
     trainer = make(folder, watching(), max_steps=1)
     trainer.train()
 
-    assert not [name for name in vars(trainer) if callable(getattr(type(trainer), name, None)) and name != "train"]
+    assert not [
+        name
+        for name in vars(trainer)
+        if callable(getattr(type(trainer), name, None)) and name != "train"
+    ]
 
 
 # What is measured.
@@ -157,22 +190,35 @@ def test_the_trainer_has_its_own_methods_again_after_the_training(folder: Path) 
 def test_the_raw_norm_is_the_norm_that_trl_logs_and_the_clipped_one_is_below_the_threshold(
     folder: Path, bf16: bool
 ) -> None:
-    trainer = make(folder, watching(), bf16=bf16, gradient_accumulation_steps=3, generation_batch_size=12)
+    trainer = make(
+        folder, watching(), bf16=bf16, gradient_accumulation_steps=3, generation_batch_size=12
+    )
     trainer.train()
 
     run = gm.load("run")
     steps, raw = run.series("grad/all/norm/raw")
     logged_at, logged = run.series("grad_norm")
-    assert steps.tolist() == logged_at.tolist() == [1, 2, 3] == [row["step"] for row in trainer.state.log_history[:3]]
+    assert (
+        steps.tolist()
+        == logged_at.tolist()
+        == [1, 2, 3]
+        == [row["step"] for row in trainer.state.log_history[:3]]
+    )
     np.testing.assert_allclose(raw, logged, rtol=1e-5)
-    np.testing.assert_allclose(logged, [row["grad_norm"] for row in trainer.state.log_history[:3]], rtol=0)
-    np.testing.assert_allclose(run.series("grad/all/norm/clipped")[1], np.minimum(raw, 0.5), rtol=1e-4)
+    np.testing.assert_allclose(
+        logged, [row["grad_norm"] for row in trainer.state.log_history[:3]], rtol=0
+    )
+    np.testing.assert_allclose(
+        run.series("grad/all/norm/clipped")[1], np.minimum(raw, 0.5), rtol=1e-4
+    )
     assert set(run.series("grad/all/clip/threshold")[1]) == {0.5}
     assert raw.max() > 0.5
     assert set(run.series("meter/micro_batches")[1]) <= {3.0}
 
 
-def test_the_scalars_of_trl_are_kept_once_under_its_names_and_mean_something_to_the_catalogue(folder: Path) -> None:
+def test_the_scalars_of_trl_are_kept_once_under_its_names_and_mean_something_to_the_catalogue(
+    folder: Path,
+) -> None:
     trainer = make(folder, watching(), reward=count_a)
     trainer.train()
 
@@ -181,9 +227,14 @@ def test_the_scalars_of_trl_are_kept_once_under_its_names_and_mean_something_to_
         steps, values = run.series(name)
         assert steps.tolist() == [1, 2, 3], name
         assert values.tolist() == [row[name] for row in logged], name
-    found = {name: gm.metrics.find(name)[0].name for name in ("frac_reward_zero_std", "kl", "clip_ratio/region_mean")}
+    found = {
+        name: gm.metrics.find(name)[0].name
+        for name in ("frac_reward_zero_std", "kl", "clip_ratio/region_mean")
+    }
     assert found["frac_reward_zero_std"] == "zero_variance_groups"
-    assert run.series("frac_reward_zero_std")[1].tolist() == [row["frac_reward_zero_std"] for row in logged]
+    assert run.series("frac_reward_zero_std")[1].tolist() == [
+        row["frac_reward_zero_std"] for row in logged
+    ]
     assert run.facts["config"]["trainer"] == "GRPOTrainer"
     assert run.facts["config"]["beta"] == 0.1
     assert run.facts["seed"] == 42
@@ -212,10 +263,17 @@ LOSSES = {
 
 
 def a_batch(folder: Path, **settings: Any) -> tuple[GRPOTrainer, dict[str, Any], Tensor]:
-    """A trainer some steps away from its reference, the generation it made last, and the rewards of that."""
+    """A trainer some steps away from its reference, the generation it made last, and the rewards of
+    that."""
     callback = watching(run=None, terms=False)
     trainer = make(
-        folder, callback, max_steps=2, learning_rate=5e-2, num_iterations=1, steps_per_generation=4, **settings
+        folder,
+        callback,
+        max_steps=2,
+        learning_rate=5e-2,
+        num_iterations=1,
+        steps_per_generation=4,
+        **settings,
     )
     trainer.train()
     assert callback._generation is not None
@@ -225,14 +283,20 @@ def a_batch(folder: Path, **settings: Any) -> tuple[GRPOTrainer, dict[str, Any],
 
 
 def gradient(loss: Tensor, trainer: GRPOTrainer) -> Tensor:
-    parts = torch.autograd.grad(loss, list(trainer.model.parameters()), retain_graph=True, allow_unused=True)
-    flat = [torch.zeros_like(p) if g is None else g for g, p in zip(parts, trainer.model.parameters(), strict=True)]
+    parts = torch.autograd.grad(
+        loss, list(trainer.model.parameters()), retain_graph=True, allow_unused=True
+    )
+    flat = [
+        torch.zeros_like(p) if g is None else g
+        for g, p in zip(parts, trainer.model.parameters(), strict=True)
+    ]
     return torch.cat([part.flatten() for part in flat]).double()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("loss", LOSSES)
-def test_the_terms_add_up_to_trls_own_loss_and_leave_the_trainer_alone(folder: Path, loss: str) -> None:
+def test_the_terms_add_up_to_trls_own_loss_and_leave_the_trainer_alone(
+    folder: Path, loss: str
+) -> None:
     trainer, batch, _ = a_batch(folder, **LOSSES[loss])
     trainer.model.train()
     with grpo.noting_forward(trainer) as seen:
@@ -242,17 +306,22 @@ def test_the_terms_add_up_to_trls_own_loss_and_leave_the_trainer_alone(folder: P
 
     assert list(terms) == ["policy", "kl", "entropy"]
     torch.testing.assert_close(sum(terms.values()), whole)
-    torch.testing.assert_close(sum(gradient(term, trainer) for term in terms.values()), gradient(whole, trainer))
+    torch.testing.assert_close(
+        sum(gradient(term, trainer) for term in terms.values()), gradient(whole, trainer)
+    )
     assert all(gradient(term, trainer).norm() > 0 for term in terms.values())
     assert json.dumps(trainer._metrics) == metrics
 
 
 def by_hand(trainer: GRPOTrainer, batch: dict[str, Any], rows: Tensor) -> dict[str, Tensor]:
-    """GRPO's terms on some rows, token by token, written down here: `grpo` averages sequences, `dapo` tokens."""
+    """GRPO's terms on some rows, token by token, written down here: `grpo` averages sequences,
+    `dapo` tokens."""
     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)[rows]
     seen = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)[rows]
     width = batch["completion_ids"].size(1)
-    logits = trainer.model(input_ids=ids, attention_mask=seen).logits[:, -width - 1 : -1].log_softmax(-1)
+    logits = (
+        trainer.model(input_ids=ids, attention_mask=seen).logits[:, -width - 1 : -1].log_softmax(-1)
+    )
     log_probs = logits.gather(-1, ids[:, -width:, None]).squeeze(-1)
     advantages, mask = batch["advantages"][rows, None], batch["completion_mask"][rows]
     ratio = torch.exp(log_probs - batch["old_per_token_logps"][rows])
@@ -266,17 +335,19 @@ def by_hand(trainer: GRPOTrainer, batch: dict[str, Any], rows: Tensor) -> dict[s
     if trainer.loss_type == "dapo":
         return {name: (loss * mask).sum() / mask.sum() for name, loss in losses.items()}
     means = {name: ((loss * mask).sum(1) / mask.sum(1)).mean() for name, loss in losses.items()}
-    # TRL's bonus is a mean over tokens whatever the loss type; a bucket has its share of that of the whole batch.
+    # TRL's bonus is a mean over tokens whatever the loss type; a bucket has its share of that of
+    # the whole batch.
     share = len(batch["advantages"]) / len(rows) * mask.sum() / batch["completion_mask"].sum()
     return means | {"entropy": share * (losses["entropy"] * mask).sum() / mask.sum()}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["dapo", "grpo"])
 def test_the_anatomy_of_a_generation_is_what_brute_force_gives(folder: Path, loss: str) -> None:
     trainer, batch, rewards = a_batch(folder, loss_type=loss)
     before = weights(trainer)
-    found = anatomy_of(trainer, batch, rewards, num_buckets=2, bucket_mode="quantile", micro_batch_size=3)
+    found = anatomy_of(
+        trainer, batch, rewards, num_buckets=2, bucket_mode="quantile", micro_batch_size=3
+    )
 
     stds = rewards.view(-1, 4).std(1)
     order = stds.argsort(stable=True)
@@ -285,22 +356,27 @@ def test_the_anatomy_of_a_generation_is_what_brute_force_gives(folder: Path, los
     assert found.buckets == tuple(rows)
     for bucket, groups in rows.items():
         members = (groups[:, None] * 4 + torch.arange(4)).flatten().sort().values
-        terms = {name: gradient(term, trainer) for name, term in by_hand(trainer, batch, members).items()}
+        terms = {
+            name: gradient(term, trainer) for name, term in by_hand(trainer, batch, members).items()
+        }
         for name, expected in terms.items():
-            assert found.metrics[f"grad_norm/{bucket}/{name}"] == pytest.approx(float(expected.norm()), rel=1e-4), name
+            assert found.metrics[f"grad_norm/{bucket}/{name}"] == pytest.approx(
+                float(expected.norm()), rel=1e-4
+            ), name
         cosine = torch.cosine_similarity(terms["task"], terms["kl"], dim=0)
-        assert found.metrics[f"grad_norm/{bucket}/cos/task~kl"] == pytest.approx(float(cosine), abs=1e-4)
+        assert found.metrics[f"grad_norm/{bucket}/cos/task~kl"] == pytest.approx(
+            float(cosine), abs=1e-4
+        )
     assert not [name for name in found.metrics if "/loss/" in name]
     assert all(torch.equal(before[name], now) for name, now in weights(trainer).items())
     assert all(p.grad is None for p in trainer.model.parameters())
 
 
-@pytest.mark.slow
 def test_the_null_of_an_anatomy_permutes_advantages_inside_groups(folder: Path) -> None:
     trainer, batch, rewards = a_batch(folder)
     found = anatomy_of(trainer, batch, rewards, num_buckets=1, null=True, seed=3)
 
-    from gradiometer.probes.plan import permuted_inside
+    from gradiometer.probes.survey import permuted_inside
 
     order = permuted_inside([tuple(row) for row in batch["prompt_ids"].tolist()], 3)
     shuffled = {**batch, "advantages": batch["advantages"][order]}
@@ -318,7 +394,8 @@ def test_terms_and_anatomy_are_kept_with_the_run(folder: Path) -> None:
     np.testing.assert_allclose(run.series("grad/all/term/scale")[1], 1.0, rtol=1e-5)
     steps, norms = run.series("grad_norm/all/task")
     assert steps.tolist() == [1, 3]
-    # A generation is trained on in one step here, so the anatomy's gradient is that of the step that follows.
+    # A generation is trained on in one step here, so the anatomy's gradient is that of the step
+    # that follows.
     np.testing.assert_allclose(norms, run.series("grad/all/term/policy/norm")[1][[0, 2]], rtol=1e-4)
     assert {"bucket_1", "bucket_2"} < set(callback.anatomy().buckets)
     assert set(kinds("run")) <= {"stationary-term"}  # the KL's, while the policy is its reference
@@ -358,7 +435,6 @@ def test_terms_can_be_left_out(folder: Path) -> None:
 # Fresh, resumed, raising, twice.
 
 
-@pytest.mark.slow
 def test_a_resumed_training_goes_on_in_the_same_run(folder: Path) -> None:
     saving = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4}
     make(folder, watching(), **saving).train()
@@ -372,7 +448,9 @@ def test_a_resumed_training_goes_on_in_the_same_run(folder: Path) -> None:
     assert norms[:2].tolist() == whole[1][:2].tolist()
     assert run.series("reward")[0].tolist() == [1, 2, 3, 4]
     assert [event.step for event in run.events("resumed")] == [2]
-    np.testing.assert_allclose(norms[2:], [row["grad_norm"] for row in resumed.state.log_history[2:4]], rtol=1e-5)
+    np.testing.assert_allclose(
+        norms[2:], [row["grad_norm"] for row in resumed.state.log_history[2:4]], rtol=1e-5
+    )
 
 
 def test_an_exception_is_kept_with_the_run_and_raised(folder: Path) -> None:
@@ -389,19 +467,23 @@ def test_an_exception_is_kept_with_the_run_and_raised(folder: Path) -> None:
         trainer.train()
 
     run = gm.load("run")
-    assert [event.message for event in run.events("exception")] == ["KeyError: 'the verifier is gone'"]
+    assert [event.message for event in run.events("exception")] == [
+        "KeyError: 'the verifier is gone'"
+    ]
     assert run.series("grad/all/norm/raw")[0].tolist() == [1, 2]
     assert "_compute_loss" not in vars(trainer)
     make(folder, watching("another")).train()  # nothing is left hooked or locked
     assert gm.load("another").newest_step == 3
 
 
-@pytest.mark.slow
 def test_two_trainings_in_one_process(folder: Path) -> None:
     first = make(folder, watching("first"), max_steps=2)
     first.train()
     make(folder, watching("second"), max_steps=2).train()
-    a, b = gm.load("first").series("grad/all/norm/raw"), gm.load("second").series("grad/all/norm/raw")
+    a, b = (
+        gm.load("first").series("grad/all/norm/raw"),
+        gm.load("second").series("grad/all/norm/raw"),
+    )
     assert a[0].tolist() == b[0].tolist() == [1, 2]
     assert a[1].tolist() == b[1].tolist()
 
@@ -412,7 +494,9 @@ def test_two_trainings_in_one_process(folder: Path) -> None:
         make(folder, watching("second"), max_steps=2).train()
 
 
-def test_the_callback_does_nothing_when_it_is_turned_off(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_callback_does_nothing_when_it_is_turned_off(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("GRADIOMETER_DISABLED", "1")
     make(folder, watching(), max_steps=1).train()
 
@@ -422,7 +506,6 @@ def test_the_callback_does_nothing_when_it_is_turned_off(folder: Path, monkeypat
 # Adapters, other trainers, and mistakes.
 
 
-@pytest.mark.slow
 def test_of_a_model_with_adapters_only_what_is_trained_is_measured(folder: Path) -> None:
     config = LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
     callback = watching(anatomy_every=1, anatomy={"num_buckets": 1})
@@ -431,7 +514,9 @@ def test_of_a_model_with_adapters_only_what_is_trained_is_measured(folder: Path)
 
     run = gm.load("run")
     np.testing.assert_allclose(
-        run.series("grad/all/norm/raw")[1], [row["grad_norm"] for row in trainer.state.log_history[:2]], rtol=1e-5
+        run.series("grad/all/norm/raw")[1],
+        [row["grad_norm"] for row in trainer.state.log_history[:2]],
+        rtol=1e-5,
     )
     states = run.table("states").content
     trained = {name for name, state in states.items() if state != "frozen"}
@@ -441,44 +526,81 @@ def test_of_a_model_with_adapters_only_what_is_trained_is_measured(folder: Path)
 
 RANKS = """
 import os, sys
-rank, world, tests, model, run = sys.argv[1:]
-os.environ |= {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": world}
+_, _, tests, model, run = sys.argv[1:]
 sys.path.insert(0, tests)
 import torch
 from test_trl import make, watching
+other = os.fork()  # TRL is imported once for both ranks
+rank = "0" if other else "1"
+os.environ |= {"RANK": rank, "WORLD_SIZE": "2", "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": "2"}
 trainer = make(model, watching(run), ddp_backend="gloo", max_steps=2)
-assert trainer.accelerator.num_processes == int(world)
+assert trainer.accelerator.num_processes == 2
 trainer.train()
+torch.distributed.barrier()
+torch.distributed.destroy_process_group()
+if not other:
+    os._exit(0)
+assert os.waitpid(other, 0)[1] == 0
 print("logged", [row["grad_norm"] for row in trainer.state.log_history[:2]])
 """
 
 
-@pytest.mark.slow
 def test_two_processes_give_the_norm_and_the_terms_of_the_averaged_gradient(
     folder: Path, tmp_path: Path, ranks: Callable[..., list[tuple[str, str]]]
 ) -> None:
-    (output, _), _ = ranks(RANKS, 2, Path(__file__).parent, folder, tmp_path / "run")
+    ((output, _),) = ranks(RANKS, 1, Path(__file__).parent, folder, tmp_path / "run")
 
     run = gm.load(tmp_path / "run")
     (line,) = [line for line in output.splitlines() if line.startswith("logged")]
-    np.testing.assert_allclose(run.series("grad/all/norm/raw")[1], json.loads(line.removeprefix("logged")), rtol=1e-5)
+    np.testing.assert_allclose(
+        run.series("grad/all/norm/raw")[1], json.loads(line.removeprefix("logged")), rtol=1e-5
+    )
     shares = [run.series(f"grad/all/term/{term}/share")[1] for term in ("policy", "kl", "entropy")]
     np.testing.assert_allclose(sum(shares), 1.0, atol=1e-4)
 
 
 def test_other_trainers_of_trl_are_measured_too(folder: Path) -> None:
     args = SFTConfig(
-        output_dir="out", max_steps=2, per_device_train_batch_size=2, logging_steps=1, report_to="none", use_cpu=True,
-        bf16=False, disable_tqdm=True, save_strategy="no", gradient_checkpointing=False,
-    )  # fmt: skip
+        output_dir="out",
+        max_steps=2,
+        per_device_train_batch_size=2,
+        logging_steps=1,
+        report_to="none",
+        use_cpu=True,
+        bf16=False,
+        disable_tqdm=True,
+        save_strategy="no",
+        gradient_checkpointing=False,
+    )
     texts = Dataset.from_dict({"text": ["abcdef", "badcfe", "aabbcc", "ffeedd"]})
     trainer = SFTTrainer(
-        model=str(folder), args=args, train_dataset=texts, processing_class=tokenizer(), callbacks=[watching()]
+        model=str(folder),
+        args=args,
+        train_dataset=texts,
+        processing_class=tokenizer(),
+        callbacks=[watching()],
     )
     trainer.train()
 
     run = gm.load("run")
-    np.testing.assert_allclose(run.series("grad/all/norm/raw")[1], run.series("grad_norm")[1], rtol=1e-5)
+    np.testing.assert_allclose(
+        run.series("grad/all/norm/raw")[1], run.series("grad_norm")[1], rtol=1e-5
+    )
+
+
+def test_the_terms_of_grpo_are_read_off_the_graph_where_the_callback_does_not_know_it(
+    folder: Path,
+) -> None:
+    """The variables that made the loss are gone when it goes backward: names are by structure."""
+    from gradiometer.integrations.transformers import GradiometerCallback as Plain
+
+    make(folder, Plain(run="run", budget=None)).train()
+    run = gm.load("run")
+    rows = {row["name"]: row for row in run.tables("wiring")[-1].content["terms"]}
+    assert set(rows) == {"policy", "term-1", "term-2"}  # and the KL, and the entropy
+    assert rows["policy"]["role"] == "policy"
+    assert (run.series("grad/all/term/additivity_error")[1] < 1e-5).all()
+    assert not run.events("terms-unmeasurable")
 
 
 def test_an_anatomy_without_a_generation_says_what_to_do() -> None:

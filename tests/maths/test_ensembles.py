@@ -75,13 +75,18 @@ def test_it_is_the_plain_mean_over_straight_lines_and_never_leaves_what_all_cove
 
 
 @given(st.lists(Steps, min_size=2, max_size=3), st.integers(1, 20))
-def test_steps_that_were_there_stay_as_they_are_while_the_runs_grow(all_steps: list[list[int]], more: int) -> None:
+def test_steps_that_were_there_stay_as_they_are_while_the_runs_grow(
+    all_steps: list[list[int]], more: int
+) -> None:
     def made(extra: int) -> list[tuple[np.ndarray, np.ndarray]]:
         grown = [
             [*steps, *range(steps[-1] + 1 + place, steps[-1] + 1 + place + extra)]
             for place, steps in enumerate(all_steps)
         ]
-        return [run(steps, [math.sin(step + place) for step in steps]) for place, steps in enumerate(grown)]
+        return [
+            run(steps, [math.sin(step + place) for step in steps])
+            for place, steps in enumerate(grown)
+        ]
 
     before, after = ensemble(made(0)), ensemble(made(more))
     if before.interpolated != after.interpolated:

@@ -1,4 +1,5 @@
-"""Estimators: closed forms against all subsets, exact expectations over small policies, z-tests on a Gaussian one."""
+"""Estimators: closed forms against all subsets, exact expectations over small policies, z-tests on
+a Gaussian one."""
 
 from __future__ import annotations
 
@@ -16,7 +17,15 @@ from torch import Tensor
 
 from gradiometer.errors import UnknownName, UsageError
 from gradiometer.maths import estimators
-from gradiometer.maths.estimators import BASELINES, ESTIMATORS, bias_sources, find, max_at_k, maxk, pass_at_k
+from gradiometer.maths.estimators import (
+    BASELINES,
+    ESTIMATORS,
+    bias_sources,
+    find,
+    max_at_k,
+    maxk,
+    pass_at_k,
+)
 
 
 def double(*values: float) -> Tensor:
@@ -35,7 +44,9 @@ def brute_value(rewards: list[Fraction], k: int) -> Fraction:
     return sum((max(subset) for subset in subsets), Fraction(0)) / len(subsets)
 
 
-def brute_maxk(rewards: list[Fraction], k: int, baseline: str, lam: Fraction, floor: Fraction) -> list[Fraction]:
+def brute_maxk(
+    rewards: list[Fraction], k: int, baseline: str, lam: Fraction, floor: Fraction
+) -> list[Fraction]:
     """The definitions of the docstring, word by word."""
     n, mean = len(rewards), sum(rewards, Fraction(0)) / len(rewards)
     subsets, width = list(itertools.combinations(range(n), k)), max(rewards) - min(rewards)
@@ -50,7 +61,9 @@ def brute_maxk(rewards: list[Fraction], k: int, baseline: str, lam: Fraction, fl
             factor = Fraction(k, n) if baseline.endswith("scaled") else 1
             found.append(s - factor * brute_value(rewards[:i] + rewards[i + 1 :], k))
         else:
-            rises = sum((max(a) - max(b) for a, b in zip(mine, others, strict=True)), Fraction(0)) / len(subsets)
+            rises = sum(
+                (max(a) - max(b) for a, b in zip(mine, others, strict=True)), Fraction(0)
+            ) / len(subsets)
             best_of = sum(max(subset) == rewards[i] for subset in mine)
             w = max(rises, floor * width * best_of / len(subsets))
             if baseline != "subloo":
@@ -79,19 +92,25 @@ def test_max_at_k_equals_its_definition_over_all_subsets(baseline: str, kind: st
         rewards = rewards_of(kind, n)
         tensor = double(*map(float, rewards))
         for k in range(1, n + 1):
-            assert max_at_k(tensor, k).item() == pytest.approx(float(brute_value(rewards, k)), rel=1e-14)
+            assert max_at_k(tensor, k).item() == pytest.approx(
+                float(brute_value(rewards, k)), rel=1e-14
+            )
             if not allowed(baseline, n, k):
                 continue
             expected = brute_maxk(rewards, k, baseline, Fraction(3, 10), Fraction(0))
             found = maxk(tensor, k, baseline=baseline, lam=0.3)
-            assert found.tolist() == pytest.approx([float(x) for x in expected], rel=1e-13, abs=1e-13)
+            assert found.tolist() == pytest.approx(
+                [float(x) for x in expected], rel=1e-13, abs=1e-13
+            )
             compared += 1
     assert compared == (36 if baseline == "none" else 28)
 
 
 @pytest.mark.parametrize("kind", ["float", "tied"])
 @pytest.mark.parametrize("baseline", ["subloo", "hybrid", "hybrid_source"])
-def test_the_floor_equals_its_definition_over_all_subsets_and_matters(baseline: str, kind: str) -> None:
+def test_the_floor_equals_its_definition_over_all_subsets_and_matters(
+    baseline: str, kind: str
+) -> None:
     moved = 0
     for n in range(2, 9):
         rewards = rewards_of(kind, n)
@@ -99,11 +118,14 @@ def test_the_floor_equals_its_definition_over_all_subsets_and_matters(baseline: 
         for k in range(2, n + 1):
             expected = brute_maxk(rewards, k, baseline, Fraction(1, 2), Fraction(1, 5))
             found = maxk(tensor, k, baseline=baseline, min_gap=0.2)
-            assert found.tolist() == pytest.approx([float(x) for x in expected], rel=1e-13, abs=1e-13)
+            assert found.tolist() == pytest.approx(
+                [float(x) for x in expected], rel=1e-13, abs=1e-13
+            )
             moved += not torch.equal(found, maxk(tensor, k, baseline=baseline))
     assert moved > 5
     assert torch.equal(
-        maxk(tensor, 3, baseline=baseline, min_gap=True), maxk(tensor, 3, baseline=baseline, min_gap=0.01)
+        maxk(tensor, 3, baseline=baseline, min_gap=True),
+        maxk(tensor, 3, baseline=baseline, min_gap=0.01),
     )
 
 
@@ -117,10 +139,15 @@ def test_rank_formula_in_exact_arithmetic(n: int) -> None:
 
 
 def exact_at_rank(ordered: list[Any], i: int, k: int) -> Fraction:
-    """[1{i≥K} C(i−1,K−1) R_(i) + Σ_{j>i} C(j−2,K−2) R_(j)]/C(n,K), ranks from 1, in whole numbers."""
+    """[1{i≥K} C(i−1,K−1) R_(i) + Σ_{j>i} C(j−2,K−2) R_(j)]/C(n,K), ranks from 1, in whole
+    numbers."""
     own = math.comb(i - 1, k - 1) * ordered[i - 1]
     above = (
-        sum(math.comb(j - 2, k - 2) * ordered[j - 1] for j in range(max(i + 1, k), len(ordered) + 1)) if k > 1 else 0
+        sum(
+            math.comb(j - 2, k - 2) * ordered[j - 1] for j in range(max(i + 1, k), len(ordered) + 1)
+        )
+        if k > 1
+        else 0
     )
     return Fraction(own + above) / math.comb(len(ordered), k)
 
@@ -143,9 +170,13 @@ def test_binomials_of_thousands_of_rollouts_stay_finite_and_right() -> None:
         gaps = [ordered[m] - ordered[m - 1] for m in range(1, i)]
         rises = sum(math.comb(m, k - 1) * gap for m, gap in enumerate(gaps, 1))
         assert found["none"][i - 1].item() == pytest.approx(float(s), rel=1e-11)
-        assert found["sample_loo"][i - 1].item() == pytest.approx(float(s - Fraction(n, n - k) * (rho - s)), rel=1e-11)
+        assert found["sample_loo"][i - 1].item() == pytest.approx(
+            float(s - Fraction(n, n - k) * (rho - s)), rel=1e-11
+        )
         assert found["sample_loo_scaled"][i - 1].item() == pytest.approx(float(scaled), rel=1e-11)
-        assert found["subloo"][i - 1].item() == pytest.approx(float(Fraction(rises, math.comb(n, k))), rel=1e-11)
+        assert found["subloo"][i - 1].item() == pytest.approx(
+            float(Fraction(rises, math.comb(n, k))), rel=1e-11
+        )
 
 
 # Golden vectors
@@ -163,13 +194,20 @@ def test_golden_vectors_of_four_rollouts() -> None:
     without = 2 * (maxk(by_rank, 2) - maxk(by_rank, 2, baseline="sample_loo_scaled"))
     assert without.tolist() == pytest.approx([11 / 3, 11 / 3, 10 / 3, 8 / 3])
     # ½ subloo + ½ (R − 2.5)/4, and without the quarter
-    assert maxk(by_rank, 2, baseline="hybrid").tolist() == pytest.approx([-3 / 16, 1 / 48, 5 / 16, 11 / 16])
-    assert maxk(by_rank, 2, baseline="hybrid_source").tolist() == pytest.approx([-0.75, -1 / 6, 0.5, 1.25])
-    # the floor of rank i is min_gap · range · C(i−1, 1)/C(n, 2), and the three tied ones have that of rank 3
+    assert maxk(by_rank, 2, baseline="hybrid").tolist() == pytest.approx(
+        [-3 / 16, 1 / 48, 5 / 16, 11 / 16]
+    )
+    assert maxk(by_rank, 2, baseline="hybrid_source").tolist() == pytest.approx(
+        [-0.75, -1 / 6, 0.5, 1.25]
+    )
+    # the floor of rank i is min_gap · range · C(i−1, 1)/C(n, 2), and the three tied ones have that
+    # of rank 3
     assert maxk(double(0, 3, 3.001), 2, baseline="subloo", min_gap=True).tolist() == pytest.approx(
         [0, 1.0, 1.0 + 0.002 / 3]
     )
-    assert maxk(double(0, 0, 0, 3), 2, baseline="subloo", min_gap=1.0).tolist() == pytest.approx([1, 1, 1, 1.5])
+    assert maxk(double(0, 0, 0, 3), 2, baseline="subloo", min_gap=1.0).tolist() == pytest.approx(
+        [1, 1, 1, 1.5]
+    )
 
 
 def test_golden_vectors_of_the_mean_reward_family() -> None:
@@ -180,14 +218,18 @@ def test_golden_vectors_of_the_mean_reward_family() -> None:
     assert estimators.leader_reward(rewards).tolist() == pytest.approx([-2, -1, 6])
     assert estimators.leader_reward(rewards, alpha=0.5).tolist() == pytest.approx([-2, -1, 4.5])
     assert estimators.rloo(rewards).tolist() == pytest.approx([-3, -1.5, 4.5])
-    assert estimators.grpo(rewards).tolist() == pytest.approx([x / (std + 1e-6) for x in (-2, -1, 3)], rel=1e-13)
+    assert estimators.grpo(rewards).tolist() == pytest.approx(
+        [x / (std + 1e-6) for x in (-2, -1, 3)], rel=1e-13
+    )
     assert estimators.reinforce(rewards).tolist() == [1, 2, 6]
     assert estimators.reinforce(rewards, baseline=2.0).tolist() == [-1, 0, 4]
     assert estimators.ppo(rewards, baseline=double(1, 1, 2)).tolist() == [0, 1, 4]
     normal = estimators.ppo(rewards, normalize=True)
     assert normal.tolist() == pytest.approx([x / (std + 1e-8) for x in (-2, -1, 3)], rel=1e-13)
     zscored = maxk(rewards, 1, zscore=True)
-    assert zscored.tolist() == pytest.approx([x / 3 / (std / 3 + 1e-8) for x in (-2, -1, 3)], rel=1e-13)
+    assert zscored.tolist() == pytest.approx(
+        [x / 3 / (std / 3 + 1e-8) for x in (-2, -1, 3)], rel=1e-13
+    )
 
 
 def test_the_first_of_tied_leaders_gets_the_bonus_so_the_sum_holds() -> None:
@@ -201,7 +243,9 @@ def test_pass_at_k_by_hand_and_as_max_at_k() -> None:
     assert pass_at_k(double(0, 1, 0, 0), 2).tolist() == pytest.approx([1 / 6, 1 / 2, 1 / 6, 1 / 6])
     outcomes = torch.tensor(list(itertools.product((0.0, 1.0), repeat=6)), dtype=torch.float64)
     for k in range(1, 7):
-        torch.testing.assert_close(pass_at_k(outcomes, k), maxk(outcomes, k), rtol=1e-13, atol=1e-14)
+        torch.testing.assert_close(
+            pass_at_k(outcomes, k), maxk(outcomes, k), rtol=1e-13, atol=1e-14
+        )
     n, k = 4096, 512
     found = pass_at_k((torch.arange(n) < 3).double(), k)
     others_fail = Fraction(math.comb(n - 4, k - 1), math.comb(n - 1, k - 1))
@@ -211,7 +255,11 @@ def test_pass_at_k_by_hand_and_as_max_at_k() -> None:
 # Invariants
 
 ROWS = st.integers(2, 24).flatmap(
-    lambda n: st.lists(st.one_of(st.integers(-3, 3).map(float), st.floats(-1e3, 1e3, width=32)), min_size=n, max_size=n)
+    lambda n: st.lists(
+        st.one_of(st.integers(-3, 3).map(float), st.floats(-1e3, 1e3, width=32)),
+        min_size=n,
+        max_size=n,
+    )
 )
 
 
@@ -225,11 +273,15 @@ def rows_and_sizes(draw: Any) -> tuple[Tensor, int]:
 def test_without_a_baseline_weights_sum_to_k_times_the_value(case: tuple[Tensor, int]) -> None:
     rewards, k = case
     expected, scale = k * max_at_k(rewards, k).item(), rewards.abs().max().item()
-    assert maxk(rewards, k).sum().item() == pytest.approx(expected, rel=1e-12, abs=1e-12 * k * scale)
+    assert maxk(rewards, k).sum().item() == pytest.approx(
+        expected, rel=1e-12, abs=1e-12 * k * scale
+    )
 
 
 @given(rows_and_sizes(), st.floats(-100, 100))
-def test_a_shift_of_the_rewards_changes_no_centred_weight(case: tuple[Tensor, int], shift: float) -> None:
+def test_a_shift_of_the_rewards_changes_no_centred_weight(
+    case: tuple[Tensor, int], shift: float
+) -> None:
     rewards, k = case
     n, shifted = len(rewards), rewards + shift
     for baseline in BASELINES:
@@ -263,7 +315,9 @@ def test_order_does_not_matter_and_tied_rollouts_weigh_the_same_to_the_bit(
             continue
         options = {"min_gap": 0.1} if baseline in ("subloo", "hybrid") else {}
         weights = maxk(rewards, k, baseline=baseline, zscore=zscore, **options)
-        assert torch.equal(maxk(rewards[shuffle], k, baseline=baseline, zscore=zscore, **options), weights[shuffle])
+        assert torch.equal(
+            maxk(rewards[shuffle], k, baseline=baseline, zscore=zscore, **options), weights[shuffle]
+        )
         for value in rewards.unique():
             assert weights[rewards == value].unique().numel() == 1
 
@@ -273,7 +327,10 @@ def test_of_one_rollout_max_at_k_is_the_mean_reward(row: list[float]) -> None:
     rewards, n = double(*row), len(row)
     torch.testing.assert_close(maxk(rewards, 1), rewards / n, rtol=1e-11, atol=1e-10)
     torch.testing.assert_close(
-        maxk(rewards, 1, baseline="sample_loo_scaled"), estimators.rloo(rewards) / n, rtol=1e-11, atol=1e-10
+        maxk(rewards, 1, baseline="sample_loo_scaled"),
+        estimators.rloo(rewards) / n,
+        rtol=1e-11,
+        atol=1e-10,
     )
     torch.testing.assert_close(max_at_k(rewards, 1), rewards.mean(), rtol=1e-11, atol=1e-10)
 
@@ -294,14 +351,18 @@ def test_equal_rewards_have_centred_weights_of_exactly_zero(value: float, n: int
 @settings(max_examples=20)
 @given(st.integers(0, 3), st.integers(1, 3))
 def test_a_batch_is_its_instances_one_by_one(first: int, second: int) -> None:
-    rewards = torch.randn(first, second, 6, generator=torch.Generator().manual_seed(first + 5 * second))
+    rewards = torch.randn(
+        first, second, 6, generator=torch.Generator().manual_seed(first + 5 * second)
+    )
     for estimator in ESTIMATORS.values():
         given_rewards = (rewards > 0).float() if estimator.name == "pass_at_k" else rewards
         options = {"k": 3} if estimator.required else {}
         found = estimator(given_rewards, **options)
         assert found.shape == rewards.shape
         for i, j in itertools.product(range(first), range(second)):
-            torch.testing.assert_close(found[i, j], estimator(given_rewards[i, j], **options), rtol=1e-6, atol=1e-7)
+            torch.testing.assert_close(
+                found[i, j], estimator(given_rewards[i, j], **options), rtol=1e-6, atol=1e-7
+            )
     assert max_at_k(rewards, 3).shape == (first, second)
 
 
@@ -315,7 +376,9 @@ def test_weights_have_the_type_of_the_rewards_and_no_graph() -> None:
     ]:
         rewards = torch.tensor([0, 1, 1, 0]).to(given_type)
         for estimator in ESTIMATORS.values():
-            assert estimator(rewards, **({"k": 2} if estimator.required else {})).dtype == found_type
+            assert (
+                estimator(rewards, **({"k": 2} if estimator.required else {})).dtype == found_type
+            )
         assert max_at_k(rewards, 2).dtype == found_type
     assert not maxk(torch.randn(4, requires_grad=True), 2).requires_grad
 
@@ -323,10 +386,13 @@ def test_weights_have_the_type_of_the_rewards_and_no_graph() -> None:
 def test_float32_rewards_far_from_zero_lose_nothing_to_cancellation() -> None:
     near = torch.tensor([0.0, 0.5, 1.0, 3.0, 3.5])
     for baseline in ("sample_loo_scaled", "subloo", "hybrid"):
-        assert torch.equal(maxk(near + 2**20, 3, baseline=baseline), maxk(near, 3, baseline=baseline))
+        assert torch.equal(
+            maxk(near + 2**20, 3, baseline=baseline), maxk(near, 3, baseline=baseline)
+        )
 
 
-# Expectations. First exactly: every outcome of five rollouts of a policy with four actions, two of them of equal reward.
+# Expectations. First exactly: every outcome of five rollouts of a policy with four actions, two of
+# them of equal reward.
 
 REWARD = double(0.0, 1.0, 1.0, -2.0)
 OUTCOMES = torch.cartesian_prod(*[torch.arange(4)] * 5)  # [1024, 5]
@@ -353,18 +419,26 @@ BIASED: dict[str, tuple[Callable[..., Tensor], dict[str, Any]]] = {
 }
 
 
-def expected_and_true_gradient(function: Callable[..., Tensor], options: dict[str, Any]) -> tuple[Tensor, Tensor]:
+def expected_and_true_gradient(
+    function: Callable[..., Tensor], options: dict[str, Any]
+) -> tuple[Tensor, Tensor]:
     """E[Σ w_i ∇log π(a_i)] and ∇ of the objective, both exact, [4]."""
     entry = ESTIMATORS[function.__name__]
     theta = double(0.3, -0.2, 0.1, 0.4).requires_grad_()
     log_p = theta.log_softmax(-1)
     log_likelihood = log_p[OUTCOMES]
-    weights = function(REWARD[OUTCOMES], **options) / (OUTCOMES.shape[1] if entry.reduction == "mean" else 1)
+    weights = function(REWARD[OUTCOMES], **options) / (
+        OUTCOMES.shape[1] if entry.reduction == "mean" else 1
+    )
     chance = log_likelihood.sum(-1).exp().detach()
-    (expected,) = torch.autograd.grad((chance * (weights * log_likelihood).sum(-1)).sum(), theta, retain_graph=True)
+    (expected,) = torch.autograd.grad(
+        (chance * (weights * log_likelihood).sum(-1)).sum(), theta, retain_graph=True
+    )
     size = 1 if entry.objective == "mean reward" else options["k"]
     draws = torch.cartesian_prod(*[torch.arange(4)] * size).reshape(-1, size)
-    (true,) = torch.autograd.grad((log_p[draws].sum(-1).exp() * REWARD[draws].amax(-1)).sum(), theta)
+    (true,) = torch.autograd.grad(
+        (log_p[draws].sum(-1).exp() * REWARD[draws].amax(-1)).sum(), theta
+    )
     return expected, true
 
 
@@ -384,7 +458,9 @@ def test_over_all_outcomes_the_biased_miss_it_by_more_than_a_tenth(name: str) ->
 def test_bias_is_stated_where_and_only_where_there_is_one(name: str) -> None:
     function, options = {**UNBIASED, **BIASED}[name]
     stated = bias_sources(function.__name__, **options)
-    assert bool(stated) == (name in BIASED or name == "ppo")  # of PPO it is the clip, which comes after the weights
+    assert bool(stated) == (
+        name in BIASED or name == "ppo"
+    )  # of PPO it is the clip, which comes after the weights
 
 
 def test_pass_at_k_has_the_true_gradient_over_all_outcomes() -> None:
@@ -404,7 +480,8 @@ def test_own_reward_in_the_baseline_scales_the_gradient_by_n_minus_one_over_n() 
     torch.testing.assert_close(expected, 4 / 5 * true, rtol=1e-12, atol=1e-14)
 
 
-# Then by chance: a policy N(θ, 1) whose score is x − θ, and a reward e^(x/2), for which max@K and the mean differ.
+# Then by chance: a policy N(θ, 1) whose score is x − θ, and a reward e^(x/2), for which max@K and
+# the mean differ.
 
 THETA, N, K, DRAWS = 0.5, 16, 4, 40_000
 
@@ -452,7 +529,9 @@ def test_standard_deviations_of_the_toy() -> None:
         x = torch.randn(5_000, 64, generator=generator, dtype=torch.float64)
         for baseline, estimates in found.items():
             estimates.append((maxk(0.3 * x - 6, 8, baseline=baseline) * x).sum(-1))
-    deviations = {baseline: torch.cat(estimates).std().item() for baseline, estimates in found.items()}
+    deviations = {
+        baseline: torch.cat(estimates).std().item() for baseline, estimates in found.items()
+    }
     expected = {"none": 5.57, "sample_loo": 38.98, "sample_loo_scaled": 0.100, "subloo": 0.102}
     assert deviations == pytest.approx(expected, rel=0.01)
 
@@ -462,15 +541,26 @@ def test_standard_deviations_of_the_toy() -> None:
 
 def test_every_estimator_is_found_under_its_names() -> None:
     assert set(ESTIMATORS) == {
-        "maxk", "pass_at_k", "pomo", "leader_reward", "rloo", "grpo", "dr_grpo", "reinforce", "ppo",
-    }  # fmt: skip
+        "maxk",
+        "pass_at_k",
+        "pomo",
+        "leader_reward",
+        "rloo",
+        "grpo",
+        "dr_grpo",
+        "reinforce",
+        "ppo",
+    }
     for name, entry in ESTIMATORS.items():
         assert find(name) is entry
         assert entry.name == name
         assert entry.function is getattr(estimators, name)
     assert all(find(alias).name == name for alias, name in estimators.ALIASES.items())
     assert find("maxk-POMO").name == "maxk"
-    assert {name for name, entry in ESTIMATORS.items() if entry.reduction == "sum"} == {"maxk", "pass_at_k"}
+    assert {name for name, entry in ESTIMATORS.items() if entry.reduction == "sum"} == {
+        "maxk",
+        "pass_at_k",
+    }
 
 
 def test_options_of_an_estimator_come_with_their_defaults() -> None:
@@ -481,21 +571,30 @@ def test_options_of_an_estimator_come_with_their_defaults() -> None:
     assert torch.equal(entry(rewards, k=2, baseline="subloo"), maxk(rewards, 2, baseline="subloo"))
     with pytest.raises(UsageError, match="maxk needs k="):
         entry(rewards)
-    with pytest.raises(UnknownName, match="unknown option of the estimator maxk 'basline'; did you mean 'baseline'"):
+    with pytest.raises(
+        UnknownName, match="unknown option of the estimator maxk 'basline'; did you mean 'baseline'"
+    ):
         entry(rewards, k=2, basline="none")
     with pytest.raises(UnknownName, match="It takes none"):
         find("pomo")(rewards, k=2)
 
 
 def test_an_unknown_estimator_is_said_with_what_is_close() -> None:
-    with pytest.raises(UnknownName, match="unknown estimator 'leader_rewards'; did you mean 'leader_reward'"):
+    with pytest.raises(
+        UnknownName, match="unknown estimator 'leader_rewards'; did you mean 'leader_reward'"
+    ):
         find("leader_rewards")
 
 
 def test_bias_sources_name_what_the_options_bring() -> None:
     assert bias_sources("maxk", k=4, baseline="subloo") == ()
     found = bias_sources("maxk_pomo", baseline="hybrid", min_gap=True, zscore=True, iid=False)
-    assert [source.partition(":")[0] for source in found] == ["hybrid", "min_gap", "zscore", "multi-start"]
+    assert [source.partition(":")[0] for source in found] == [
+        "hybrid",
+        "min_gap",
+        "zscore",
+        "multi-start",
+    ]
     assert "best of K different starts" in found[-1]
     assert "mean over the forced starts" in bias_sources("rloo", iid=False)[0]
     assert any("std" in source for source in bias_sources("grpo"))
@@ -527,7 +626,10 @@ def test_bias_sources_name_what_the_options_bring() -> None:
         (lambda r: maxk(r, 2, baseline="hybrid", lam=1.5), r"in \[0, 1\], found 1.5"),
         (lambda r: maxk(r, 2, baseline="subloo", min_gap=-0.1), "at least 0, found -0.1"),
         (lambda r: maxk(r, 2, min_gap=True), "subloo and hybrid, found the baseline none"),
-        (lambda r: maxk(r[:1], 1, zscore=True), "zscore divides by a standard deviation and needs at least 2"),
+        (
+            lambda r: maxk(r[:1], 1, zscore=True),
+            "zscore divides by a standard deviation and needs at least 2",
+        ),
         (lambda r: estimators.pomo(r[:1]), "pomo compares rollouts and needs at least 2, found 1"),
         (lambda r: estimators.leader_reward(r[:1]), "leader_reward compares"),
         (lambda r: estimators.rloo(r[:1]), "rloo compares"),

@@ -51,7 +51,9 @@ def test_scores_equal_the_standard_library(samples: list[tuple[int, float]]) -> 
         return
     found = reward_std(np.array([r for _, r in samples]), np.array([g for g, _ in samples]))
     assert found.ids == tuple(by_group)
-    assert found.scores == pytest.approx([statistics.stdev(r) for r in by_group.values()], abs=1e-12)
+    assert found.scores == pytest.approx(
+        [statistics.stdev(r) for r in by_group.values()], abs=1e-12
+    )
     assert found.means == pytest.approx([statistics.fmean(r) for r in by_group.values()], abs=1e-12)
 
 
@@ -67,14 +69,21 @@ def test_a_small_spread_on_a_large_offset_is_found() -> None:
 
 
 def test_ids_may_be_anything_that_can_be_a_key() -> None:
-    assert reward_std([0, 1, 0, 1], [("level", 1), ("level", 1), None, None]).ids == (("level", 1), None)
+    assert reward_std([0, 1, 0, 1], [("level", 1), ("level", 1), None, None]).ids == (
+        ("level", 1),
+        None,
+    )
     assert all(type(label) is int for label in reward_std([0, 1], np.array([7, 7])).ids)
 
 
 @pytest.mark.parametrize(
     ("rewards", "groups", "message"),
     [
-        ([1.0, 2.0, 3.0], ["a", "a", "lonely"], r"'lonely' has one sample \(1 of 2 .*at least 2 rollouts"),
+        (
+            [1.0, 2.0, 3.0],
+            ["a", "a", "lonely"],
+            r"'lonely' has one sample \(1 of 2 .*at least 2 rollouts",
+        ),
         ([1.0, math.nan, math.inf], [0, 0, 0], r"sample 1 is nan \(2 of 3"),
         ([1.0, -math.inf], [0, 0], "sample 1 is -inf"),
         ([1.0, 2.0], [0, 0, 0], "2 rewards, 3 groups"),
@@ -94,7 +103,7 @@ def test_bad_groups_are_said(rewards: Any, groups: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        # the golden vectors of FORMULAS section 4
+        # the golden vectors of docs/mathematics.md#groups-and-buckets
         ({"strategy": "top_p", "value": 0.9, "top_p_prob_mode": "linear"}, [0, 3, 1]),
         ({"strategy": "top_p", "value": 0.9, "top_p_prob_mode": "softmax"}, [0, 3, 1]),
         ({"strategy": "min_p", "value": 0.5}, [0, 3]),
@@ -130,7 +139,8 @@ def test_bad_groups_are_said(rewards: Any, groups: Any, message: str) -> None:
         # 1/(0.5 + 1e-10) + 1e-10 is 3e-10 short of 2
         ({"strategy": "min_p", "value": 0.5, "type": "smallest", "include_zero": False}, [1]),
         ({"strategy": "min_p", "value": 0.499, "type": "smallest", "include_zero": False}, [1, 3]),
-        # linear, smallest: a score of 0 comes first and ends the walk; without it the sums are 1, 3, 6
+        # linear, smallest: a score of 0 comes first and ends the walk; without it the sums are 1,
+        # 3, 6
         ({"value": 0.5, "type": "smallest"}, []),
         ({"value": 0.5, "type": "smallest", "include_zero": False}, [1, 3]),
         ({"value": 0.9, "type": "smallest", "include_zero": False}, [1, 3, 0]),
@@ -163,7 +173,9 @@ def test_when_all_rewards_are_equal(settings: dict[str, Any], expected: list[int
 
 
 @pytest.mark.parametrize(("scores", "expected"), [([0.004, 0.003], []), ([0.4, 0.3], [0, 1])])
-def test_linear_keeps_nothing_where_all_scores_are_within_its_slack(scores: list[float], expected: list[int]) -> None:
+def test_linear_keeps_nothing_where_all_scores_are_within_its_slack(
+    scores: list[float], expected: list[int]
+) -> None:
     assert kept(scores, value=0.9) == expected
 
 
@@ -197,7 +209,11 @@ SETTINGS = st.one_of(
 
 
 @given(
-    SCORES, SETTINGS, st.sampled_from(["largest", "smallest"]), st.sampled_from(["linear", "softmax"]), st.booleans()
+    SCORES,
+    SETTINGS,
+    st.sampled_from(["largest", "smallest"]),
+    st.sampled_from(["linear", "softmax"]),
+    st.booleans(),
 )
 def test_filters_give_different_groups_best_first(
     scores: list[float], settings: dict[str, Any], kind: str, mode: str, include_zero: bool
@@ -207,13 +223,21 @@ def test_filters_give_different_groups_best_first(
     assert set(found) <= set(range(len(scores)))
     sign = -1 if kind == "largest" else 1
     assert found == sorted(found, key=lambda i: (sign * scores[i], i))
-    best_left_out = [sign * scores[i] for i in range(len(scores)) if i not in found and abs(scores[i]) > 1e-10]
+    best_left_out = [
+        sign * scores[i] for i in range(len(scores)) if i not in found and abs(scores[i]) > 1e-10
+    ]
     assert not found or all(sign * scores[found[-1]] <= other for other in best_left_out)
     assert include_zero or all(scores[i] > 1e-10 for i in found)
 
 
-@given(SCORES.filter(lambda s: len(s) <= 8), st.floats(0.01, 0.99), st.sampled_from(["largest", "smallest"]))
-def test_softmax_keeps_the_fewest_groups_of_enough_probability(scores: list[float], value: float, kind: str) -> None:
+@given(
+    SCORES.filter(lambda s: len(s) <= 8),
+    st.floats(0.01, 0.99),
+    st.sampled_from(["largest", "smallest"]),
+)
+def test_softmax_keeps_the_fewest_groups_of_enough_probability(
+    scores: list[float], value: float, kind: str
+) -> None:
     signed = [s if kind == "largest" else -s for s in scores]
     p = [math.exp(s) / math.fsum(map(math.exp, signed)) for s in signed]
     found = kept(scores, value=value, top_p_prob_mode="softmax", type=kind)
@@ -240,7 +264,10 @@ def test_linear_equals_a_walk(scores: list[float], value: float, kind: str) -> N
         ({"strategy": "topp"}, "strategy 'topp'; did you mean 'top_p'"),
         ({"type": "large"}, "did you mean 'largest'"),
         ({"top_p_prob_mode": "soft"}, "did you mean 'softmax'"),
-        ({"metric": "length"}, "unknown rollout filter metric 'length'. The known ones are reward_variance"),
+        (
+            {"metric": "length"},
+            "unknown rollout filter metric 'length'. The known ones are reward_variance",
+        ),
     ],
 )
 def test_unknown_names_are_said(settings: dict[str, Any], message: str) -> None:
@@ -259,7 +286,9 @@ def test_unknown_names_are_said(settings: dict[str, Any], message: str) -> None:
 )
 def test_values_out_of_range_are_said(strategy: str, values: list[float]) -> None:
     for value in values:
-        with pytest.raises(UsageError, match=f"value of a {strategy} filter must be .*, found {value}"):
+        with pytest.raises(
+            UsageError, match=f"value of a {strategy} filter must be .*, found {value}"
+        ):
             RolloutFilter(strategy=strategy, value=value)
 
 
@@ -280,13 +309,19 @@ def test_no_groups_in_none_out() -> None:
 
 def test_quantiles_spread_the_remainder_over_the_last_buckets() -> None:
     scores = [0.7, 0.1, 0.6, 0.2, 0.5, 0.3, 0.4]
-    assert members(split(scores, num_buckets=3)) == {"bucket_1": [1, 3], "bucket_2": [5, 6], "bucket_3": [4, 2, 0]}
+    assert members(split(scores, num_buckets=3)) == {
+        "bucket_1": [1, 3],
+        "bucket_2": [5, 6],
+        "bucket_3": [4, 2, 0],
+    }
     sizes = [len(bucket.groups) for bucket in split(np.arange(11), num_buckets=6)]
     assert sizes == [1, 2, 2, 2, 2, 2]
 
 
 def test_the_source_puts_the_remainder_in_the_last_bucket() -> None:
-    sizes = [len(bucket.groups) for bucket in split(np.arange(11), mode="quantile_source", num_buckets=6)]
+    sizes = [
+        len(bucket.groups) for bucket in split(np.arange(11), mode="quantile_source", num_buckets=6)
+    ]
     assert sizes == [1, 1, 1, 1, 1, 6]
 
 
@@ -309,11 +344,22 @@ def test_pass_rates_by_hand() -> None:
     rewards = [float(i < k) for k in solved for i in range(4)]
     groups = reward_std(rewards, np.repeat(range(6), 4))
     found = members(split(groups.scores, mode="pass_rate", means=groups.means))
-    assert found == {"bucket_1": [0, 5], "bucket_2": [2], "bucket_3": [4], "bucket_4": [3], "bucket_6": [1]}
+    assert found == {
+        "bucket_1": [0, 5],
+        "bucket_2": [2],
+        "bucket_3": [4],
+        "bucket_4": [3],
+        "bucket_6": [1],
+    }
 
 
-@given(st.lists(st.lists(st.booleans(), min_size=2, max_size=64), min_size=1, max_size=10), st.booleans())
-def test_pass_rates_take_all_rewards_of_zero_and_one(outcomes: list[list[bool]], single: bool) -> None:
+@given(
+    st.lists(st.lists(st.booleans(), min_size=2, max_size=64), min_size=1, max_size=10),
+    st.booleans(),
+)
+def test_pass_rates_take_all_rewards_of_zero_and_one(
+    outcomes: list[list[bool]], single: bool
+) -> None:
     ids = [g for g, rewards in enumerate(outcomes) for _ in rewards]
     groups = reward_std([float(r) for rewards in outcomes for r in rewards], ids)
     scores, means = (x.astype(np.float32) if single else x for x in (groups.scores, groups.means))
@@ -324,7 +370,9 @@ def test_pass_rates_take_all_rewards_of_zero_and_one(outcomes: list[list[bool]],
             assert lows[number] < rate <= highs[number]
 
 
-@pytest.mark.parametrize("rewards", [[0, 0.5], [0.5, 0.5], [-1, 1], [-1, 1, 1, 1], [2, 2], [0, 1, 2], [0.1, 0.9, 1, 0]])
+@pytest.mark.parametrize(
+    "rewards", [[0, 0.5], [0.5, 0.5], [-1, 1], [-1, 1, 1, 1], [2, 2], [0, 1, 2], [0.1, 0.9, 1, 0]]
+)
 def test_pass_rates_refuse_rewards_other_than_zero_and_one(rewards: list[float]) -> None:
     groups = reward_std([0, 1, *rewards], [0, 0] + [1] * len(rewards))
     with pytest.raises(UsageError, match="rewards of 0 and 1, and those of group 1"):
@@ -332,13 +380,17 @@ def test_pass_rates_refuse_rewards_other_than_zero_and_one(rewards: list[float])
 
 
 @given(SCORES, st.integers(1, 12), st.sampled_from(["quantile", "quantile_source", "fixed_rv"]))
-def test_buckets_partition_the_groups_in_order_of_score(scores: list[float], num_buckets: int, mode: str) -> None:
+def test_buckets_partition_the_groups_in_order_of_score(
+    scores: list[float], num_buckets: int, mode: str
+) -> None:
     buckets = split(scores, mode=mode, num_buckets=num_buckets)
     everyone = [g for bucket in buckets for g in bucket.groups.tolist()]
     assert everyone == sorted(range(len(scores)), key=lambda g: scores[g])
     assert all(len(bucket.groups) for bucket in buckets)
     if mode != "fixed_rv":
-        assert [bucket.name for bucket in buckets] == [f"bucket_{i + 1}" for i in range(min(num_buckets, len(scores)))]
+        assert [bucket.name for bucket in buckets] == [
+            f"bucket_{i + 1}" for i in range(min(num_buckets, len(scores)))
+        ]
     if mode == "quantile":
         sizes = [len(bucket.groups) for bucket in buckets]
         assert sizes == sorted(sizes)

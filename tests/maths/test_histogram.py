@@ -35,9 +35,19 @@ def around_the_edges(dtype: torch.dtype) -> Tensor:
     limits = torch.finfo(dtype)
     edges = torch.tensor(EDGES, dtype=torch.float64).to(dtype)
     up, down = (torch.nextafter(edges, torch.tensor(to, dtype=dtype)) for to in (math.inf, 0.0))
-    special = [0.0, math.nan, math.inf, limits.max, limits.tiny, limits.tiny / 3, limits.smallest_normal]
+    special = [
+        0.0,
+        math.nan,
+        math.inf,
+        limits.max,
+        limits.tiny,
+        limits.tiny / 3,
+        limits.smallest_normal,
+    ]
     smallest = torch.nextafter(torch.zeros(1, dtype=dtype), torch.ones(1, dtype=dtype))
-    values = torch.cat([edges, up, down, smallest, torch.tensor(special, dtype=torch.float64).to(dtype)])
+    values = torch.cat(
+        [edges, up, down, smallest, torch.tensor(special, dtype=torch.float64).to(dtype)]
+    )
     return torch.cat([values, -values])
 
 
@@ -56,7 +66,9 @@ def test_numbers_of_all_sizes_fall_where_the_oracle_says(dtype: torch.dtype) -> 
 
 
 def test_golden() -> None:
-    x = torch.tensor([[0.0, -0.0, 1e-45], [0.5, -0.5, 2.0], [-1.0, 1e9, math.inf], [-math.inf, math.nan, 3e-13]])
+    x = torch.tensor(
+        [[0.0, -0.0, 1e-45], [0.5, -0.5, 2.0], [-1.0, 1e9, math.inf], [-math.inf, math.nan, 3e-13]]
+    )
     found = dict(zip(LABELS, log_histogram(x).tolist(), strict=True))
     assert {label: count for label, count in found.items() if count} == {
         "zero": 2,
@@ -69,7 +81,11 @@ def test_golden() -> None:
     }
 
 
-@given(st.lists(st.floats(width=32, allow_nan=True, allow_infinity=True, allow_subnormal=True), max_size=60))
+@given(
+    st.lists(
+        st.floats(width=32, allow_nan=True, allow_infinity=True, allow_subnormal=True), max_size=60
+    )
+)
 def test_nothing_is_lost(numbers: list[float]) -> None:
     x = torch.tensor(numbers, dtype=torch.float32)
     counts = log_histogram(x)
@@ -81,7 +97,9 @@ def test_nothing_is_lost(numbers: list[float]) -> None:
 @given(st.lists(st.integers(0, 2**32 - 1), max_size=40))
 def test_every_pattern_of_bits_is_counted_once(patterns: list[int]) -> None:
     # signalling NaNs among them: as bits, for a conversion of a Python float would quiet them
-    x = torch.frombuffer(bytearray(struct.pack(f"<{len(patterns) + 1}I", *patterns, 0x7F800001)), dtype=torch.float32)
+    x = torch.frombuffer(
+        bytearray(struct.pack(f"<{len(patterns) + 1}I", *patterns, 0x7F800001)), dtype=torch.float32
+    )
     assert log_histogram(x).tolist() == oracle(x)
 
 
@@ -92,7 +110,9 @@ def test_float64_is_not_rounded_to_float32(numbers: list[float]) -> None:
 
 
 def test_the_count_for_an_accelerator_is_that_of_bincount() -> None:
-    codes = torch.randint(0, 99, (1000,), generator=torch.Generator().manual_seed(0), dtype=torch.int32)
+    codes = torch.randint(
+        0, 99, (1000,), generator=torch.Generator().manual_seed(0), dtype=torch.int32
+    )
     assert torch.equal(histogram.scattered(codes, 120), torch.bincount(codes, minlength=120))
 
 
@@ -116,7 +136,11 @@ class Syncs(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.seen: list[str] = []
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         if "_local_scalar_dense" in str(func):
             self.seen.append(str(func))

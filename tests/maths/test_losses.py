@@ -1,4 +1,5 @@
-"""Losses: numbers by hand, gradients by exact enumeration over a small categorical, averages by brute force."""
+"""Losses: numbers by hand, gradients by exact enumeration over a small categorical, averages by
+brute force."""
 
 from __future__ import annotations
 
@@ -55,7 +56,9 @@ def test_dual_clip_by_hand(ratio: float, advantage: float, loss: float, slope: f
 def test_without_the_second_clip_a_bad_action_costs_what_it_weighs() -> None:
     log_ratio, zero = double(math.log(5.0)), double(0.0)
     assert policy_loss(log_ratio, zero, double(-2.0), clip_c=None).item() == pytest.approx(10.0)
-    assert policy_loss(log_ratio, zero, double(2.0), clip_c=None, clip_high=1.0).item() == pytest.approx(-4.0)
+    assert policy_loss(
+        log_ratio, zero, double(2.0), clip_c=None, clip_high=1.0
+    ).item() == pytest.approx(-4.0)
 
 
 def test_the_log_ratio_is_clamped_at_twenty() -> None:
@@ -77,7 +80,11 @@ def test_kl_by_hand() -> None:
     expected = {"k1": 0.6931471805599453, "k2": 0.2402265069591007, "k3": 0.1931471805599453}
     for name, kind in KL_KINDS.items():
         assert kl_loss(log_prob, ref, name).item() == pytest.approx(expected[kind], rel=1e-14)
-    assert {name for name, kind in KL_KINDS.items() if kind == "k3"} == {"k3", "low_var_kl", "low-var-kl"}
+    assert {name for name, kind in KL_KINDS.items() if kind == "k3"} == {
+        "k3",
+        "low_var_kl",
+        "low-var-kl",
+    }
     assert (KL_KINDS["kl"], KL_KINDS["mse"]) == ("k1", "k2")
 
 
@@ -111,7 +118,9 @@ def gradient(value: Tensor, theta: Tensor) -> Tensor:
 def test_on_policy_the_gradients_of_the_three_estimators_differ() -> None:
     theta, log_p, ref = policy_and_reference()
     p = log_p.exp().detach()
-    found = {kind: gradient((p * kl_loss(log_p, ref, kind)).sum(), theta) for kind in ("k1", "k2", "k3")}
+    found = {
+        kind: gradient((p * kl_loss(log_p, ref, kind)).sum(), theta) for kind in ("k1", "k2", "k3")
+    }
     reverse = gradient((log_p.exp() * (log_p - ref)).sum(), theta)
     forward = gradient((ref.exp() * (ref - log_p)).sum(), theta)
     assert found["k1"].abs().max() < 1e-15
@@ -121,7 +130,9 @@ def test_on_policy_the_gradients_of_the_three_estimators_differ() -> None:
 
 
 @pytest.mark.parametrize("kind", ["k1", "k3"])
-def test_their_mean_is_the_reverse_kl_and_so_is_the_gradient_under_importance_weights(kind: str) -> None:
+def test_their_mean_is_the_reverse_kl_and_so_is_the_gradient_under_importance_weights(
+    kind: str,
+) -> None:
     theta, log_p, ref = policy_and_reference()
     old = torch.tensor([0.4, 0.3, 0.1, 0.1, 0.1], dtype=torch.float64)
     weighted = (old * (log_p.exp() / old) * kl_loss(log_p, ref, kind)).sum()
@@ -134,7 +145,10 @@ def test_their_mean_is_the_reverse_kl_and_so_is_the_gradient_under_importance_we
 
 
 def test_entropy_by_hand() -> None:
-    logits = torch.tensor([[0.0] * 4, [math.log(2), 0.0, 0.0, -math.inf], [9.0, *[-math.inf] * 3]], dtype=torch.float64)
+    logits = torch.tensor(
+        [[0.0] * 4, [math.log(2), 0.0, 0.0, -math.inf], [9.0, *[-math.inf] * 3]],
+        dtype=torch.float64,
+    )
     expected = [math.log(4), 1.0397207708399179, 0.0]  # p = ½, ¼, ¼: 1.5 ln 2
     assert entropy(logits).tolist() == pytest.approx(expected, abs=1e-15)
 
@@ -160,11 +174,15 @@ def test_half_precision_is_summed_in_float32() -> None:
 
 
 def test_log_probs_of_actions_by_hand() -> None:
-    logits = torch.tensor([[[math.log(3), 0.0], [0.0, -math.inf]]], dtype=torch.float64, requires_grad=True)
+    logits = torch.tensor(
+        [[[math.log(3), 0.0], [0.0, -math.inf]]], dtype=torch.float64, requires_grad=True
+    )
     found = token_log_probs(logits, torch.tensor([[1, 0]]))
     assert found.tolist() == [pytest.approx([-math.log(4), 0.0])]
     (grad,) = torch.autograd.grad(found.sum(), logits)
-    torch.testing.assert_close(grad[0], torch.tensor([[-0.75, 0.75], [0.0, 0.0]], dtype=torch.float64))
+    torch.testing.assert_close(
+        grad[0], torch.tensor([[-0.75, 0.75], [0.0, 0.0]], dtype=torch.float64)
+    )
 
 
 def test_an_action_for_each_distribution_is_needed() -> None:
@@ -199,7 +217,9 @@ def brute_force(losses: list[list[float]], mask: list[list[float]], aggregation:
 )
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.bfloat16, torch.float64])
 def test_averages_by_hand(aggregation: str, expected: float, dtype: torch.dtype) -> None:
-    losses = torch.tensor([[1.0, 2.0, 3.0, math.nan], [math.inf, 7.0, 0.0, 0.0], [5.0, 5.0, 5.0, 5.0]])
+    losses = torch.tensor(
+        [[1.0, 2.0, 3.0, math.nan], [math.inf, 7.0, 0.0, 0.0], [5.0, 5.0, 5.0, 5.0]]
+    )
     mask = torch.tensor([[1, 1, 1, 0], [0, 1, 0, 0], [0, 0, 0, 0]]).to(dtype)
     assert aggregate(losses, mask, aggregation).item() == pytest.approx(expected)
 
@@ -225,7 +245,10 @@ def test_averages_equal_brute_force_and_parts_add(aggregation: str, soft: bool) 
 def test_rows_without_tokens_weigh_nothing(aggregation: str) -> None:
     mask = torch.tensor([[0.0, 0.0], [0.5, 0.25]])
     assert token_weights(mask, aggregation)[0].tolist() == [0.0, 0.0]
-    assert sequence_weights(mask, aggregation).tolist() == [0.0, 0.75 if aggregation == "token-mean" else 1.0]
+    assert sequence_weights(mask, aggregation).tolist() == [
+        0.0,
+        0.75 if aggregation == "token-mean" else 1.0,
+    ]
 
 
 def test_the_horizon_makes_padding_irrelevant() -> None:
@@ -233,7 +256,11 @@ def test_the_horizon_makes_padding_irrelevant() -> None:
     wide = [torch.nn.functional.pad(x, (0, 5)) for x in (losses, mask)]
     name = "seq-mean-token-sum-norm"
     assert aggregate(losses, mask, name).item() == 6.0
-    assert aggregate(losses, mask, name, horizon=9).item() == aggregate(wide[0], wide[1], name, horizon=9).item() == 2.0
+    assert (
+        aggregate(losses, mask, name, horizon=9).item()
+        == aggregate(wide[0], wide[1], name, horizon=9).item()
+        == 2.0
+    )
     with pytest.raises(UsageError, match="above 0, found 0"):
         token_weights(mask, name, horizon=0)
 

@@ -59,7 +59,11 @@ def test_no_path_from_the_loss_comes_before_everything_in_history() -> None:
 
 def test_a_seed_without_a_path_needs_no_gradient_to_be_told() -> None:
     reading = read(np.full(STEPS, math.nan), wander(1e-3), seed_reached=False)
-    assert (reading.verdict, reading.ratio, reading.seed_intensity) == ("loss-not-reaching", None, None)
+    assert (reading.verdict, reading.ratio, reading.seed_intensity) == (
+        "loss-not-reaching",
+        None,
+        None,
+    )
 
 
 def test_a_gradient_that_is_there_reaches_whatever_the_graph_says() -> None:
@@ -110,7 +114,10 @@ def test_five_sigma_are_enough_where_a_decade_is_not_reached() -> None:
 
 
 def test_a_host_that_rises_slowly_learns_fast_as_well() -> None:
-    assert read(wander(1e-3), wander(1e-3, 1) * np.logspace(0, 2, STEPS)).verdict == "host-learning-fast"
+    assert (
+        read(wander(1e-3), wander(1e-3, 1) * np.logspace(0, 2, STEPS)).verdict
+        == "host-learning-fast"
+    )
 
 
 def test_a_dormant_seed_stays_dormant_while_the_host_leaps() -> None:
@@ -144,7 +151,13 @@ def test_a_ratio_that_dips_just_below_its_usual_level_is_no_verdict_on_the_seed(
 
 @pytest.mark.parametrize(
     ("seed", "host"),
-    [([], []), ([math.nan], [math.nan]), ([math.nan], [1.0]), ([1.0], [math.nan]), ([1.0], [math.inf])],
+    [
+        ([], []),
+        ([math.nan], [math.nan]),
+        ([math.nan], [1.0]),
+        ([1.0], [math.nan]),
+        ([1.0], [math.inf]),
+    ],
 )
 def test_what_is_not_measured_now_has_no_ratio(seed: list[float], host: list[float]) -> None:
     reading = read_pair(seed, host, seed_reached=True)
@@ -166,7 +179,9 @@ def test_steps_without_a_measurement_are_skipped() -> None:
 
 
 def test_a_first_measurement_is_dormant_so_far() -> None:
-    assert read_pair([1e-9], [1e-3], seed_reached=True).reason.endswith("at the first measured step.")
+    assert read_pair([1e-9], [1e-3], seed_reached=True).reason.endswith(
+        "at the first measured step."
+    )
 
 
 def test_histories_of_different_lengths_are_refused() -> None:
@@ -175,10 +190,17 @@ def test_histories_of_different_lengths_are_refused() -> None:
 
 
 @given(
-    st.lists(st.tuples(st.floats(0, 1e3) | st.just(math.nan), st.floats(0, 1e3) | st.just(math.nan)), max_size=40),
+    st.lists(
+        st.tuples(st.floats(0, 1e3) | st.just(math.nan), st.floats(0, 1e3) | st.just(math.nan)),
+        max_size=40,
+    ),
     st.booleans(),
 )
-def test_every_history_gets_a_verdict_in_words(pairs: list[tuple[float, float]], seed_reached: bool) -> None:
+def test_every_history_gets_a_verdict_in_words(
+    pairs: list[tuple[float, float]], seed_reached: bool
+) -> None:
     reading = read_pair([s for s, _ in pairs], [h for _, h in pairs], seed_reached=seed_reached)
     assert reading.reason.endswith(".")
-    assert (reading.ratio is None) == (reading.verdict == "not-measured" or reading.seed_intensity is None)
+    assert (reading.ratio is None) == (
+        reading.verdict == "not-measured" or reading.seed_intensity is None
+    )

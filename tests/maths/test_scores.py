@@ -1,4 +1,5 @@
-"""The two questions to a policy gradient: against scores written out one by one, and against policies that are wrong."""
+"""The two questions to a policy gradient: against scores written out one by one, and against
+policies that are wrong."""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ def test_sampled_actions_have_a_mean_score_of_zero() -> None:
     assert float((values > 4).float().mean()) <= 0.01
 
 
-@pytest.mark.parametrize("wrong", ["uniform", "of the next state", "argmax", "of another temperature"])
+@pytest.mark.parametrize(
+    "wrong", ["uniform", "of the next state", "argmax", "of another temperature"]
+)
 def test_other_actions_than_the_sampled_ones_stand_out(wrong: str) -> None:
     features, probs, actions = batch(1, number=512)
     chosen = {
@@ -69,7 +72,9 @@ def test_a_policy_without_choice_has_no_score() -> None:
 
 def test_reward_gain_is_a_correlation() -> None:
     earned, change = torch.tensor([1.0, 2.0, 4.0]), torch.tensor([0.1, 0.0, 0.5])
-    assert reward_gain(earned, change) == pytest.approx(float(torch.corrcoef(torch.stack([earned, change]))[0, 1]))
+    assert reward_gain(earned, change) == pytest.approx(
+        float(torch.corrcoef(torch.stack([earned, change]))[0, 1])
+    )
     assert reward_gain(earned, -earned) == pytest.approx(-1.0)
     assert reward_gain(earned, torch.ones(3)) == 0.0
 

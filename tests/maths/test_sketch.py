@@ -17,9 +17,26 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradiometer.maths import sketch as sk
-from gradiometer.maths.sketch import Sketcher, cosine, cosine_error, key_of, norm_error
+from gradiometer.maths.sketch import (
+    Sketcher,
+    cosine,
+    cosine_error,
+    key_of,
+    norm_error,
+    shift_of,
+)
 
-SHAPES = [(), (0,), (1,), (384,), (1536, 384), (2, 3, 5), (sk.TILE,), (sk.TILE + 1,), (2 * sk.TILE - 1,)]
+SHAPES = [
+    (),
+    (0,),
+    (1,),
+    (384,),
+    (1536, 384),
+    (2, 3, 5),
+    (sk.TILE,),
+    (sk.TILE + 1,),
+    (2 * sk.TILE - 1,),
+]
 
 
 def noise(*shape: int, seed: int = 0) -> Tensor:
@@ -56,9 +73,15 @@ class Syncs(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.seen: list[str] = []
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        if any(name in str(func) for name in ("_local_scalar_dense", "nonzero.default", "is_nonzero")):
+        if any(
+            name in str(func) for name in ("_local_scalar_dense", "nonzero.default", "is_nonzero")
+        ):
             self.seen.append(str(func))
         return func(*args, **(kwargs or {}))
 
@@ -70,7 +93,10 @@ def test_a_sketch_is_linear() -> None:
     torch.testing.assert_close(both, expected, rtol=0, atol=2e-5 * float(expected.norm()))
 
 
-@given(numel=st.one_of(st.integers(0, 3000), st.integers(sk.TILE - 2, 2 * sk.TILE + 2)), seed=st.integers(0, 2**70))
+@given(
+    numel=st.one_of(st.integers(0, 3000), st.integers(sk.TILE - 2, 2 * sk.TILE + 2)),
+    seed=st.integers(0, 2**70),
+)
 @settings(max_examples=30, deadline=None)
 def test_any_number_of_elements_gives_what_the_definition_says(numel: int, seed: int) -> None:
     sketcher, x = Sketcher(seed=seed, k=64), noise(numel)
@@ -80,14 +106,19 @@ def test_any_number_of_elements_gives_what_the_definition_says(numel: int, seed:
 
 
 def test_every_element_lands_in_one_bucket_with_a_sign() -> None:
-    sketches = Sketcher(seed=3).sketch_groups(list(torch.eye(500)), range(500), [[i] for i in range(500)])
+    sketches = Sketcher(seed=3).sketch_groups(
+        list(torch.eye(500)), range(500), [[i] for i in range(500)]
+    )
     assert torch.equal(sketches.abs().sum(1), torch.ones(500))
     assert torch.equal((sketches != 0).sum(1), torch.ones(500, dtype=torch.int64))
 
 
 def test_groups_add_up_to_the_whole() -> None:
     sketcher, x = Sketcher(seed=2), tensors(3)
-    whole, each = sketcher.sketch(x, KEYS), sketcher.sketch_groups(x, KEYS, [[i] for i in range(len(x))])
+    whole, each = (
+        sketcher.sketch(x, KEYS),
+        sketcher.sketch_groups(x, KEYS, [[i] for i in range(len(x))]),
+    )
     groups = sketcher.sketch_groups(x, KEYS, [[4, 0], [], [1, 2, 3], [8, 7, 6, 5]])
     assert groups.shape == (4, 1024)
     assert torch.equal(groups[1], torch.zeros(1024))
@@ -123,15 +154,21 @@ STRUCTURES: dict[str, Callable[[], list[Tensor]]] = {
     "short": lambda: [noise(3000)],
     "constant": lambda: [torch.ones(600_000)],
     "rank one": lambda: [torch.outer(noise(1024, seed=1), noise(1024, seed=2))],
-    "rank one, positive": lambda: [torch.outer(noise(768, seed=1).abs(), noise(1024, seed=2).abs())],
+    "rank one, positive": lambda: [
+        torch.outer(noise(768, seed=1).abs(), noise(1024, seed=2).abs())
+    ],
     "rank one, narrow": lambda: [torch.outer(noise(4096, seed=1), noise(64, seed=2))],
     "every 1024th": lambda: [column(1024, 1024)],
     "every 1024th, constant": lambda: [column(1024, 1024).sign()],
     "every 4096th, constant": lambda: [column(256, 4096).abs().ceil()],
     "block of columns": lambda: [column(1024, 1024, width=32)],
-    "contiguous block": lambda: [torch.cat([torch.zeros(300_000), torch.ones(50_000), torch.zeros(100_000)])],
+    "contiguous block": lambda: [
+        torch.cat([torch.zeros(300_000), torch.ones(50_000), torch.zeros(100_000)])
+    ],
     "embedding rows": lambda: [hot_rows()],
-    "one element per tile": lambda: [torch.zeros(4 * sk.TILE).index_fill_(0, torch.arange(4) * sk.TILE + 5, 1.0)],
+    "one element per tile": lambda: [
+        torch.zeros(4 * sk.TILE).index_fill_(0, torch.arange(4) * sk.TILE + 5, 1.0)
+    ],
     "the same tile again": lambda: [noise(sk.TILE).repeat(3)],
     "equal biases": lambda: [torch.ones(384) for _ in range(40)],
 }
@@ -147,10 +184,14 @@ def over_seeds() -> dict[str, np.ndarray[Any, Any]]:
         sketcher = Sketcher(seed=seed, k=256)
         for name, x in inputs.items():
             found[name].append(sketcher.sketch(x, list(range(len(x)))))
-    norms = {name: math.sqrt(sum(float(y.double().square().sum()) for y in x)) for name, x in inputs.items()}
+    norms = {
+        name: math.sqrt(sum(float(y.double().square().sum()) for y in x))
+        for name, x in inputs.items()
+    }
     return {name: torch.stack(rows).double().numpy() / norms[name] for name, rows in found.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_the_squared_norm_is_unbiased_with_the_error_we_print(
     name: str, over_seeds: dict[str, np.ndarray[Any, Any]]
@@ -158,7 +199,8 @@ def test_the_squared_norm_is_unbiased_with_the_error_we_print(
     squares = np.square(over_seeds[name]).sum(1)
     error = norm_error(256)
     assert squares.mean() == pytest.approx(1.0, abs=4 * error / math.sqrt(SEEDS))
-    # the standard deviation of 200 draws is itself known to 5 %; few elements collide less and do better
+    # the standard deviation of 200 draws is itself known to 5 %; few elements collide less and do
+    # better
     assert squares.std() < 1.2 * error
     assert squares.std() > 0.8 * error or "element" in name
 
@@ -173,15 +215,22 @@ PAIRS: dict[str, Callable[[], tuple[list[Tensor], list[Tensor]]]] = {
         [torch.outer(noise(512, seed=1), noise(1024, seed=3).abs())],
         [torch.outer(noise(512, seed=2), noise(1024, seed=3).abs())],
     ),
-    "neighbouring columns": lambda: ([column(1024, 512).sign()], [column(1024, 512).sign().roll(1, 1)]),
+    "neighbouring columns": lambda: (
+        [column(1024, 512).sign()],
+        [column(1024, 512).sign().roll(1, 1)],
+    ),
     "the same vector in two tensors": lambda: (
         [torch.ones(300_000), torch.zeros(300_000)],
         [torch.zeros(300_000), torch.ones(300_000)],
     ),
-    "cosine 0.8": lambda: ([noise(9000, seed=1)], [0.8 * noise(9000, seed=1) + 0.6 * noise(9000, seed=2)]),
+    "cosine 0.8": lambda: (
+        [noise(9000, seed=1)],
+        [0.8 * noise(9000, seed=1) + 0.6 * noise(9000, seed=2)],
+    ),
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PAIRS)
 def test_inner_products_are_unbiased_with_the_error_we_print(name: str) -> None:
     a, b = PAIRS[name]()
@@ -191,7 +240,10 @@ def test_inner_products_are_unbiased_with_the_error_we_print(name: str) -> None:
     products, cosines = [], []
     for seed in range(SEEDS):
         sketcher = Sketcher(seed=seed, k=256)
-        sketch_a, sketch_b = sketcher.sketch(a, keys).double().numpy(), sketcher.sketch(b, keys).double().numpy()
+        sketch_a, sketch_b = (
+            sketcher.sketch(a, keys).double().numpy(),
+            sketcher.sketch(b, keys).double().numpy(),
+        )
         products.append(float(sketch_a @ sketch_b) / scale)
         cosines.append(cosine(sketch_a, sketch_b))
     assert np.mean(products) == pytest.approx(
@@ -238,13 +290,16 @@ def test_global_generators_stay_untouched() -> None:
     assert numpy_before == str(np.random.get_state())
 
 
+@pytest.mark.slow
 def test_another_process_draws_the_same_sketch() -> None:
     code = (
-        "import torch; from gradiometer.maths.sketch import Sketcher, key_of;"
-        "print(Sketcher(seed=5, k=8).sketch([torch.arange(600_000) % 17.0], [key_of('layer.weight')]).tolist())"
+        "import torch; from gradiometer.maths.sketch import Sketcher, key_of;print(Sketcher(seed=5,"
+        " k=8).sketch([torch.arange(600_000) % 17.0], [key_of('layer.weight')]).tolist())"
     )
     env = {"PYTHONHASHSEED": "123", "OMP_NUM_THREADS": "1", "PATH": ""}
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env
+    )
     here = Sketcher(seed=5, k=8).sketch([torch.arange(600_000) % 17.0], [key_of("layer.weight")])
     assert out.stdout.strip() == str(here.tolist())
 
@@ -253,7 +308,12 @@ def test_hashes_never_change_between_versions() -> None:
     # splitmix64 of seed 0, from its authors; a stored sketch is worth nothing if these move
     assert sk.mixed(np.zeros(1, np.uint64)).tolist() == [0xE220A8397B1DCDAF]
     assert key_of("layer.weight") == 18127671354823465387
-    assert Sketcher(seed=5, k=4).sketch([torch.arange(10.0)], [1]).tolist() == [-6.0, -1.0, 14.0, 0.0]
+    assert Sketcher(seed=5, k=4).sketch([torch.arange(10.0)], [1]).tolist() == [
+        -6.0,
+        -1.0,
+        14.0,
+        0.0,
+    ]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -298,3 +358,26 @@ def test_sketchers_of_one_seed_and_size_are_equal() -> None:
     assert used == Sketcher(seed=1)
     assert used != Sketcher(seed=2)
     assert repr(used) == "Sketcher(seed=1, k=1024)"
+
+
+def test_the_mean_over_shifts_converges_and_that_of_one_hash_does_not() -> None:
+    """The norm of one and the same vector, and its product with another, sketched again and again."""
+    sketcher, rounds = Sketcher(seed=3, k=128), 300
+    generator = torch.Generator().manual_seed(0)
+    tensors = [torch.randn(2, *shape, generator=generator) for shape in [(300, 40), (57,), (900,)]]
+    keys, exact = [key_of(str(i)) for i in range(3)], torch.cat([x.flatten(1) for x in tensors], 1)
+
+    def products(shift: int) -> np.ndarray[Any, Any]:
+        a, b = (
+            sketcher.sketch_groups([x[i] for x in tensors], keys, [range(3)], shift=shift)[0]
+            for i in range(2)
+        )
+        return np.array([float(a @ a), float(a @ b)])
+
+    scale = float(exact[0] @ exact[0])
+    truth = np.array([scale, float(exact[0] @ exact[1])])
+    errors = np.array([products(shift_of(number)) - truth for number in range(rounds)]) / scale
+    once = math.sqrt(2 / 128)
+    assert np.std(errors[:, 0]) == pytest.approx(once, rel=0.2)
+    assert np.abs(errors.mean(0)).max() < 4 * once / math.sqrt(rounds)
+    np.testing.assert_array_equal(products(7), products(7))

@@ -24,7 +24,9 @@ def oracle_sound(weights: list[float]) -> tuple[set[int], set[int]]:
     """Exactly m each by a stable sort; zeros are never bottom; top wins."""
     m = max(1, int(len(weights) * 0.05))
     largest = sorted(range(len(weights)), key=lambda i: -abs(weights[i]))[:m]
-    smallest = sorted((i for i in range(len(weights)) if weights[i] != 0), key=lambda i: abs(weights[i]))[:m]
+    smallest = sorted(
+        (i for i in range(len(weights)) if weights[i] != 0), key=lambda i: abs(weights[i])
+    )[:m]
     return set(largest), set(smallest) - set(largest)
 
 
@@ -97,11 +99,14 @@ def test_thresholds_are_those_of_a_sort(dtype: torch.dtype, numel: int) -> None:
     assert low == (nonzero[m - 1] if len(nonzero) >= m else math.inf)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num", [1, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("numel", [1, 15, 2400, 100_000])
 @pytest.mark.parametrize("exact", [False, True])
-def test_sums_over_tiers_are_those_of_a_loop(numel: int, exact: bool, dtype: torch.dtype, num: int) -> None:
+def test_sums_over_tiers_are_those_of_a_loop(
+    numel: int, exact: bool, dtype: torch.dtype, num: int
+) -> None:
     torch.manual_seed(1)
     weights, grads = torch.randn(num, numel).to(dtype), torch.randn(num, numel).to(dtype)
     weights[:, : numel // 4] = weights[:, numel // 4 : 2 * (numel // 4)]  # pairs that tie
@@ -111,12 +116,16 @@ def test_sums_over_tiers_are_those_of_a_loop(numel: int, exact: bool, dtype: tor
         top, bottom = oracle_source(values)
         tiers = [top, bottom, set(range(numel)) - top - bottom, set(range(numel))]
         expected = [sum(flat[i] ** 2 for i in tier) for tier in tiers]
-        torch.testing.assert_close(sums.source[row].double(), torch.tensor(expected).double(), rtol=5e-5, atol=1e-12)
+        torch.testing.assert_close(
+            sums.source[row].double(), torch.tensor(expected).double(), rtol=5e-5, atol=1e-12
+        )
         if exact:
             top, bottom = oracle_sound(values)
             tiers = [top, bottom, set(range(numel)) - top - bottom]
         expected = [sum(flat[i] ** 2 for i in tier) for tier in tiers[:3]]
-        torch.testing.assert_close(sums.sound[row].double(), torch.tensor(expected).double(), rtol=5e-5, atol=1e-12)
+        torch.testing.assert_close(
+            sums.sound[row].double(), torch.tensor(expected).double(), rtol=5e-5, atol=1e-12
+        )
         assert sums.counts[row].tolist() == [len(tier) for tier in tiers[:3]]
 
 
@@ -149,7 +158,9 @@ def test_nothing_is_changed() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("columns", [700, 5000])
-def test_row_by_row_in_a_scratch_is_the_same_as_all_at_once(dtype: torch.dtype, columns: int) -> None:
+def test_row_by_row_in_a_scratch_is_the_same_as_all_at_once(
+    dtype: torch.dtype, columns: int
+) -> None:
     torch.manual_seed(2)
     weights, grads = torch.randn(4, 5000).to(dtype), torch.randn(4, 5000).to(dtype)
     weights[1] = 0.5  # all of it ties: top and bottom
@@ -160,7 +171,9 @@ def test_row_by_row_in_a_scratch_is_the_same_as_all_at_once(dtype: torch.dtype, 
     sums = tier_sums(grads.to(wide), weights.to(wide), cuts)
     scratch = torch.full((5, columns), torch.nan, dtype=wide)  # what was in it does not matter
     found = tier_sums_by_row(list(grads), list(weights), cuts, scratch=scratch)
-    torch.testing.assert_close(found, torch.cat([sums.source, sums.counts], 1), rtol=5e-5, atol=0.0, equal_nan=True)
+    torch.testing.assert_close(
+        found, torch.cat([sums.source, sums.counts], 1), rtol=5e-5, atol=0.0, equal_nan=True
+    )
     assert found[3, :4].isnan().all()
     without = tier_sums_by_row(list(grads), list(weights), cuts)
     torch.testing.assert_close(without, found, rtol=5e-5, atol=0.0, equal_nan=True)

@@ -22,16 +22,20 @@ def drawn(
     counts: np.ndarray | None = None,
     shared: np.ndarray | None = None,
 ) -> tuple[Units, np.ndarray]:
-    """Units around a mean of length 1; per instance the total sd is `sampling` over samples, `instance` over instances.
+    """Units around a mean of length 1; per instance the total sd is `sampling` over samples,
+    `instance` over instances.
 
-    Instances differ in how noisy they are, as they do; `shared` makes two estimators see the same ones.
+    Instances differ in how noisy they are, as they do; `shared` makes two estimators see the same
+    ones.
     """
     counts = np.full(units, 4.0) if counts is None else counts
     difficulty = rng.gamma(4, 0.25, len(counts)) if shared is None else shared
     mean = np.zeros(dim)
     mean[0] = 1.0
     centre = mean + rng.normal(size=(len(counts), dim)) * instance / np.sqrt(dim * counts)[:, None]
-    noise = rng.normal(size=(replicates, len(counts), dim)) * sampling / np.sqrt(dim * counts)[:, None]
+    noise = (
+        rng.normal(size=(replicates, len(counts), dim)) * sampling / np.sqrt(dim * counts)[:, None]
+    )
     gradients = centre + noise * np.sqrt(difficulty)[:, None]
     totals = (counts[:, None] * gradients).sum(1) / counts.sum()
     means = gradients.mean(0)
@@ -71,7 +75,9 @@ def test_the_parts_of_the_variance_are_unbiased_with_units_of_different_size() -
     size = counts.sum()
     for found, truth in ((sampling, 9 / size), (instance, 0.25 / size), (direct, 9 / size)):
         assert abs(np.mean(found) - truth) < 4 * np.std(found) / 20
-    assert np.std(sampling) < 0.6 * np.std(direct), "units say more about the trace than eight replicates do"
+    assert np.std(sampling) < 0.6 * np.std(direct), (
+        "units say more about the trace than eight replicates do"
+    )
     # ‖mean over these instances‖², which exceeds the mean's own by the instance part
     assert abs(np.mean(signal) - (1 + 0.25 / size)) < 4 * np.std(signal) / 20
 

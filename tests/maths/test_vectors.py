@@ -17,7 +17,9 @@ def parameters() -> list[torch.Tensor]:
 
 def drawn(seed: int, missing: int | None = None) -> list[torch.Tensor | None]:
     generator = torch.Generator().manual_seed(seed)
-    vector: list[torch.Tensor | None] = [torch.randn(shape, generator=generator) for shape in SHAPES]
+    vector: list[torch.Tensor | None] = [
+        torch.randn(shape, generator=generator) for shape in SHAPES
+    ]
     if missing is not None:
         vector[missing] = None
     return vector
@@ -52,7 +54,13 @@ def test_adding_to_a_name_adds_the_vectors(kind: type) -> None:
     held = kind(parameters())
     for seed in (1, 2, 3):
         held.add("sum", drawn(seed))
-    held.add("whole", [torch.stack(parts).sum(0) for parts in zip(*(drawn(seed) for seed in (1, 2, 3)), strict=True)])
+    held.add(
+        "whole",
+        [
+            torch.stack(parts).sum(0)
+            for parts in zip(*(drawn(seed) for seed in (1, 2, 3)), strict=True)
+        ],
+    )
     found = products_of(held, ["sum", "whole"]).sum(0)
     assert found[0, 1] == pytest.approx(found[0, 0], rel=1e-5)
     assert held.names() == ["sum", "whole"]
@@ -78,7 +86,9 @@ def test_sketched_products_are_right_within_the_stated_error() -> None:
 def test_the_memory_limit_chooses() -> None:
     size = 4 * sum(p.numel() for p in parameters())
     assert isinstance(vectors_for(parameters(), expected=10, memory_limit=10 * size), ExactVectors)
-    assert isinstance(vectors_for(parameters(), expected=10, memory_limit=10 * size - 1), SketchedVectors)
+    assert isinstance(
+        vectors_for(parameters(), expected=10, memory_limit=10 * size - 1), SketchedVectors
+    )
 
 
 def test_a_half_precision_gradient_is_summed_in_full_precision() -> None:
@@ -89,7 +99,9 @@ def test_a_half_precision_gradient_is_summed_in_full_precision() -> None:
 
 
 def test_a_sparse_gradient_counts_where_its_rows_are() -> None:
-    sparse = torch.sparse_coo_tensor(torch.tensor([[1]]), torch.ones(1, 3), (4, 3), check_invariants=True)
+    sparse = torch.sparse_coo_tensor(
+        torch.tensor([[1]]), torch.ones(1, 3), (4, 3), check_invariants=True
+    )
     for kind in (ExactVectors, SketchedVectors):
         held = kind([torch.zeros(4, 3)])
         held.add("a", [sparse])
@@ -111,7 +123,10 @@ def test_one_more_gradient_is_held_against_the_sum_where_it_has_elements() -> No
 def test_complex_and_sparse_gradients_are_real_and_dense_in_the_products(kind: type) -> None:
     wave = torch.tensor([3.0 + 4.0j, 1.0j])
     rows = torch.sparse_coo_tensor(
-        torch.tensor([[1, 1]]), torch.tensor([[1.0, 0.0], [1.0, 2.0]]), (4, 2), check_invariants=True
+        torch.tensor([[1, 1]]),
+        torch.tensor([[1.0, 0.0], [1.0, 2.0]]),
+        (4, 2),
+        check_invariants=True,
     )
     held = kind([torch.zeros(2, dtype=torch.complex64), torch.zeros(4, 2)])
     held.add("a", [wave, rows])

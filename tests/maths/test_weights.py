@@ -1,4 +1,5 @@
-"""Concentration of weights: numbers by hand, invariants, and what is missing where all weights are 0."""
+"""Concentration of weights: numbers by hand, invariants, and what is missing where all weights are
+0."""
 
 from __future__ import annotations
 
@@ -95,7 +96,9 @@ def test_bounds(values: list[float]) -> None:
     assert 1 / slack <= weights.ess_abs(w).item() <= n * slack
     assert 1 / slack / n <= weights.top_share(w).item() <= slack
     assert 0 <= weights.cancellation(w).item() <= slack
-    assert weights.top_share(w).item() >= 1 / weights.ess_abs(w).item() / slack**2  # for Σw² ≤ max|w| Σ|w|
+    assert (
+        weights.top_share(w).item() >= 1 / weights.ess_abs(w).item() / slack**2
+    )  # for Σw² ≤ max|w| Σ|w|
     positive, negative = sum(v > 0 for v in values), sum(v < 0 for v in values)
     for part, count in ((weights.ess_positive(w), positive), (weights.ess_negative(w), negative)):
         assert (1 / slack <= part.item() <= count * slack) if count else part.isnan()
@@ -119,7 +122,9 @@ def test_a_record_holds_every_quantity_for_each_instance() -> None:
 
 
 def test_a_summary_leaves_out_what_is_missing_and_counts_it() -> None:
-    w = torch.stack([double(3, -1, 1, 0), double(0, 0, 0, 0), double(1, 1, 1, 1), double(1, -1, 0, 0)])
+    w = torch.stack(
+        [double(3, -1, 1, 0), double(0, 0, 0, 0), double(1, 1, 1, 1), double(1, -1, 0, 0)]
+    )
     found = summary(w)
     assert found["instances"] == 4
     assert found["ess_abs"] == pytest.approx((25 / 11 + 4 + 2) / 3)

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradiometer.probes.comparison import compared, curve_of, sentence
-from gradiometer.probes.keeping import keep_replicates
-from gradiometer.probes.replicates import Replicates, replicates
+from gradiometer.probes.replicates import Replicates, keep_replicates, replicates
+from gradiometer.probes.spread import compared, curve_of, sentence
 
 
 class Bandit(nn.Module):
@@ -38,11 +37,20 @@ class Still(Bandit):
 
 
 def study(
-    algorithm: str = "pomo", *, rollouts: int = 6, num: int = 12, kind: type[Bandit] = Bandit, **more: Any
+    algorithm: str = "pomo",
+    *,
+    rollouts: int = 6,
+    num: int = 12,
+    kind: type[Bandit] = Bandit,
+    **more: Any,
 ) -> Replicates:
     torch.manual_seed(0)
     policy, other, instances = kind(rollouts), Bandit(rollouts), torch.randn(num, 5)
-    asked: dict[str, Any] = {"num_replicates": 3, "random_policy": other, "config": {"num_starts": rollouts}}
+    asked: dict[str, Any] = {
+        "num_replicates": 3,
+        "random_policy": other,
+        "config": {"num_starts": rollouts},
+    }
     return replicates(policy, instances, algorithm=algorithm, **(asked | more))
 
 
@@ -51,13 +59,19 @@ def keep(folder: Path, studies: Sequence[Replicates], **extra: Any) -> Path:
     return folder
 
 
-def keep_comparison(folder: Path, studies: Sequence[Replicates], names: Sequence[str] | None = None) -> Path:
+def keep_comparison(
+    folder: Path, studies: Sequence[Replicates], names: Sequence[str] | None = None
+) -> Path:
     """As `gradiometer variance --compare` does."""
     rows = compared(studies, names)
     said = [sentence(row, rows[0]) for row in rows[1:]]
-    return keep(folder, studies, comparison={"rows": [row.plain() for row in rows], "sentences": said})
+    return keep(
+        folder, studies, comparison={"rows": [row.plain() for row in rows], "sentences": said}
+    )
 
 
-def keep_curve(folder: Path, axis: str, values: Sequence[int], studies: Sequence[Replicates]) -> Path:
+def keep_curve(
+    folder: Path, axis: str, values: Sequence[int], studies: Sequence[Replicates]
+) -> Path:
     """As `gradiometer variance --curve` does."""
     return keep(folder, studies, curve=curve_of(axis, values, studies).plain())

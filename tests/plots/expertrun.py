@@ -1,7 +1,8 @@
-"""Runs with experts as the meter writes them, without a model: a merged-weight router, and the awkward cases.
+"""Runs with experts as the meter writes them, without a model: a merged-weight router, and the
+awkward cases.
 
-Expert e's gradient is its routing weight times one common gradient, so the divergence is routing and nothing else, unless
-`genuine` plants a difference of its own in the experts after the first.
+Expert e's gradient is its routing weight times one common gradient, so the divergence is routing
+and nothing else, unless `genuine` plants a difference of its own in the experts after the first.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ def weights(count: int, step: int) -> np.ndarray:
     return np.asarray(raised / raised.sum())
 
 
-def expert_values(count: int, step: int, *, layer: int = 0, genuine: float = 0.0) -> dict[int, Values]:
+def expert_values(
+    count: int, step: int, *, layer: int = 0, genuine: float = 0.0
+) -> dict[int, Values]:
     """One layer's numbers by expert, under the last part of their names."""
     weight = weights(count, step + 40 * layer)
     common = 0.5 * np.exp(-step / 300) * (1 + 0.15 * np.sin(step / 17 + layer))
@@ -46,7 +49,9 @@ def expert_values(count: int, step: int, *, layer: int = 0, genuine: float = 0.0
         values["routing_weight"] = float(weight[expert])
         if expert:
             first = found[0]
-            values["divergence"] = float(np.mean([abs(first[f"{t}_norm"] - norms[t]) for t in TIERS]))
+            values["divergence"] = float(
+                np.mean([abs(first[f"{t}_norm"] - norms[t]) for t in TIERS])
+            )
             ratios = [np.log(rms[tier] / first[f"{tier}_rms"]) for tier in TIERS]
             values["log_ratio"] = float(np.mean(np.abs(ratios)))
             routed = [ratio - np.log(weight[expert] / weight[0]) for ratio in ratios]
@@ -56,7 +61,9 @@ def expert_values(count: int, step: int, *, layer: int = 0, genuine: float = 0.0
     return found
 
 
-def row(count: int, step: int, *, layers: int = 2, genuine: float = 0.0, terms: bool = True) -> Values:
+def row(
+    count: int, step: int, *, layers: int = 2, genuine: float = 0.0, terms: bool = True
+) -> Values:
     """All series of a step: over layers, per layer, and of the routers."""
     each = [expert_values(count, step, layer=layer, genuine=genuine) for layer in range(layers)]
     values: Values = {}
@@ -66,7 +73,9 @@ def row(count: int, step: int, *, layers: int = 2, genuine: float = 0.0, terms: 
             values[key(f"grad/expert/<expert>/{name}", expert=str(expert))] = float(np.mean(over))
             for number, value in enumerate(over):
                 template = f"grad/<layer>/expert/<expert>/{name}"
-                values[key(template, layer=f"layer.model.layers.{number}.moe", expert=str(expert))] = value
+                values[
+                    key(template, layer=f"layer.model.layers.{number}.moe", expert=str(expert))
+                ] = value
     for number in (*range(layers), None):
         values |= router(count, step, number, terms=terms)
     return values
@@ -75,13 +84,18 @@ def row(count: int, step: int, *, layers: int = 2, genuine: float = 0.0, terms: 
 def router(count: int, step: int, number: int | None, *, terms: bool) -> Values:
     name = "all" if number is None else f"model.layers.{number}.moe"
     load = weights(count, step + 40 * (number or 0))
-    values = {key("router/<router>/load/<expert>", router=name, expert=str(e)): float(load[e]) for e in range(count)}
+    values = {
+        key("router/<router>/load/<expert>", router=name, expert=str(e)): float(load[e])
+        for e in range(count)
+    }
     entropy = float(-(load * np.log(load)).sum())
     values[key("router/<router>/balance", router=name)] = float(np.exp(entropy)) / count
     values[key("router/<router>/dead_share", router=name)] = 0.0
     values[key("router/<router>/grad", router=name)] = 0.02 * (1 + (number or 0))
     if terms:
-        values[key("router/<router>/grad_task", router=name)] = 0.02 * float(np.exp(-step / 60)) * (1 + (number or 0))
+        values[key("router/<router>/grad_task", router=name)] = (
+            0.02 * float(np.exp(-step / 60)) * (1 + (number or 0))
+        )
         values[key("router/<router>/grad_aux", router=name)] = 0.004 * (1 + (number or 0))
     return values
 
@@ -108,14 +122,21 @@ def write_run(
     change: Callable[[int, Values], Mapping[str, float]] = lambda step, values: values,
     missed: Iterable[int] = (),
 ) -> Path:
-    """A run folder; `change` may drop or spoil the values of a step, `missed` are steps without any gradient."""
+    """A run folder; `change` may drop or spoil the values of a step, `missed` are steps without any
+    gradient."""
     steps = list(steps)
     with Writer(folder, facts={"seed": 7, "started": "2026-01-01T00:00:00+00:00"}) as writer:
         described = [
-            {"layer": f"layer.model.layers.{n}.moe", "router": f"model.layers.{n}.moe", "kind": "list",
-             "experts": experts, "parameters": ELEMENTS, "names": list(map(str, range(experts)))}
+            {
+                "layer": f"layer.model.layers.{n}.moe",
+                "router": f"model.layers.{n}.moe",
+                "kind": "list",
+                "experts": experts,
+                "parameters": ELEMENTS,
+                "names": list(map(str, range(experts))),
+            }
             for n in range(layers)
-        ]  # fmt: skip
+        ]
         writer.put(Table(step=steps[0], name="experts", content={"layers": described}))
         for step in missed:
             writer.put(Event(step=step, kind="experts-missing", message="no expert has a gradient"))
@@ -125,15 +146,21 @@ def write_run(
             if deep and step % 50 == 0:
                 for expert in range(experts):
                     name = f"histogram/expert/{expert}"
-                    writer.put(Vector(step=step, name=name, values=histogram(experts, step, expert)))
+                    writer.put(
+                        Vector(step=step, name=name, values=histogram(experts, step, expert))
+                    )
     return folder
 
 
 def source_log(path: Path, *, experts: int = 3, steps: Iterable[int] = range(0, 400, 10)) -> Log:
-    """What a `dynamics.db` of source 002 holds: norms of tiers, whole norms and divergence."""
+    """What a Prismatic `dynamics.db` holds: norms of tiers, whole norms and divergence."""
     rows = []
     for step in steps:
         everything = row(experts, step, layers=1, terms=False)
-        wanted = {key(f"grad/expert/<expert>/{n}", expert=str(e)) for n in SOURCE_NAMES for e in range(experts)}
+        wanted = {
+            key(f"grad/expert/<expert>/{n}", expert=str(e))
+            for n in SOURCE_NAMES
+            for e in range(experts)
+        }
         rows.append((step, {name: value for name, value in everything.items() if name in wanted}))
     return Log(path, name="dynamics", run_id="0123abcd", rows=rows)

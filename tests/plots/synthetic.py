@@ -1,6 +1,7 @@
 """An analysis as the contract writes it, without a model: every key, with the awkward cases in it.
 
-bucket_1 has a negative task signal (less than noise), bucket_2 no KL (not measured), bucket_6 three units (no interval).
+bucket_1 has a negative task signal (less than noise), bucket_2 no KL (not measured), bucket_6 three
+units (no interval).
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ GROUPS_EACH, GROUP_SIZE = 12, 16
 COLUMNS = ["bucket", "group_id", "reward_std"]
 
 
-def metrics(step: int = 1, *, null: bool = True, terms: tuple[str, ...] = TERMS) -> dict[str, float]:
+def metrics(
+    step: int = 1, *, null: bool = True, terms: tuple[str, ...] = TERMS
+) -> dict[str, float]:
     """Every metric key of the contract."""
     rng = np.random.default_rng(step)
     values: dict[str, float] = {}
@@ -65,9 +68,21 @@ def counts(bucket: str, place: int, groups: int) -> dict[str, float]:
 
 
 def norms(
-    bucket: str, term: str, place: int, groups: int, rng: np.random.Generator, *, step: int, null: bool
+    bucket: str,
+    term: str,
+    place: int,
+    groups: int,
+    rng: np.random.Generator,
+    *,
+    step: int,
+    null: bool,
 ) -> dict[str, float]:
-    signal = SIZES.get(term, 0.45) * (0.3 + 0.4 * min(place, 5)) * float(rng.uniform(0.85, 1.15)) / (1 + step / 60)
+    signal = (
+        SIZES.get(term, 0.45)
+        * (0.3 + 0.4 * min(place, 5))
+        * float(rng.uniform(0.85, 1.15))
+        / (1 + step / 60)
+    )
     noise = SIZES.get(term, 0.45) * (0.9 if bucket != "all" else 0.35)
     plain = float(np.hypot(signal, noise))
     if (bucket, term) == ("bucket_1", "task"):
@@ -82,7 +97,11 @@ def norms(
         }
     if term == "total":
         return values
-    values |= {f"{start}/signal/{term}": signal, f"{start}/noise/{term}": noise, f"{start}/snr/{term}": signal / noise}
+    values |= {
+        f"{start}/signal/{term}": signal,
+        f"{start}/noise/{term}": noise,
+        f"{start}/snr/{term}": signal / noise,
+    }
     values |= {
         f"{start}/p_value/{term}": 0.4 if signal < noise / 2 else 0.002,
         f"{start}/share/{term}": SIZES.get(term, 0.2) / 0.45,
@@ -109,7 +128,10 @@ def group_tables(step: int = 1) -> dict[str, dict[str, Any]]:
     for place, bucket in enumerate(BUCKETS):
         number = 3 if bucket == "bucket_6" else GROUPS_EACH
         spreads = np.sort(rng.uniform(place + 0.05, place + 0.95, number))
-        rows = [[bucket, place * GROUPS_EACH + index, float(spread)] for index, spread in enumerate(spreads)]
+        rows = [
+            [bucket, place * GROUPS_EACH + index, float(spread)]
+            for index, spread in enumerate(spreads)
+        ]
         tables[f"grad_norm/{bucket}/group_rv_table"] = {"columns": COLUMNS, "data": rows}
         everything += [["all", *row[1:]] for row in rows]
     return tables | {"grad_norm/all/group_rv_table": {"columns": COLUMNS, "data": everything}}
@@ -117,18 +139,38 @@ def group_tables(step: int = 1) -> dict[str, dict[str, Any]]:
 
 def circumstances() -> dict[str, Any]:
     return {
-        "unit": "group", "aggregation": "token-mean", "bucket_mode": "quantile", "terms": list(TERMS),
-        "buckets": ["all", *BUCKETS], "vectors": "exact", "cosine_error": None, "filter": {}, "blocks": {}, "dead": [],
-    }  # fmt: skip
+        "unit": "group",
+        "aggregation": "token-mean",
+        "bucket_mode": "quantile",
+        "terms": list(TERMS),
+        "buckets": ["all", *BUCKETS],
+        "vectors": "exact",
+        "cosine_error": None,
+        "filter": {},
+        "blocks": {},
+        "dead": [],
+    }
 
 
-def write_run(folder: Path, steps: Iterable[int] = (1, 11, 21), *, null: bool = True) -> Path:
-    """A run folder of ours with an analysis at each of the steps, and ordinary steps between."""
+def of_the_whole_batch(step: int = 1) -> dict[str, float]:
+    """The metrics of an analysis without buckets, which is drawn sooner."""
+    return {name: value for name, value in metrics(step).items() if "/all/" in name}
+
+
+def write_run(
+    folder: Path,
+    steps: Iterable[int] = (1, 11, 21),
+    *,
+    null: bool = True,
+    whole: Iterable[int] = (),
+) -> Path:
+    """A run folder of ours with an analysis at each of the steps, and ordinary steps between;
+    those of the steps `whole` have no buckets."""
     with Writer(folder, facts={"seed": 7, "started": "2026-01-01T00:00:00+00:00"}) as writer:
         for step in sorted({*range(25), *steps}):
             values = {"grad/all/norm/raw": 1.0, "reward": step / 10}
             if step in steps:
-                values |= metrics(step, null=null)
+                values |= of_the_whole_batch(step) if step in whole else metrics(step, null=null)
                 tables = {**group_tables(step), "anatomy": circumstances()}
                 for name, content in tables.items():
                     writer.put(Table(step=step, name=name, content=content))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
+from gradiometer.charts.analysis import read_analysis
 from gradiometer.metrics import resolve
-from gradiometer.plots.analysis import read_analysis
-from gradiometer.plots.export import write_step
+from gradiometer.plots.files import write_step
 from gradiometer.probes.anatomy import anatomy
 from gradiometer.records import Row, Table
 from gradiometer.store.importers import open_log
@@ -19,7 +20,8 @@ GROUPS, SIZE = 24, 8
 
 
 def probe(folder: Path) -> None:
-    """A softmax policy on 24 groups of 8 rollouts; its entropy bonus is detached, as it happens to people."""
+    """A softmax policy on 24 groups of 8 rollouts; its entropy bonus is detached, as it happens to
+    people."""
     torch.manual_seed(0)
     policy = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 4))
     states = torch.randn(GROUPS, 6).repeat_interleave(SIZE, 0)
@@ -27,7 +29,9 @@ def probe(folder: Path) -> None:
     groups = torch.arange(GROUPS).repeat_interleave(SIZE)
     rewards = (actions == 0).float() * (1 + groups % 5) + 0.1 * torch.randn(GROUPS * SIZE)
     table = rewards.view(GROUPS, SIZE)
-    advantages = ((table - table.mean(1, keepdim=True)) / (table.std(1, keepdim=True) + 1e-6)).flatten()
+    advantages = (
+        (table - table.mean(1, keepdim=True)) / (table.std(1, keepdim=True) + 1e-6)
+    ).flatten()
 
     def terms(rows: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         logs = policy(rows["states"]).log_softmax(-1)
@@ -46,11 +50,16 @@ def probe(folder: Path) -> None:
             writer.put(Table(step=1, name=name, content=content))
 
 
+@pytest.mark.slow
 def test_what_the_probe_measured_is_what_the_figures_show(tmp_path: Path) -> None:
     probe(tmp_path / "probed")
     with open_log(tmp_path / "probed") as run:
         step = read_analysis(run)[1]
-        series = {name for name in run.names() if (known := resolve(name)) and known[0].origin == "anatomy"}
+        series = {
+            name
+            for name in run.names()
+            if (known := resolve(name)) and known[0].origin == "anatomy"
+        }
     assert series <= set(step.metrics)
     assert step.buckets == (*(f"bucket_{number}" for number in range(1, 7)), "all")
     assert step.measured_terms == ("task", "kl")

@@ -1,4 +1,5 @@
-"""The figures of replicates show the records' own numbers, with intervals, and what is undefined as undefined."""
+"""The figures of replicates show the records' own numbers, with intervals, and what is undefined as
+undefined."""
 
 from __future__ import annotations
 
@@ -20,16 +21,33 @@ from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 
 import gradiometer as gm
+from gradiometer.charts.studies import (
+    ESS,
+    NORM,
+    PROJECTION,
+    SNR,
+    TOP_SHARE,
+    TRACE,
+    Studies,
+    read_studies,
+)
 from gradiometer.errors import UsageError
-from gradiometer.plots.frame import look_of
-from gradiometer.plots.replicates import RECORDS_NAME, draw_replicates, draw_variance, write_replicates
-from gradiometer.plots.rows import log_scale, signed_scale, spoken
-from gradiometer.plots.studies import ESS, NORM, PROJECTION, SNR, TOP_SHARE, TRACE, Studies, read_studies
+from gradiometer.plots.files import RECORDS_NAME, write_replicates
+from gradiometer.plots.scales import log_scale, signed_scale
+from gradiometer.plots.studies import (
+    draw_curve,
+    draw_ratio,
+    draw_replicates,
+    draw_variance,
+    look_of,
+)
 from gradiometer.plots.style import GREY, render, sheet, styled
-from gradiometer.plots.verdicts import draw_curve, draw_ratio
 from gradiometer.records import Row, Table
 from gradiometer.store.strictjson import to_json
 from gradiometer.store.writer import Writer
+from gradiometer.words import typeset
+
+pytestmark = pytest.mark.slow
 
 
 def load_bandits() -> ModuleType:
@@ -53,7 +71,8 @@ def read(folder: Path) -> Studies:
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """pomo and rloo differ by n/(n−1) in every gradient; pomo and pomo under another seed by chance alone."""
+    """pomo and rloo differ by n/(n−1) in every gradient; pomo and pomo under another seed by chance
+    alone."""
     studies = [BANDITS.study("pomo"), BANDITS.study("rloo"), BANDITS.study("pomo", seed=5)]
     folder: Path = BANDITS.keep_comparison(
         tmp_path_factory.mktemp("runs") / "compared", studies, ["plain", "loo", "again"]
@@ -65,13 +84,16 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     values = (32, 2, 8)
     studies = [BANDITS.study(rollouts=n, controls=False) for n in values]
-    folder: Path = BANDITS.keep_curve(tmp_path_factory.mktemp("runs") / "swept", "rollouts", values, studies)
+    folder: Path = BANDITS.keep_curve(
+        tmp_path_factory.mktemp("runs") / "swept", "rollouts", values, studies
+    )
     return folder
 
 
 @pytest.fixture(scope="module")
 def gaps(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A whole study, one of a single replicate, one without the extended pass, and one on three instances."""
+    """A whole study, one of a single replicate, one without the extended pass, and one on three
+    instances."""
     long = {"k": 3, "baseline": "sample_loo_scaled"}
     studies = [
         BANDITS.study("pomo"),
@@ -96,8 +118,16 @@ def intervals(ax: Axes, *, upright: bool = False) -> list[tuple[float, ...]]:
     """The bars on a panel: two ends in one place."""
     found = []
     for line in ax.lines:
-        along, across = (np.asarray(data) for data in (line.get_ydata(), line.get_xdata())[:: 1 if upright else -1])
-        if line.get_linestyle() == "-" and len(along) == 2 and across[0] == across[1] and line.get_color() != "#E3E3E3":
+        along, across = (
+            np.asarray(data)
+            for data in (line.get_ydata(), line.get_xdata())[:: 1 if upright else -1]
+        )
+        if (
+            line.get_linestyle() == "-"
+            and len(along) == 2
+            and across[0] == across[1]
+            and line.get_color() != "#E3E3E3"
+        ):
             found.append(tuple(map(float, along)))
     return found
 
@@ -107,7 +137,9 @@ def marks(ax: Axes, *, upright: bool = False, **look: Any) -> list[float]:
     found = []
     for line in ax.lines:
         along = np.asarray(line.get_ydata() if upright else line.get_xdata())
-        if len(along) == 1 and all(getattr(line, f"get_{name}")() == value for name, value in look.items()):
+        if len(along) == 1 and all(
+            getattr(line, f"get_{name}")() == value for name, value in look.items()
+        ):
             found.append(float(along[0]))
     return found
 
@@ -136,7 +168,10 @@ def test_the_summary_shows_the_records_numbers_with_their_intervals(compared: Pa
         assert marks(snr, color=colour) == [extended["snr"]["value"]]
         assert ends(extended["trace"]) in intervals(trace)
         assert ends(extended["snr"]) in intervals(snr)
-        for ax, name in ((panel(figure, "|ESS|"), "ess_abs"), (panel(figure, "Top-1 share"), "top_share")):
+        for ax, name in (
+            (panel(figure, "|ESS|"), "ess_abs"),
+            (panel(figure, "Top-1 share"), "top_share"),
+        ):
             assert marks(ax, color=colour) == [extended["concentration"][name]]
     assert marks(panel(figure, "|ESS|"), color=GREY) == [6.0] * 3, "the rollouts there are"
     assert [label.get_text() for label in trace.get_yticklabels()] == ["plain", "loo", "again"]
@@ -175,7 +210,9 @@ def test_what_is_undefined_is_hatched_with_its_reason_and_never_a_number(gaps: P
         for row in (1, 2):
             assert marks(ax, color=look_of(found, row)["color"]) == []
     for title in ("|ESS|", "Top-1 share"):
-        assert said_on(panel(figure, title)) == ["not measured"], "the concentration of one replicate is defined"
+        assert said_on(panel(figure, title)) == ["not measured"], (
+            "the concentration of one replicate is defined"
+        )
         assert len(marks(panel(figure, title), color=look_of(found, 1)["color"])) == 1
 
 
@@ -200,15 +237,27 @@ def test_every_replicate_is_a_point_beside_its_mean(gaps: Path) -> None:
     found = read(gaps)
     with styled():
         figure = draw_replicates(found)
-    panels = (("Gradient norm, noise included", "grad_norm"), ("Along one fixed N(0, I) direction", "grad_proj"))
+    panels = (
+        ("Gradient norm, noise included", "grad_norm"),
+        ("Along one fixed N(0, I) direction", "grad_proj"),
+    )
     for title, name in panels:
         ax = panel(figure, title)
         points = [list(line.get_xdata()) for line in ax.lines if line.get_alpha() == 0.75]  # type: ignore[arg-type]
         assert points == [record["per_replicate"][name] for record in found.records]
-        assert marks(ax, marker="|") == [record["metrics"][f"{name}_mean"] for record in found.records]
-        several = [record["metrics"] for record in (found.records[0], found.records[2], found.records[3])]
-        bars = [(m[f"{name}_mean"] - m[f"{name}_std"], m[f"{name}_mean"] + m[f"{name}_std"]) for m in several]
-        assert [bar for bar in intervals(ax) if bar != (0.0, 0.0)] == bars, "one replicate has no deviation"
+        assert marks(ax, marker="|") == [
+            record["metrics"][f"{name}_mean"] for record in found.records
+        ]
+        several = [
+            record["metrics"] for record in (found.records[0], found.records[2], found.records[3])
+        ]
+        bars = [
+            (m[f"{name}_mean"] - m[f"{name}_std"], m[f"{name}_mean"] + m[f"{name}_std"])
+            for m in several
+        ]
+        assert [bar for bar in intervals(ax) if bar != (0.0, 0.0)] == bars, (
+            "one replicate has no deviation"
+        )
 
 
 def test_the_ratio_has_its_interval_a_line_at_one_and_the_sentences(compared: Path) -> None:
@@ -219,12 +268,14 @@ def test_the_ratio_has_its_interval_a_line_at_one_and_the_sentences(compared: Pa
         figure = draw_ratio(found)
     (ax,) = figure.axes
     ratios = [row["variance_ratio"] for row in kept["rows"]]
-    assert [value for row in range(3) for value in marks(ax, color=look_of(found, row)["color"])] == [
-        value for value, _, _ in ratios
-    ]
+    assert [
+        value for row in range(3) for value in marks(ax, color=look_of(found, row)["color"])
+    ] == [value for value, _, _ in ratios]
     assert {(low, high) for _, low, high in ratios[1:]} <= set(intervals(ax))
     assert ratios[1][0] == pytest.approx(1.44), "rloo is pomo times n/(n−1), n=6"
-    assert [line for line in ax.lines if line.get_linestyle() == "--" and line.get_xdata()[0] == 1.0]  # type: ignore[index]
+    assert [
+        line for line in ax.lines if line.get_linestyle() == "--" and line.get_xdata()[0] == 1.0
+    ]  # type: ignore[index]
     for sentence in kept["sentences"]:
         assert sentence in words(figure)
     low, high = ratios[2][1:]
@@ -235,7 +286,9 @@ def test_the_ratio_has_its_interval_a_line_at_one_and_the_sentences(compared: Pa
 
 
 def test_ratios_that_are_no_numbers_say_why(tmp_path: Path) -> None:
-    once = BANDITS.keep_comparison(tmp_path / "once", [BANDITS.study(a, num_replicates=1) for a in ("pomo", "rloo")])
+    once = BANDITS.keep_comparison(
+        tmp_path / "once", [BANDITS.study(a, num_replicates=1) for a in ("pomo", "rloo")]
+    )
     still = BANDITS.keep_comparison(
         tmp_path / "still", [BANDITS.study(a, kind=BANDITS.Still) for a in ("pomo", "rloo")]
     )
@@ -243,25 +296,29 @@ def test_ratios_that_are_no_numbers_say_why(tmp_path: Path) -> None:
         assert said_on(draw_ratio(read(once)).axes[0]) == ["undefined: 1 replicate"] * 2
         assert said_on(draw_ratio(read(still)).axes[0]) == ["NaN"] * 2
         summary = draw_variance(read(still))
-    assert marks(panel(summary, "Variance, tr Cov"), color=look_of(read(still), 0)["color"]) == [0.0], "measured as 0"
+    assert marks(panel(summary, "Variance, tr Cov"), color=look_of(read(still), 0)["color"]) == [
+        0.0
+    ], "measured as 0"
     assert said_on(panel(summary, "Signal-to-noise")) == ["NaN"] * 2, "signal over no noise"
 
 
 def test_the_curve_draws_each_point_of_a_sweep_and_answers(swept: Path) -> None:
-    """All studies of a sweep have one label: their series run into each other, their records do not."""
+    """All studies of a sweep have one label: their series run into each other, their records do
+    not."""
     found = read(swept)
     with gm.load(swept) as run:
         kept = run.table("curve").content
     with styled():
         figure = draw_curve(found)
     (ax,) = figure.axes
-    values = [value for value, _, _ in kept["snr"]]
+    many, two, eight = (value for value, _, _ in kept["snr"])
+    values = [two, eight, many]
     assert len(set(values)) == 3
     assert marks(ax, upright=True, marker="o") == values
     assert {(low, high) for _, low, high in kept["snr"]} <= set(intervals(ax, upright=True))
     (line,) = [line for line in ax.lines if line.get_alpha() == 0.6]
-    assert list(line.get_ydata()) == [values[1], values[2], values[0]], "from few to many"  # type: ignore[arg-type]
-    assert [label.get_text() for label in ax.get_xticklabels()] == ["32", "2", "8"]
+    assert list(line.get_ydata()) == values, "from few to many"  # type: ignore[arg-type]
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["2", "8", "32"]
     assert kept["answer"] in words(figure).replace("\n", " ")
     assert [study.name for study in found.studies] == ["32 rollouts", "2 rollouts", "8 rollouts"]
 
@@ -269,7 +326,10 @@ def test_the_curve_draws_each_point_of_a_sweep_and_answers(swept: Path) -> None:
 def test_a_curve_over_k_leaves_a_gap_where_one_replicate_has_no_snr(tmp_path: Path) -> None:
     ks = (2, 3, 4)
     studies = [
-        BANDITS.study("maxk", options={"k": k, "baseline": "subloo"}, num_replicates=1 if k == 3 else 3) for k in ks
+        BANDITS.study(
+            "maxk", options={"k": k, "baseline": "subloo"}, num_replicates=1 if k == 3 else 3
+        )
+        for k in ks
     ]
     with styled():
         figure = draw_curve(read(BANDITS.keep_curve(tmp_path / "ks", "k", ks, studies)))
@@ -282,18 +342,28 @@ def test_a_curve_over_k_leaves_a_gap_where_one_replicate_has_no_snr(tmp_path: Pa
     assert "SNR of maxk" in words(figure)
 
 
-@pytest.mark.parametrize("kind", ["png", "pdf", "svg"])
-def test_the_files_are_those_the_run_has_something_for(kind: str, compared: Path, swept: Path, tmp_path: Path) -> None:
-    for folder, third in ((compared, "ratio"), (swept, "curve")):
-        target = tmp_path / third
-        target.mkdir()
-        found = read(folder)
-        files = write_replicates(found, target, kind=kind)
-        names = [f"variance_{name}.{kind}" for name in ("summary", "replicates", third)]
-        assert [file.name for file in files] == [*names, RECORDS_NAME]
-        assert {file.name for file in target.iterdir()} == {*names, RECORDS_NAME}
-        start = {"png": b"\x89PNG", "pdf": b"%PDF", "svg": b"<?xml"}[kind]
-        assert all(file.read_bytes().startswith(start) for file in files[:3])
+@pytest.mark.parametrize(
+    ("kind", "third"),
+    [
+        ("png", "ratio"),
+        ("svg", "curve"),
+        ("pdf", "ratio"),
+        *(
+            pytest.param(*each, marks=pytest.mark.proof)
+            for each in (("png", "curve"), ("svg", "ratio"), ("pdf", "curve"))
+        ),
+    ],
+)
+def test_the_files_are_those_the_run_has_something_for(
+    kind: str, third: str, compared: Path, swept: Path, tmp_path: Path
+) -> None:
+    found = read({"ratio": compared, "curve": swept}[third])
+    files = write_replicates(found, tmp_path, kind=kind)
+    names = [f"variance_{name}.{kind}" for name in ("summary", "replicates", third)]
+    assert [file.name for file in files] == [*names, RECORDS_NAME]
+    assert {file.name for file in tmp_path.iterdir()} == {*names, RECORDS_NAME}
+    start = {"png": b"\x89PNG", "pdf": b"%PDF", "svg": b"<?xml"}[kind]
+    assert all(file.read_bytes().startswith(start) for file in files[:3])
 
 
 @pytest.mark.parametrize("kind", ["png", "pdf", "svg"])
@@ -302,6 +372,7 @@ def test_the_same_run_gives_the_same_bytes(kind: str, compared: Path) -> None:
         assert render(draw_ratio(read(compared)), kind) == render(draw_ratio(read(compared)), kind)
 
 
+@pytest.mark.usefixtures("sketched")
 def test_the_records_are_written_as_they_were_kept(gaps: Path, tmp_path: Path) -> None:
     found = read(gaps)
     *_, file = write_replicates(found, tmp_path)
@@ -324,7 +395,10 @@ def test_a_run_without_replicates_has_no_studies(tmp_path: Path) -> None:
         {"replicates": ["pomo"]},
         {"replicates": [{"config": {"label": "pomo"}}]},
         {"replicates": "kept", "comparison": {"rows": [], "sentences": []}},
-        {"replicates": "kept", "curve": {"axis": "k", "values": [1, 2], "snr": [None], "answer": ""}},
+        {
+            "replicates": "kept",
+            "curve": {"axis": "k", "values": [1, 2], "snr": [None], "answer": ""},
+        },
     ],
 )
 def test_a_table_of_somebody_elses_is_an_error_that_says_so(
@@ -332,13 +406,24 @@ def test_a_table_of_somebody_elses_is_an_error_that_says_so(
 ) -> None:
     with Writer(tmp_path / "odd") as writer:
         for name, content in tables.items():
-            writer.put(Table(step=0, name=name, content=read(compared).records if content == "kept" else content))
-    with gm.load(tmp_path / "odd") as run, pytest.raises(UsageError, match="not what `gradiometer variance` keeps"):
+            writer.put(
+                Table(
+                    step=0,
+                    name=name,
+                    content=read(compared).records if content == "kept" else content,
+                )
+            )
+    with (
+        gm.load(tmp_path / "odd") as run,
+        pytest.raises(UsageError, match="not what `gradiometer variance` keeps"),
+    ):
         read_studies(run)
 
 
 def test_the_same_estimator_twice_gets_two_names(tmp_path: Path) -> None:
-    again = BANDITS.keep(tmp_path / "again", [BANDITS.study(extended=False, seed=s) for s in (1, 2)])
+    again = BANDITS.keep(
+        tmp_path / "again", [BANDITS.study(extended=False, seed=s) for s in (1, 2)]
+    )
     found = read(again)
     assert [study.name for study in found.studies] == ["pomo", "pomo (2)"]
     assert look_of(found, 0) != look_of(found, 1)
@@ -353,7 +438,11 @@ def test_forty_estimators_look_different(compared: Path) -> None:
     ("drawn", "scale", "labels"),
     [
         ([9.0, 30.0], "log", ["10", "30"]),
-        ([1e-3, 100.0], "log", ["$10^{-3}$", "$10^{-2}$", "$10^{-1}$", "$10^{0}$", "$10^{1}$", "$10^{2}$"][::2]),
+        (
+            [1e-3, 100.0],
+            "log",
+            ["$10^{-3}$", "$10^{-2}$", "$10^{-1}$", "$10^{0}$", "$10^{1}$", "$10^{2}$"][::2],
+        ),
         ([0.9, 1.1], "log", ["0.7", "1", "1.5"]),
         ([-0.5, 0.5, 40.0], "function", ["−0.5", "0", "", "$10^{0}$", "$10^{1}$"]),
         ([0.0], "linear", None),
@@ -384,8 +473,22 @@ def test_numbers_of_either_sign_and_of_many_decades_keep_their_order() -> None:
 
 
 def test_numbers_are_written_as_in_a_paper() -> None:
-    written = [spoken(number) for number in (0.0, 1.337e-5, 0.0312, 1.0, 1.44, 42.4, 517.0, -0.5, 2e4, math.inf)]
-    assert written == ["0", "$1.3\\times10^{-5}$", "0.031", "1", "1.4", "42", "517", "−0.5", "$2\\times10^{4}$", "inf"]
+    written = [
+        typeset(number)
+        for number in (0.0, 1.337e-5, 0.0312, 1.0, 1.44, 42.4, 517.0, -0.5, 2e4, math.inf)
+    ]
+    assert written == [
+        "0",
+        "$1.3\\times10^{-5}$",
+        "0.031",
+        "1",
+        "1.4",
+        "42",
+        "517",
+        "−0.5",
+        "$2\\times10^{4}$",
+        "inf",
+    ]
 
 
 def test_every_template_is_one_of_the_catalogue() -> None:
@@ -394,11 +497,14 @@ def test_every_template_is_one_of_the_catalogue() -> None:
 
 def test_drawing_needs_neither_torch_nor_pyplot(compared: Path, tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from gradiometer.store.reader import load;"
-        "from gradiometer.plots.studies import read_studies; from gradiometer.plots.replicates import write_replicates;"
-        f"write_replicates(read_studies(load({str(compared)!r})), Path({str(tmp_path)!r}));"
-        "print(sorted({'torch', 'matplotlib.pyplot'} & set(sys.modules)))"
+        "import sys; from pathlib import Path; from gradiometer.store.reader import load;from"
+        " gradiometer.charts.studies import read_studies; from gradiometer.plots.files import"
+        f" write_replicates;write_replicates(read_studies(load({str(compared)!r})),"
+        f" Path({str(tmp_path)!r}));print(sorted({{'torch', 'matplotlib.pyplot'}} &"
+        " set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True
+    )
     assert done.stdout == "[]\n", done.stderr
     assert (tmp_path / "variance_ratio.png").exists()

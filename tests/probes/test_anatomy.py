@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import random
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from gradiometer.maths import gram, losses
 from gradiometer.maths.groups import RolloutFilter
 from gradiometer.metrics import resolve
 from gradiometer.probes.anatomy import Anatomy, anatomy
+from gradiometer.probes.survey import LossTerms
 
 GROUPS, SIZE, TOKENS, WORDS = 9, 4, 7, 11
 
@@ -34,13 +36,29 @@ class Policy(nn.Module):
         return self.head(self.drop(hidden))
 
 
-def batch_of(seed: int = 0) -> tuple[Policy, dict[str, Tensor], Tensor, list[str]]:
+class Rollouts(NamedTuple):
+    model: Policy
+    batch: dict[str, Tensor]
+    rewards: Tensor
+    groups: list[str]
+
+    def probe(self, loss_terms: LossTerms | None = None, **options: object) -> Anatomy:
+        """Of the policy's own terms, and with the batch's mask, if nothing else is asked for."""
+        model = options.pop("model", self.model)
+        given = {"rewards": self.rewards, "groups": self.groups, "mask": self.batch["mask"]}
+        terms = terms_of(self.model) if loss_terms is None else loss_terms
+        return anatomy(model, self.batch, terms, **{**given, **options})
+
+
+def batch_of(seed: int = 0) -> Rollouts:
     generator = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)
     model, number = Policy(), GROUPS * SIZE
     tokens = torch.randint(0, WORDS, (number, TOKENS), generator=generator)
     lengths = torch.randint(2, TOKENS + 1, (number,), generator=generator)
-    spread = torch.linspace(0.1, 3.0, GROUPS)[torch.randperm(GROUPS, generator=generator)].repeat_interleave(SIZE)
+    spread = torch.linspace(0.1, 3.0, GROUPS)[
+        torch.randperm(GROUPS, generator=generator)
+    ].repeat_interleave(SIZE)
     rewards = torch.randn(number, generator=generator) * spread
     batch = {
         "tokens": tokens,
@@ -49,7 +67,7 @@ def batch_of(seed: int = 0) -> tuple[Policy, dict[str, Tensor], Tensor, list[str
         "ref": torch.randn(number, TOKENS, generator=generator) * 0.1 - 2.4,
         "advantages": rewards - rewards.view(GROUPS, SIZE).mean(1).repeat_interleave(SIZE),
     }
-    return model, batch, rewards, [f"level {i // SIZE}" for i in range(number)]
+    return Rollouts(model, batch, rewards, [f"level {i // SIZE}" for i in range(number)])
 
 
 def terms_of(model: nn.Module):
@@ -57,7 +75,9 @@ def terms_of(model: nn.Module):
         logits = model(rows["tokens"])
         log_probs = losses.token_log_probs(logits, rows["tokens"])
         return {
-            "task": losses.policy_loss(log_probs, rows["old"], rows["advantages"][:, None].expand_as(log_probs)),
+            "task": losses.policy_loss(
+                log_probs, rows["old"], rows["advantages"][:, None].expand_as(log_probs)
+            ),
             "entropy": -0.01 * losses.entropy(logits),
             "kl": 0.1 * losses.kl_loss(log_probs, rows["ref"], "k3"),
         }
@@ -66,15 +86,8 @@ def terms_of(model: nn.Module):
 
 
 def probe(**options: object) -> tuple[Anatomy, Policy, dict[str, Tensor], Tensor, list[str]]:
-    model, batch, rewards, groups = batch_of()
-    arguments: dict[str, object] = {"mask": batch["mask"], "num_buckets": 3, **options}
-    return (
-        anatomy(model, batch, terms_of(model), rewards=rewards, groups=groups, **arguments),
-        model,
-        batch,
-        rewards,
-        groups,
-    )
+    given = batch_of()
+    return given.probe(**{"num_buckets": 3, **options}), *given
 
 
 def flat_grad(model: nn.Module, loss: Tensor) -> np.ndarray:
@@ -90,8 +103,12 @@ def flat_grad(model: nn.Module, loss: Tensor) -> np.ndarray:
 
 @pytest.mark.parametrize("aggregation", losses.AGGREGATIONS)
 @pytest.mark.parametrize("micro_batch_size", [None, 1, 3])
-def test_every_bucket_equals_a_backward_of_its_own(aggregation: str, micro_batch_size: int | None) -> None:
-    result, model, batch, rewards, groups = probe(aggregation=aggregation, micro_batch_size=micro_batch_size)
+def test_every_bucket_equals_a_backward_of_its_own(
+    aggregation: str, micro_batch_size: int | None
+) -> None:
+    result, model, batch, rewards, groups = probe(
+        aggregation=aggregation, micro_batch_size=micro_batch_size
+    )
     per_token = terms_of(model)(batch)
     buckets = {name: [] for name in result.buckets}
     for bucket in result.buckets[1:]:
@@ -114,8 +131,15 @@ def test_every_bucket_equals_a_backward_of_its_own(aggregation: str, micro_batch
                 np.linalg.norm(vectors[term]), rel=1e-5
             )
         total = sum(vectors.values())
-        assert result.metrics[f"grad_norm/{bucket}/total"] == pytest.approx(np.linalg.norm(total), rel=1e-5)
-        cosine = vectors["task"] @ vectors["kl"] / np.linalg.norm(vectors["task"]) / np.linalg.norm(vectors["kl"])
+        assert result.metrics[f"grad_norm/{bucket}/total"] == pytest.approx(
+            np.linalg.norm(total), rel=1e-5
+        )
+        cosine = (
+            vectors["task"]
+            @ vectors["kl"]
+            / np.linalg.norm(vectors["task"])
+            / np.linalg.norm(vectors["kl"])
+        )
         assert result.metrics[f"grad_norm/{bucket}/cos/task~kl"] == pytest.approx(cosine, abs=1e-5)
         share = vectors["kl"] @ total / (total @ total)
         assert result.metrics[f"grad_norm/{bucket}/share/kl"] == pytest.approx(share, abs=1e-5)
@@ -124,11 +148,15 @@ def test_every_bucket_equals_a_backward_of_its_own(aggregation: str, micro_batch
         assert result.metrics[f"grad_norm/{bucket}/sample_count"] == len(rows)
         assert result.metrics[f"grad_norm/{bucket}/sample_pct"] == len(rows) / (GROUPS * SIZE)
         assert result.metrics[f"grad_norm/{bucket}/token_count"] == tokens
-        assert result.metrics[f"grad_norm/{bucket}/per_sample/task"] == pytest.approx(norm / len(rows))
+        assert result.metrics[f"grad_norm/{bucket}/per_sample/task"] == pytest.approx(
+            norm / len(rows)
+        )
         assert result.metrics[f"grad_norm/{bucket}/per_token/task"] == pytest.approx(norm / tokens)
         weights = losses.token_weights(batch["mask"], aggregation)[rows]
         summed = np.linalg.norm(flat_grad(model, (weights * per_token["task"][rows]).sum()))
-        assert result.metrics[f"grad_norm/{bucket}/per_token_sum/task"] == pytest.approx(summed / tokens, rel=1e-5)
+        assert result.metrics[f"grad_norm/{bucket}/per_token_sum/task"] == pytest.approx(
+            summed / tokens, rel=1e-5
+        )
 
 
 def test_signal_and_noise_are_those_of_whole_groups() -> None:
@@ -144,7 +172,9 @@ def test_signal_and_noise_are_those_of_whole_groups() -> None:
         assert result.metrics[f"grad_norm/{bucket}/signal/task"] == pytest.approx(
             gram.signed_root(expected.signal_sq), rel=1e-4
         )
-        assert result.metrics[f"grad_norm/{bucket}/snr/task"] == pytest.approx(expected.snr, rel=1e-4)
+        assert result.metrics[f"grad_norm/{bucket}/snr/task"] == pytest.approx(
+            expected.snr, rel=1e-4
+        )
         few = len(parts) < gram.MIN_UNITS
         assert (f"grad_norm/{bucket}/signal_low/task" not in result.metrics) == few
         assert (f"grad_norm/{bucket}/p_value/task" not in result.metrics) == few
@@ -167,7 +197,11 @@ def test_every_key_of_the_source_is_there_and_every_key_is_in_the_catalogue() ->
                 assert result.metrics[f"grad_norm/{bucket}/{prefix}{term}"] > 0
         for name in ("policy", "entropy", "kl", "total"):
             assert f"grad_norm/{bucket}/loss/{name}" in result.metrics
-        assert result.tables[f"grad_norm/{bucket}/group_rv_table"]["columns"] == ["bucket", "group_id", "reward_std"]
+        assert result.tables[f"grad_norm/{bucket}/group_rv_table"]["columns"] == [
+            "bucket",
+            "group_id",
+            "reward_std",
+        ]
     for name in ("policy", "entropy", "kl", "total"):
         assert result.metrics[f"actor/loss/{name}"] == result.metrics[f"grad_norm/all/loss/{name}"]
     for term in ("task", "entropy", "kl"):
@@ -190,14 +224,16 @@ def test_every_key_of_the_source_is_there_and_every_key_is_in_the_catalogue() ->
 
 def test_the_null_is_the_task_with_rewards_permuted_inside_groups() -> None:
     result, model, batch, _, groups = probe(null=True, seed=5)
-    from gradiometer.probes.plan import permuted_inside
+    from gradiometer.probes.survey import permuted_inside
 
     order = permuted_inside(groups, 5)
     assert [groups[i] for i in order] == groups
     assert order.tolist() != list(range(len(groups)))
     permuted = {**batch, "advantages": batch["advantages"][order]}
     loss = losses.aggregate(terms_of(model)(permuted)["task"], batch["mask"], "token-mean")
-    assert result.metrics["grad_norm/all/null/task"] == pytest.approx(np.linalg.norm(flat_grad(model, loss)), rel=1e-5)
+    assert result.metrics["grad_norm/all/null/task"] == pytest.approx(
+        np.linalg.norm(flat_grad(model, loss)), rel=1e-5
+    )
     assert "grad_norm/all/null_signal/task" in result.metrics
     given, *_ = probe(null=lambda order: {"advantages": batch["advantages"][order]}, seed=5)
     assert given.metrics == result.metrics
@@ -216,12 +252,16 @@ def test_a_loss_that_knows_the_null_saves_the_second_forward() -> None:
         return found
 
     options = {"rewards": rewards, "groups": groups, "mask": batch["mask"], "null": True}
-    assert anatomy(model, batch, knowing, **options).metrics == anatomy(model, batch, plain, **options).metrics
+    assert (
+        anatomy(model, batch, knowing, **options).metrics
+        == anatomy(model, batch, plain, **options).metrics
+    )
     assert calls == GROUPS
 
 
 def test_under_a_null_the_plain_norm_stays_and_the_signal_does_not() -> None:
-    """Rewards that are noise: the norm rises with reward variance all the same, the signal's interval covers zero."""
+    """Rewards that are noise: the norm rises with reward variance all the same, the signal's
+    interval covers zero."""
     torch.manual_seed(0)
     model, number, size = nn.Linear(30, 1, bias=False), 60, 8
     features = torch.randn(number * size, 30)
@@ -250,7 +290,8 @@ def test_under_a_null_the_plain_norm_stays_and_the_signal_does_not() -> None:
 
 def test_nothing_of_the_training_changes() -> None:
     """Weights, gradients, random states, buffers, modes, and the next step, to the bit."""
-    model, batch, rewards, groups = batch_of()
+    given = batch_of()
+    model, batch = given.model, given.batch
     model.drop.p = 0.3
     model.norm.train()
     optimizer = torch.optim.Adam(model.parameters())
@@ -264,15 +305,20 @@ def test_nothing_of_the_training_changes() -> None:
 
     def step() -> None:
         optimizer.zero_grad()
-        sum(losses.aggregate(loss, batch["mask"], "token-mean") for loss in terms_of(model)(batch).values()).backward()
+        sum(
+            losses.aggregate(loss, batch["mask"], "token-mean")
+            for loss in terms_of(model)(batch).values()
+        ).backward()
         optimizer.step()
 
     step()
     model.head.eval()
-    before = copy.deepcopy((model.state_dict(), optimizer.state_dict(), [p.grad for p in model.parameters()]))
+    before = copy.deepcopy(
+        (model.state_dict(), optimizer.state_dict(), [p.grad for p in model.parameters()])
+    )
     states = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
     modes = [part.training for part in model.modules()]
-    anatomy(model, batch, with_noise, rewards=rewards, groups=groups, mask=batch["mask"], null=True)
+    given.probe(with_noise, null=True)
     assert [part.training for part in model.modules()] == modes
     assert torch.equal(torch.get_rng_state(), states[0])
     assert np.array_equal(np.random.get_state()[1], states[1])
@@ -286,18 +332,27 @@ def test_nothing_of_the_training_changes() -> None:
     optimizer.load_state_dict(before[1])
     torch.set_rng_state(states[0])
     step()
-    assert all(torch.equal(one, other) for one, other in zip(with_probe, model.parameters(), strict=True))
+    assert all(
+        torch.equal(one, other) for one, other in zip(with_probe, model.parameters(), strict=True)
+    )
 
 
 def _tensors(value: object) -> list[Tensor]:
     if isinstance(value, Tensor):
         return [value]
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else []
+    items = (
+        value.values()
+        if isinstance(value, dict)
+        else value
+        if isinstance(value, (list, tuple))
+        else []
+    )
     return [tensor for item in items for tensor in _tensors(item)]
 
 
 def test_a_dead_term_is_named_and_a_stationary_one_is_zero() -> None:
-    model, batch, rewards, groups = batch_of()
+    given = batch_of()
+    model = given.model
 
     def loss_terms(rows: dict[str, Tensor]) -> dict[str, Tensor]:
         found = terms_of(model)(rows)
@@ -306,7 +361,7 @@ def test_a_dead_term_is_named_and_a_stationary_one_is_zero() -> None:
         found["kl"] = 0.0 * found["kl"]
         return found
 
-    result = anatomy(model, batch, loss_terms, rewards=rewards, groups=groups, mask=batch["mask"])
+    result = given.probe(loss_terms)
     assert result.dead == ("entropy",)
     assert "grad_norm/all/entropy" not in result.metrics
     assert result.metrics["grad_norm/all/loss/entropy"] < 0
@@ -324,7 +379,9 @@ def test_sketches_stand_in_where_there_is_no_memory_and_say_so() -> None:
         assert rough.tables["anatomy"]["signal_error"] == 1 / 32
         assert rough.tables["anatomy"]["cosine_error"] == error
         tolerance = 1e-5 if error is None else 0.2
-        assert rough.metrics["grad_norm/all/task"] == pytest.approx(exact.metrics["grad_norm/all/task"], rel=tolerance)
+        assert rough.metrics["grad_norm/all/task"] == pytest.approx(
+            exact.metrics["grad_norm/all/task"], rel=tolerance
+        )
         assert rough.metrics["grad_norm/all/signal/task"] == pytest.approx(
             exact.metrics["grad_norm/all/signal/task"], rel=0.5
         )
@@ -336,20 +393,23 @@ def test_blocks_are_norms_of_their_own_parameters() -> None:
     loss = losses.aggregate(terms_of(model)(batch)["task"], batch["mask"], "token-mean")
     head = torch.autograd.grad(loss, list(model.head.parameters()))
     expected = math.sqrt(sum(float(g.square().sum()) for g in head))
-    assert result.tables["anatomy"]["blocks"]["head"]["all"]["task"] == pytest.approx(expected, rel=1e-5)
+    assert result.tables["anatomy"]["blocks"]["head"]["all"]["task"] == pytest.approx(
+        expected, rel=1e-5
+    )
 
 
 def test_padding_that_is_trimmed_changes_nothing() -> None:
-    model, batch, rewards, groups = batch_of()
+    given = batch_of()
+    model, batch = given.model, given.batch
     batch["mask"][:, -2:] = 0
-    whole = anatomy(model, batch, terms_of(model), rewards=rewards, groups=groups, mask=batch["mask"])
+    whole = given.probe()
     widths = set()
 
     def loss_terms(rows: dict[str, Tensor]) -> dict[str, Tensor]:
         widths.add(rows["tokens"].shape[1])
         return terms_of(model)(rows)
 
-    cut = anatomy(model, batch, loss_terms, rewards=rewards, groups=groups, mask=batch["mask"], trim="mask")
+    cut = given.probe(loss_terms, trim="mask")
     assert max(widths) == TOKENS - 2
     for name, value in whole.metrics.items():
         assert cut.metrics[name] == pytest.approx(value, rel=1e-4, abs=1e-7)
@@ -376,18 +436,21 @@ def test_a_filter_goes_first() -> None:
 def test_more_buckets_than_groups_leaves_one_group_in_each() -> None:
     result, *_ = probe(num_buckets=50)
     assert len(result.buckets) == GROUPS + 1
-    assert "grad_norm/bucket_1/signal/task" not in result.metrics, "one group has no signal to tell from noise"
+    assert "grad_norm/bucket_1/signal/task" not in result.metrics, (
+        "one group has no signal to tell from noise"
+    )
 
 
 def test_a_bucket_without_a_token_has_counts_and_no_gradient() -> None:
-    model, batch, rewards, groups = batch_of()
+    given = batch_of()
+    batch, groups = given.batch, given.groups
     quiet = {name for name in groups if name in ("level 0",)}
     batch["mask"][[i for i, name in enumerate(groups) if name in quiet]] = 0
-    result = anatomy(
-        model, batch, terms_of(model), rewards=rewards, groups=groups, mask=batch["mask"], num_buckets=GROUPS
-    )
+    result = given.probe(num_buckets=GROUPS)
     bucket = next(
-        b for b in result.buckets[1:] if result.tables[f"grad_norm/{b}/group_rv_table"]["data"][0][1] in quiet
+        b
+        for b in result.buckets[1:]
+        if result.tables[f"grad_norm/{b}/group_rv_table"]["data"][0][1] in quiet
     )
     assert result.metrics[f"grad_norm/{bucket}/token_count"] == 0
     assert f"grad_norm/{bucket}/task" not in result.metrics
@@ -403,9 +466,15 @@ BAD = {
     "no bucket": ({"num_buckets": 0}, "num_buckets is a whole number"),
     "half a bucket": ({"num_buckets": 2.5}, "num_buckets is a whole number"),
     "no groups": ({"groups": None}, "groups are ids"),
-    "groups that are lists": ({"groups": [[1]] * GROUPS * SIZE, "cross_fit": True}, "groups are ids"),
+    "groups that are lists": (
+        {"groups": [[1]] * GROUPS * SIZE, "cross_fit": True},
+        "groups are ids",
+    ),
     "a mask below zero": ({"mask": -torch.ones(GROUPS * SIZE, TOKENS)}, "negative number or a NaN"),
-    "a null that replaces nothing": ({"null": lambda order: {"advantage": order}}, "did you mean 'advantages'"),
+    "a null that replaces nothing": (
+        {"null": lambda order: {"advantage": order}},
+        "did you mean 'advantages'",
+    ),
     "scores below the slack of linear top_p": (
         {"rewards": torch.rand(GROUPS * SIZE) * 1e-4, "rollout_filter": RolloutFilter(value=0.9)},
         "stops 0.01 below its share",
@@ -442,18 +511,18 @@ def test_bad_input_is_one_clear_error(case: str) -> None:
     ],
 )
 def test_losses_of_a_wrong_shape_or_name_are_refused(wrong, message: str) -> None:
-    model, batch, rewards, groups = batch_of()
+    given = batch_of()
+    model = given.model
     with pytest.raises(gm.UsageError, match=message):
-        anatomy(
-            model, batch, lambda rows: wrong(terms_of(model)(rows)), rewards=rewards, groups=groups, mask=batch["mask"]
-        )
+        given.probe(lambda rows: wrong(terms_of(model)(rows)))
 
 
 def test_a_null_of_token_advantages_asks_for_a_function() -> None:
-    model, batch, rewards, groups = batch_of()
+    given = batch_of()
+    batch = given.batch
     batch["advantages"] = batch["advantages"][:, None]
     with pytest.raises(gm.UsageError, match="null=lambda order"):
-        anatomy(model, batch, terms_of(model), rewards=rewards, groups=groups, mask=batch["mask"], null=True)
+        given.probe(null=True)
 
 
 def test_a_buffer_that_the_forward_rebinds_comes_back() -> None:
@@ -470,64 +539,78 @@ def test_a_buffer_that_the_forward_rebinds_comes_back() -> None:
     model = Running()
     held = model.mean
     batch = {"x": torch.randn(8, 3)}
-    anatomy(model, batch, lambda rows: {"task": model(rows["x"])}, rewards=torch.randn(8), groups=torch.arange(8) // 2)
+    anatomy(
+        model,
+        batch,
+        lambda rows: {"task": model(rows["x"])},
+        rewards=torch.randn(8),
+        groups=torch.arange(8) // 2,
+    )
     assert model.mean is held
     assert torch.equal(model.mean, torch.zeros(3))
 
 
 def test_autocasts_cache_is_as_it_was() -> None:
-    """Inside a region, between two forwards whose losses are added: the cached weights must stay the same objects."""
+    """Between two forwards whose losses are added, cached weights stay the same objects."""
 
     def gradients(probed: bool) -> list[Tensor]:
-        model, batch, rewards, groups = batch_of()
+        given = batch_of()
+        model, batch = given.model, given.batch
         with torch.autocast("cpu", torch.bfloat16):
             first = model(batch["tokens"]).square().mean()
             if probed:
-                anatomy(model, batch, terms_of(model), rewards=rewards, groups=groups, mask=batch["mask"])
+                given.probe()
             loss = first + model(batch["tokens"]).mean()
-        return list(torch.autograd.grad(loss, [p for n, p in model.named_parameters() if "norm" not in n]))
+        return list(
+            torch.autograd.grad(loss, [p for n, p in model.named_parameters() if "norm" not in n])
+        )
 
     assert all(torch.equal(a, b) for a, b in zip(gradients(False), gradients(True), strict=True))
 
 
 def test_a_block_without_a_path_is_missing_and_not_zero() -> None:
-    model, batch, rewards, groups = batch_of()
+    given = batch_of()
+    model = given.model
     parts = {"actor": model, "critic": nn.Linear(4, 1)}
-    found = anatomy(
-        parts,
-        batch,
-        terms_of(model),
-        rewards=rewards,
-        groups=groups,
-        mask=batch["mask"],
-        blocks={"actor": "^actor", "critic": "^critic"},
-    )
+    found = given.probe(model=parts, blocks={"actor": "^actor", "critic": "^critic"})
     assert found.tables["anatomy"]["blocks"]["critic"]["all"] == {}
     assert found.tables["anatomy"]["blocks"]["actor"]["all"]["task"] > 0
 
 
 def test_a_nan_in_one_group_is_kept_as_nan_and_leaves_the_other_buckets_alone() -> None:
-    model, batch, rewards, groups = batch_of()
-    clean = anatomy(model, batch, terms_of(model), rewards=rewards, groups=groups, mask=batch["mask"], num_buckets=3)
+    given = batch_of()
+    batch, groups = given.batch, given.groups
+    clean = given.probe(num_buckets=3)
     sick = next(row[1] for row in clean.tables["grad_norm/bucket_1/group_rv_table"]["data"])
     batch["advantages"][[i for i, name in enumerate(groups) if name == sick]] = math.nan
-    found = anatomy(model, batch, terms_of(model), rewards=rewards, groups=groups, mask=batch["mask"], num_buckets=3)
-    assert set(found.metrics) >= {name for name in clean.metrics if "snr" not in name and "cos_signal" not in name}
-    for name in ("grad_norm/bucket_1/task", "grad_norm/bucket_1/share/task", "grad_norm/bucket_1/cos/task~kl"):
+    found = given.probe(num_buckets=3)
+    assert set(found.metrics) >= {
+        name for name in clean.metrics if "snr" not in name and "cos_signal" not in name
+    }
+    for name in (
+        "grad_norm/bucket_1/task",
+        "grad_norm/bucket_1/share/task",
+        "grad_norm/bucket_1/cos/task~kl",
+    ):
         assert math.isnan(found.metrics[name])
     assert math.isnan(found.metrics["grad_norm/between/task/bucket_1~bucket_2"])
-    for name in ("grad_norm/between/task/bucket_2~bucket_3", "grad_norm/bucket_2/signal/task", "grad_norm/all/kl"):
+    for name in (
+        "grad_norm/between/task/bucket_2~bucket_3",
+        "grad_norm/bucket_2/signal/task",
+        "grad_norm/all/kl",
+    ):
         assert found.metrics[name] == pytest.approx(clean.metrics[name], rel=1e-4)
 
 
 def test_the_null_stands_beside_the_task_whatever_that_is_called() -> None:
-    model, batch, rewards, groups = batch_of()
+    given = batch_of()
+    model = given.model
 
     def loss_terms(rows: dict[str, Tensor]) -> dict[str, Tensor]:
         found = terms_of(model)(rows)
         return {"policy": found["task"], "kl": found["kl"]}
 
-    result = anatomy(model, batch, loss_terms, rewards=rewards, groups=groups, mask=batch["mask"], null=True)
+    result = given.probe(loss_terms, null=True)
     assert "grad_norm/all/null/policy" in result.metrics
     assert result.terms == ("policy", "kl")
     assert "null" not in result.tables["anatomy"]["terms"]
@@ -553,13 +636,14 @@ def test_half_precision_does_not_overflow_where_the_training_does_not() -> None:
 
 @pytest.mark.parametrize("size", [1e15, 1e-20])
 def test_gradients_at_the_ends_of_float32_have_their_signal(size: float) -> None:
-    model, batch, rewards, groups = batch_of()
-    plain = anatomy(model, batch, terms_of(model), rewards=rewards, groups=groups, mask=batch["mask"])
+    given = batch_of()
+    model = given.model
+    plain = given.probe()
 
     def scaled(rows: dict[str, Tensor]) -> dict[str, Tensor]:
         return {name: size * loss for name, loss in terms_of(model)(rows).items()}
 
-    found = anatomy(model, batch, scaled, rewards=rewards, groups=groups, mask=batch["mask"])
+    found = given.probe(scaled)
     for name in ("task", "signal/task", "noise/task"):
         key = f"grad_norm/all/{name}"
         assert found.metrics[key] == pytest.approx(size * plain.metrics[key], rel=1e-3)
@@ -583,7 +667,8 @@ def test_many_buckets_are_compared_with_their_neighbours_and_the_first() -> None
 
 
 def test_trimming_knows_shifted_losses_padding_and_what_is_no_token() -> None:
-    model, batch, rewards, groups = batch_of()
+    given = batch_of()
+    model, batch, rewards, groups = given.model, given.batch, given.rewards, given.groups
     batch["attention"] = torch.ones(GROUPS * SIZE, TOKENS)
     batch["attention"][:, -3:] = 0
     batch["features"] = torch.randn(GROUPS * SIZE, TOKENS)
@@ -593,7 +678,9 @@ def test_trimming_knows_shifted_losses_padding_and_what_is_no_token() -> None:
 
     def shifted(rows: dict[str, Tensor]) -> dict[str, Tensor]:
         widths.add((rows["tokens"].shape[1], rows["features"].shape[1]))
-        return {"task": losses.token_log_probs(model(rows["tokens"][:, :-1]), rows["tokens"][:, 1:])}
+        return {
+            "task": losses.token_log_probs(model(rows["tokens"][:, :-1]), rows["tokens"][:, 1:])
+        }
 
     options = {"rewards": rewards, "groups": groups, "mask": mask}
     cut = anatomy(model, batch, shifted, trim=("attention", "tokens"), **options)
@@ -602,34 +689,37 @@ def test_trimming_knows_shifted_losses_padding_and_what_is_no_token() -> None:
         anatomy(model, batch, shifted, **options).metrics["grad_norm/all/task"], rel=1e-5
     )
     with pytest.raises(gm.UsageError, match="calls padding"):
-        anatomy(model, batch, shifted, trim="attention", rewards=rewards, groups=groups, mask=torch.ones_like(mask))
+        given.probe(shifted, trim="attention", mask=torch.ones_like(mask))
     batch["attention"][:] = 0
     nothing = torch.zeros_like(mask)
     nothing[:, 0] = 1
     with pytest.raises(gm.UsageError, match=r"calls padding|not reduced"):
-        anatomy(model, batch, shifted, trim="attention", rewards=rewards, groups=groups, mask=nothing)
+        given.probe(shifted, trim="attention", mask=nothing)
 
 
 def test_inference_mode_is_refused_instead_of_calling_every_term_dead() -> None:
-    model, batch, rewards, groups = batch_of()
+    given = batch_of()
     with torch.inference_mode(), pytest.raises(gm.UsageError, match="inference_mode"):
-        anatomy(model, batch, terms_of(model), rewards=rewards, groups=groups, mask=batch["mask"])
+        given.probe()
     with torch.no_grad():
-        assert anatomy(model, batch, terms_of(model), rewards=rewards, groups=groups, mask=batch["mask"]).dead == ()
+        assert given.probe().dead == ()
 
 
 def test_the_horizon_of_a_trainer_can_be_given() -> None:
     by_width, *_ = probe(aggregation="seq-mean-token-sum-norm")
     given, *_ = probe(aggregation="seq-mean-token-sum-norm", horizon=2.0 * TOKENS)
-    assert given.metrics["grad_norm/all/task"] == pytest.approx(by_width.metrics["grad_norm/all/task"] / 2, rel=1e-5)
+    assert given.metrics["grad_norm/all/task"] == pytest.approx(
+        by_width.metrics["grad_norm/all/task"] / 2, rel=1e-5
+    )
 
 
 def test_group_ids_of_any_kind_come_back_from_the_run(tmp_path) -> None:
-    model, batch, rewards, groups = batch_of()
+    given = batch_of()
+    model, groups = given.model, given.groups
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with gm.watch(model, optimizer, run=tmp_path / "run") as meter:
         ids = [torch.tensor(int(name.split()[1])) for name in groups]
-        anatomy(model, batch, terms_of(model), rewards=rewards, groups=ids, mask=batch["mask"], meter=meter)
+        given.probe(groups=ids, meter=meter)
     run = gm.load(tmp_path / "run")
     rows = run.table("grad_norm/all/group_rv_table").content["data"]
     assert sorted(row[1] for row in rows) == list(range(GROUPS))

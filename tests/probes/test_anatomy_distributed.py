@@ -1,4 +1,5 @@
-"""Two real ranks share the micro-batches of a probe: the same numbers as one process, and nothing is dropped."""
+"""Two real ranks share the micro-batches of a probe: the same numbers as one process, and nothing
+is dropped."""
 
 from __future__ import annotations
 
@@ -6,6 +7,8 @@ import json
 from collections.abc import Callable
 
 import pytest
+
+pytestmark = pytest.mark.slow
 
 SCRIPT = """
 import json, os, sys
@@ -39,9 +42,10 @@ if rank == 0:
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("limit", [2**30, 0])
-def test_two_ranks_give_the_numbers_of_one(limit: int, ranks: Callable[..., list[tuple[str, str]]]) -> None:
+def test_two_ranks_give_the_numbers_of_one(
+    limit: int, ranks: Callable[..., list[tuple[str, str]]]
+) -> None:
     alone, together = (json.loads(ranks(SCRIPT, world, limit)[0][0]) for world in (1, 2))
     assert together["tables"] == ("exact" if limit else "sketch")
     assert together["metrics"]["grad_norm/all/sample_count"] == 21
@@ -73,7 +77,6 @@ except Exception as problem:
 """
 
 
-@pytest.mark.slow
 def test_ranks_with_batches_of_their_own_and_a_rank_in_trouble_are_told_of(
     ranks: Callable[..., list[tuple[str, str]]],
 ) -> None:

@@ -7,6 +7,7 @@ import math
 import random
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributions import Categorical
 
 import gradiometer as gm
 from gradiometer.errors import UsageError
@@ -80,7 +82,9 @@ def of(result: Audit, id: str, name: str = "") -> Check:
 # The wiring.
 
 
-def test_a_healthy_actor_critic_fails_nothing_and_says_what_else_could_be_checked(model: ActorCritic) -> None:
+def test_a_healthy_actor_critic_fails_nothing_and_says_what_else_could_be_checked(
+    model: ActorCritic,
+) -> None:
     result = audit(terms_of(model), model, adam(model))
     assert result.failed == ()
     assert result.worst is None
@@ -103,7 +107,11 @@ def test_the_reach_matrix_is_that_of_backward(model: ActorCritic) -> None:
     for term, row in result.reach.items():
         model.zero_grad()
         terms_of(model)()[term].backward()
-        for block, module in (("actor", model.actor), ("critic", model.critic), ("shared", model.trunk)):
+        for block, module in (
+            ("actor", model.actor),
+            ("critic", model.critic),
+            ("trunk", model.trunk),
+        ):
             grads = [p.grad for p in module.parameters()]
             if grads[0] is None:
                 assert (row[block].state, row[block].norm) == ("none", None)
@@ -126,20 +134,32 @@ def test_an_entropy_under_no_grad_is_dead_and_critical(model: ActorCritic) -> No
     assert (finding.id, finding.severity, finding.basis) == ("dead-term", "critical", "proved")
 
 
-def test_a_policy_term_that_is_constant_is_dead_while_the_kl_still_moves_weights(model: ActorCritic) -> None:
+def test_a_policy_term_that_is_constant_is_dead_while_the_kl_still_moves_weights(
+    model: ActorCritic,
+) -> None:
     """The ratio is taken between two detached log-probs: mlx-lm-lora #50."""
     batch, reference = batch_of(), torch.full((ROWS,), -1.5)
 
     def terms(broken: bool) -> dict[str, Tensor]:
-        logp = torch.distributions.Categorical(logits=model(batch["x"])[0]).log_prob(batch["actions"])
+        logp = torch.distributions.Categorical(logits=model(batch["x"])[0]).log_prob(
+            batch["actions"]
+        )
         new = logp.detach() if broken else logp
         ratio = (new - logp.detach()).exp()
         d = reference - logp
-        return {"policy": -(ratio * batch["advantages"]).mean(), "kl": 0.1 * (d.exp() - d - 1).mean()}
+        return {
+            "policy": -(ratio * batch["advantages"]).mean(),
+            "kl": 0.1 * (d.exp() - d - 1).mean(),
+        }
 
     optimizer = adam(model)
-    broken, healthy = (audit(lambda flag=flag: terms(flag), model, optimizer) for flag in (True, False))  # type: ignore[misc]
-    assert [check.id for check in broken.failed if check.severity == "critical"] == ["dead-term", "dead-block"]
+    broken, healthy = (
+        audit(lambda flag=flag: terms(flag), model, optimizer) for flag in (True, False)
+    )  # type: ignore[misc]
+    assert [check.id for check in broken.failed if check.severity == "critical"] == [
+        "dead-term",
+        "dead-block",
+    ]
     assert "'policy'" in of(broken, "dead-term").message
     assert of(broken, "dead-block", "reached").block == "critic"  # no value term here
     assert [check.id for check in healthy.failed] == ["dead-block"]
@@ -170,7 +190,9 @@ def test_a_gradient_that_is_zero_for_a_reason_is_not_dead(model: ActorCritic, wh
     assert result.reach["kl"]["actor"].norm == 0.0
 
 
-def test_a_hidden_term_is_found_and_its_healthy_twin_and_a_scaled_loss_are_not(model: ActorCritic) -> None:
+def test_a_hidden_term_is_found_and_its_healthy_twin_and_a_scaled_loss_are_not(
+    model: ActorCritic,
+) -> None:
     terms, optimizer = terms_of(model), adam(model)
 
     def summed() -> Tensor:
@@ -203,7 +225,10 @@ def test_dropout_and_half_precision_hide_no_term_and_invent_none(model: ActorCri
 
     def terms() -> dict[str, Tensor]:
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            return {"policy": body(x)[:, 0].mean().float(), "value": body(x)[:, 1].square().mean().float()}
+            return {
+                "policy": body(x)[:, 0].mean().float(),
+                "value": body(x)[:, 1].square().mean().float(),
+            }
 
     result = audit(terms, body, adam(body), loss=lambda: sum(reversed(terms().values())))  # type: ignore[arg-type,return-value]
     assert of(result, "hidden-term").state == "ok"
@@ -222,7 +247,9 @@ def test_terms_that_draw_a_new_batch_are_not_compared(model: ActorCritic) -> Non
     assert "one batch" in check.message
 
 
-def test_parameters_in_no_optimizer_in_two_and_frozen_ones_are_told_apart(model: ActorCritic) -> None:
+def test_parameters_in_no_optimizer_in_two_and_frozen_ones_are_told_apart(
+    model: ActorCritic,
+) -> None:
     actor_only = torch.optim.Adam([*model.trunk.parameters(), *model.actor.parameters()])
     missing = audit(terms_of(model), model, actor_only)
     (lost,) = missing.failed
@@ -231,7 +258,11 @@ def test_parameters_in_no_optimizer_in_two_and_frozen_ones_are_told_apart(model:
 
     critic = torch.optim.SGD([*model.trunk.parameters(), *model.critic.parameters()], lr=0.1)
     (twice,) = audit(terms_of(model), model, [actor_only, critic]).failed
-    assert (twice.id, twice.name, twice.severity) == ("not-in-optimizer", "one optimizer each", "warn")
+    assert (twice.id, twice.name, twice.severity) == (
+        "not-in-optimizer",
+        "one optimizer each",
+        "warn",
+    )
     assert twice.numbers["parameters"] == 2
 
     alone = torch.optim.SGD(model.critic.parameters(), lr=0.1)
@@ -254,13 +285,17 @@ def test_one_layer_in_no_optimizer_is_a_warning(model: ActorCritic) -> None:
     assert "actor.bias" in lost.message
 
 
-def test_a_block_that_no_term_reaches_is_dead_and_a_zero_gradient_is_not(model: ActorCritic) -> None:
+def test_a_block_that_no_term_reaches_is_dead_and_a_zero_gradient_is_not(
+    model: ActorCritic,
+) -> None:
     terms = terms_of(model)
     optimizer = adam(model)
     without = audit(lambda: {k: v for k, v in terms().items() if k != "value"}, model, optimizer)
     (dead,) = without.failed
     assert (dead.id, dead.severity, dead.block) == ("dead-block", "critical", "critic")
-    with torch.no_grad():  # a head of zeros, as LoRA begins: the trunk has a path and a gradient of exactly zero
+    with (
+        torch.no_grad()
+    ):  # a head of zeros, as LoRA begins: the trunk has a path and a gradient of exactly zero
         model.actor.weight.zero_()
         model.critic.weight.zero_()
     assert audit(terms, model, optimizer).failed == ()
@@ -346,12 +381,19 @@ def test_an_object_with_value_and_update_reads_both_and_is_left_alone(model: Act
     assert mine.mean == 3.0
 
 
-def test_a_function_of_the_reward_is_not_fed_but_one_that_makes_a_baseline_is(model: ActorCritic) -> None:
+def test_a_function_of_the_reward_is_not_fed_but_one_that_makes_a_baseline_is(
+    model: ActorCritic,
+) -> None:
     terms, optimizer, mine = terms_of(model), adam(model), Used(leaks=True)
-    refused = of(audit(terms, model, optimizer, baseline=lambda reward: mine(reward)), "baseline-leak")
+    refused = of(
+        audit(terms, model, optimizer, baseline=lambda reward: mine(reward)), "baseline-leak"
+    )
     assert refused.state == "skipped"
     assert mine.mean == 0.0
-    assert of(audit(terms, model, optimizer, baseline=lambda: Used(leaks=True)), "baseline-leak").state == "failed"
+    assert (
+        of(audit(terms, model, optimizer, baseline=lambda: Used(leaks=True)), "baseline-leak").state
+        == "failed"
+    )
 
 
 # Half precision.
@@ -359,7 +401,9 @@ def test_a_function_of_the_reward_is_not_fed_but_one_that_makes_a_baseline_is(mo
 
 @pytest.mark.parametrize("order", ["clip first", "unscale first"])
 @pytest.mark.parametrize("told", [True, False])
-def test_a_clip_before_unscale_is_seen_with_and_without_the_scaler(model: ActorCritic, order: str, told: bool) -> None:
+def test_a_clip_before_unscale_is_seen_with_and_without_the_scaler(
+    model: ActorCritic, order: str, told: bool
+) -> None:
     optimizer, terms = adam(model), terms_of(model)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
     state = {"step": 0}
@@ -430,19 +474,50 @@ def test_terms_may_take_the_batch(model: ActorCritic) -> None:
     assert result.failed == ()
 
 
-def test_it_prints_a_table_with_marks_and_what_to_change(model: ActorCritic, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_prints_a_table_with_marks_and_what_to_change(
+    model: ActorCritic, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     shown = str(audit(terms_of(model, entropy_no_grad=True), model, adam(model)))
     lines = shown.splitlines()
     assert max(map(len, lines)) <= 80
-    assert lines[0].split() == ["gradient", "of", "all", "actor", "critic", "shared"]
+    assert lines[0].split() == ["gradient", "of", "all", "actor", "critic", "trunk"]
     assert lines[4].split()[0] == "entropy"
     assert lines[4].count("no path") == 4
     assert any(line.startswith("✗ every term has a gradient") for line in lines)
     assert any("→ compute 'entropy' outside torch.no_grad()" in line for line in lines)
     assert any(line.startswith("✓ ") for line in lines)
     assert any(line.startswith("– ") for line in lines)
-    assert lines[-1] == "1 failed, 5 ok, 10 skipped: begin with dead-term"
+    assert lines[-1] == "1 failed, 8 ok, 10 skipped: begin with dead-term"
+
+
+def test_the_graph_proves_to_the_audit_what_it_proves_to_the_meter(model: ActorCritic) -> None:
+    x, returns = torch.randn(8, 6), torch.randn(8)
+
+    def terms(*, column: bool, twice: bool, detached: bool) -> dict[str, Tensor]:
+        logits, values = model.actor(model.trunk(x)), model.critic(model.trunk(x))
+        values = values if column else values.squeeze(-1)
+        policy = Categorical(logits=logits.softmax(-1) if twice else logits)
+        log_prob = policy.log_prob(torch.zeros(8, dtype=torch.long))
+        baseline = values.reshape(-1)
+        advantages = returns - (baseline.detach() if detached else baseline)
+        return {
+            "policy": -(log_prob * advantages).mean(),
+            "value": (values - returns).pow(2).mean(),
+        }
+
+    graph = {"shapes-broadcast", "double-softmax", "leak-between-terms"}
+    well = {"column": False, "twice": False, "detached": True}
+    for change, id in (
+        ({}, None),
+        ({"column": True}, "shapes-broadcast"),
+        ({"twice": True}, "double-softmax"),
+        ({"detached": False}, "leak-between-terms"),
+    ):
+        result = audit(partial(terms, **{**well, **change}), model, adam(model))
+        states = {check.id: check.state for check in result.checks if check.id in graph}
+        assert states == {each: "failed" if each == id else "ok" for each in graph}
+        assert all(check.fix for check in result.failed)
 
 
 def test_the_result_is_json_and_lands_in_a_run(model: ActorCritic, tmp_path: Any) -> None:
@@ -468,7 +543,9 @@ class Restless(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.body = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Dropout(0.3), nn.Linear(16, ACTIONS))
+        self.body = nn.Sequential(
+            nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Dropout(0.3), nn.Linear(16, ACTIONS)
+        )
         self.register_buffer("seen", torch.zeros(()))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -486,9 +563,14 @@ def trained(*, audited: bool) -> dict[str, Any]:
     batch = batch_of()
 
     def terms() -> dict[str, Tensor]:
-        policy = torch.distributions.Categorical(logits=model(batch["x"] + 0.1 * torch.randn(ROWS, 6)))
+        policy = torch.distributions.Categorical(
+            logits=model(batch["x"] + 0.1 * torch.randn(ROWS, 6))
+        )
         return {
-            "policy": -(policy.log_prob(batch["actions"]) * batch["advantages"]).mean() * float(np.random.random()),
+            "policy": (
+                -(policy.log_prob(batch["actions"]) * batch["advantages"]).mean()
+                * float(np.random.random())
+            ),
             "entropy": -0.01 * policy.entropy().mean() * random.random(),
         }
 
@@ -538,10 +620,23 @@ def trained(*, audited: bool) -> dict[str, Any]:
         else:
             update()
     grads = {f"{name}.grad": p.grad for name, p in model.named_parameters()}
-    streams = {"torch": torch.get_rng_state(), "numpy": np.random.random(), "python": random.random()}
+    streams = {
+        "torch": torch.get_rng_state(),
+        "numpy": np.random.random(),
+        "python": random.random(),
+    }
     modes = {f"{name}.training": part.training for name, part in model.named_modules()}
-    moments = {f"{i}.{k}": v for i, s in optimizer.state_dict()["state"].items() for k, v in s.items()}
-    return {**model.state_dict(), **grads, **streams, **modes, **moments, "scale": scaler.get_scale()}
+    moments = {
+        f"{i}.{k}": v for i, s in optimizer.state_dict()["state"].items() for k, v in s.items()
+    }
+    return {
+        **model.state_dict(),
+        **grads,
+        **streams,
+        **modes,
+        **moments,
+        "scale": scaler.get_scale(),
+    }
 
 
 def test_training_after_an_audit_is_the_same_bits_as_without() -> None:
@@ -557,6 +652,10 @@ def test_the_guard_fails_when_nothing_is_held_still(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("gradiometer.probes.audit.held_still", lambda model: nullcontext())
     disturbed = trained(audited=True)
     assert not all(
-        torch.equal(value, disturbed[name]) if isinstance(value, Tensor) else value == disturbed[name]
+        (
+            torch.equal(value, disturbed[name])
+            if isinstance(value, Tensor)
+            else value == disturbed[name]
+        )
         for name, value in bare.items()
     )

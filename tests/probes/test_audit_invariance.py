@@ -23,11 +23,18 @@ def model_of(seed: int = 0) -> nn.Linear:
 
 def batch_of(rows: int, seed: int = 1) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return {"x": torch.randn(rows, 3, generator=generator), "y": torch.randn(rows, 1, generator=generator)}
+    return {
+        "x": torch.randn(rows, 3, generator=generator),
+        "y": torch.randn(rows, 1, generator=generator),
+    }
 
 
-def looked(loss_of: Any, batch: dict[str, Tensor] | None, model: nn.Module, pad: Any = None) -> dict[str, Check]:
-    return {check.name: check for check in invariance(loss_of, batch, pad, list(model.parameters()))}
+def looked(
+    loss_of: Any, batch: dict[str, Tensor] | None, model: nn.Module, pad: Any = None
+) -> dict[str, Check]:
+    return {
+        check.name: check for check in invariance(loss_of, batch, pad, list(model.parameters()))
+    }
 
 
 def mean_loss(model: nn.Module) -> Callable[[dict[str, Tensor]], Tensor]:
@@ -37,12 +44,21 @@ def mean_loss(model: nn.Module) -> Callable[[dict[str, Tensor]], Tensor]:
 @pytest.mark.parametrize(
     ("rows", "divided", "ratio"),
     [(4, 2, 0.25), (2, 2, 0.5), (4, 0, 4.0), (4, 1, None)],
-    ids=["divided twice, g/4 for G=4 (ms-swift)", "divided twice, x0.5 (TRL)", "never divided, x4 (TRL)", "healthy"],
+    ids=[
+        "divided twice, g/4 for G=4 (ms-swift)",
+        "divided twice, x0.5 (TRL)",
+        "never divided, x4 (TRL)",
+        "healthy",
+    ],
 )
-def test_a_loss_divided_twice_or_never_prints_its_ratio(rows: int, divided: int, ratio: float | None) -> None:
+def test_a_loss_divided_twice_or_never_prints_its_ratio(
+    rows: int, divided: int, ratio: float | None
+) -> None:
     model = model_of()
     loss = mean_loss(model)
-    check = looked(lambda some, parts: loss(some) / parts**divided, batch_of(rows), model)["micro-batches"]
+    check = looked(lambda some, parts: loss(some) / parts**divided, batch_of(rows), model)[
+        "micro-batches"
+    ]
     if ratio is None:
         assert check.state == "ok"
         return
@@ -55,7 +71,10 @@ def test_a_loss_divided_twice_or_never_prints_its_ratio(rows: int, divided: int,
 def per_token(normalised: str) -> tuple[nn.Module, dict[str, Tensor], Callable[..., Tensor]]:
     """A slope times token values: one row with one token of 6, one with three that add up to 10."""
     model = nn.Linear(1, 1, bias=False)
-    batch = {"values": torch.tensor([[6.0, 0.0, 0.0], [3.0, 3.0, 4.0]]), "mask": torch.tensor([[1.0, 0, 0], [1, 1, 1]])}
+    batch = {
+        "values": torch.tensor([[6.0, 0.0, 0.0], [3.0, 3.0, 4.0]]),
+        "mask": torch.tensor([[1.0, 0, 0], [1, 1, 1]]),
+    }
 
     def loss_of(rows: dict[str, Tensor], parts: int) -> Tensor:
         tokens = model.weight.squeeze() * rows["values"] * rows["mask"]
@@ -84,8 +103,12 @@ def test_a_loss_that_is_not_told_the_parts_may_be_a_mean_or_a_sum_but_not_a_mean
     mean = looked(lambda rows: loss(rows), batch_of(6), model)["micro-batches"]
     assert mean.state == "ok"
     assert "when averaged" in mean.message
-    assert "5 + 1 rows" in mean.message  # a short last piece would weigh too much: a word, no failure
-    summed = looked(lambda rows: (model(rows["x"]) - rows["y"]).square().sum() / 6, batch_of(6), model)["micro-batches"]
+    assert (
+        "5 + 1 rows" in mean.message
+    )  # a short last piece would weigh too much: a word, no failure
+    summed = looked(
+        lambda rows: (model(rows["x"]) - rows["y"]).square().sum() / 6, batch_of(6), model
+    )["micro-batches"]
     assert summed.state == "ok"
     assert "when added up" in summed.message
     assert "unequal" not in summed.message
@@ -99,7 +122,9 @@ def test_advantages_normalised_inside_a_micro_batch_are_another_gradient() -> No
 
     def loss_of(rows: dict[str, Tensor], parts: int) -> Tensor:
         advantages = rows["y"] - rows["y"].mean()
-        return -(model(rows["x"]) * advantages / (rows["y"].std(correction=0) + 1e-8)).mean() / parts
+        return (
+            -(model(rows["x"]) * advantages / (rows["y"].std(correction=0) + 1e-8)).mean() / parts
+        )
 
     check = looked(loss_of, batch_of(8), model)["micro-batches"]
     assert (check.state, check.severity) == ("failed", "critical")
@@ -113,7 +138,9 @@ def test_advantages_normalised_inside_a_micro_batch_are_another_gradient() -> No
 
 def test_order_matters_only_where_neighbours_are_used() -> None:
     model = model_of()
-    shifted = looked(lambda rows: (model(rows["x"]) * rows["y"].roll(1, 0)).cumsum(0).mean(), batch_of(6), model)
+    shifted = looked(
+        lambda rows: (model(rows["x"]) * rows["y"].roll(1, 0)).cumsum(0).mean(), batch_of(6), model
+    )
     assert shifted["order of the rows"].state == "failed"
     assert looked(mean_loss(model), batch_of(6), model)["order of the rows"].state == "ok"
 
@@ -154,9 +181,13 @@ def test_without_inputs_it_says_what_to_pass() -> None:
         looked(mean_loss(model), {"x": torch.ones(2, 3), "y": torch.ones(3, 1)}, model)
 
 
-def test_dropout_and_batch_norm_are_no_reason_to_fail_and_half_precision_has_its_tolerance() -> None:
+def test_dropout_and_batch_norm_are_no_reason_to_fail_and_half_precision_has_its_tolerance() -> (
+    None
+):
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.5), nn.Linear(64, 1))
+    model = nn.Sequential(
+        nn.Linear(3, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.5), nn.Linear(64, 1)
+    )
     batch = batch_of(40)
 
     def loss_of(rows: dict[str, Tensor]) -> Tensor:

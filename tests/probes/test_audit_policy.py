@@ -24,7 +24,9 @@ def network(seed: int = 0, gain: float = 3.0) -> tuple[nn.Linear, Tensor]:
     return model, torch.randn(ROWS, 4)
 
 
-def sampler(model: nn.Module, x: Tensor, *, temperature: float = 1.0, told: float | None = None) -> Any:
+def sampler(
+    model: nn.Module, x: Tensor, *, temperature: float = 1.0, told: float | None = None
+) -> Any:
     """Samples at one temperature; its log-prob is that of `told`, if that is another."""
 
     def sample() -> tuple[Tensor, Tensor]:
@@ -37,7 +39,9 @@ def sampler(model: nn.Module, x: Tensor, *, temperature: float = 1.0, told: floa
 
 
 def score(policy: Any, model: nn.Module, samples: int = 64) -> Any:
-    return score_is_zero_mean(policy, list(model.parameters()), samples=samples, memory_limit=MEMORY)
+    return score_is_zero_mean(
+        policy, list(model.parameters()), samples=samples, memory_limit=MEMORY
+    )
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
@@ -64,6 +68,7 @@ def test_the_bias_is_that_of_the_exact_expectation_and_the_power_is_stated() -> 
     assert f"{fine.numbers['detectable_share']:.0%}" in fine.message
 
 
+@pytest.mark.slow
 def test_a_bias_of_the_stated_size_is_found_nine_times_in_ten() -> None:
     """Planted: gaussian scores around a mean of exactly the size that is called detectable."""
     model = nn.Linear(12, 1, bias=False)
@@ -71,7 +76,9 @@ def test_a_bias_of_the_stated_size_is_found_nine_times_in_ten() -> None:
     direction[0] = 1.0
 
     def policy(size: float) -> Any:
-        return SimpleNamespace(sample=lambda: (torch.rand(3), model(torch.randn(12) + size * direction) - 100))
+        return SimpleNamespace(
+            sample=lambda: (torch.rand(3), model(torch.randn(12) + size * direction) - 100)
+        )
 
     torch.manual_seed(0)
     stated = score(policy(0.0), model).numbers["detectable"]
@@ -113,7 +120,8 @@ def test_an_argmax_is_no_sample() -> None:
 
 
 def test_a_squashed_gaussian_needs_its_correction() -> None:
-    """tanh(u): the density of the action, not that of u, and the gradient is of the parameters alone."""
+    """tanh(u): the density of the action, not that of u, and the gradient is of the parameters
+    alone."""
     torch.manual_seed(0)
     model, x = nn.Linear(4, 2), torch.randn(ROWS, 4)
 
@@ -121,7 +129,9 @@ def test_a_squashed_gaussian_needs_its_correction() -> None:
         def sample() -> tuple[Tensor, Tensor]:
             mean, log_std = model(x).chunk(2, -1)
             drawn = torch.distributions.Normal(mean, log_std.exp()).sample()
-            return drawn.tanh(), torch.distributions.Normal(mean, wrong_std * log_std.exp()).log_prob(drawn)
+            return drawn.tanh(), torch.distributions.Normal(
+                mean, wrong_std * log_std.exp()
+            ).log_prob(drawn)
 
         return SimpleNamespace(sample=sample)
 
@@ -167,7 +177,9 @@ def test_a_log_prob_without_a_gradient_is_no_verdict() -> None:
 
 def choosing(select: Any, logits: Tensor | None = None) -> Any:
     return actions_follow(
-        SimpleNamespace(logits=lambda: torch.randn(ROWS, ACTIONS) if logits is None else logits, select=select)
+        SimpleNamespace(
+            logits=lambda: torch.randn(ROWS, ACTIONS) if logits is None else logits, select=select
+        )
     )
 
 
@@ -182,7 +194,9 @@ def categorical(logits: Tensor) -> Tensor:
         lambda logits: logits.argmax(-1),
         lambda logits: torch.multinomial(logits.softmax(-1), 3),
         lambda logits: torch.zeros_like(logits).scatter(-1, logits.topk(2).indices, 1.0),
-        lambda logits: torch.where(torch.rand(ROWS) < 0.3, torch.randint(0, ACTIONS, (ROWS,)), logits.argmax(-1)),
+        lambda logits: torch.where(
+            torch.rand(ROWS) < 0.3, torch.randint(0, ACTIONS, (ROWS,)), logits.argmax(-1)
+        ),
     ],
     ids=["sample", "argmax", "three of six", "a mask", "epsilon greedy"],
 )

@@ -13,6 +13,8 @@ import pytest
 
 from gradiometer.doctor.rule import rules
 from gradiometer.errors import UnknownName, UsageError
+from gradiometer.maths.means import student
+from gradiometer.maths.variance import signal_share
 from gradiometer.probes.confirm import (
     EXPERIMENTS,
     REPLICATES,
@@ -20,16 +22,17 @@ from gradiometer.probes.confirm import (
     Experiment,
     Probe,
     confirmed,
+    load_probe,
     seeds_of,
     worth_confirming,
 )
-from gradiometer.probes.confirmload import load_probe
-from gradiometer.probes.confirmstats import signal_of, student
 from gradiometer.records import Evidence, Finding
 
 
 def finding(id: str, **more: Any) -> Finding:
-    return Finding(id=id, title="", severity="critical", basis="proved", confirm="Print it.", **more)
+    return Finding(
+        id=id, title="", severity="critical", basis="proved", confirm="Print it.", **more
+    )
 
 
 def confirm(id: str, probe: Probe | None, *, seed: int = 7, **more: Any) -> Confirmation:
@@ -58,7 +61,10 @@ def test_a_term_that_changes_no_bit_is_dead() -> None:
 
     def probe(experiment: Experiment) -> dict[str, float]:
         asked.append(experiment)
-        return {"reward": 0.1 + experiment.seed, "loss": 1.0 if experiment.kind == "baseline" else 0.7}
+        return {
+            "reward": 0.1 + experiment.seed,
+            "loss": 1.0 if experiment.kind == "baseline" else 0.7,
+        }
 
     found = confirm("dead-term", probe, **ENTROPY)
     assert found.outcome == "supported"
@@ -73,7 +79,9 @@ def test_a_term_that_changes_no_bit_is_dead() -> None:
 
 def test_a_term_that_changes_the_last_bit_is_not() -> None:
     def probe(experiment: Experiment) -> dict[str, float]:
-        return {"grad_norm": 1.0 if experiment.kind == "baseline" else float(np.nextafter(1.0, 2.0))}
+        return {
+            "grad_norm": 1.0 if experiment.kind == "baseline" else float(np.nextafter(1.0, 2.0))
+        }
 
     found = confirm("dead-term", probe, **ENTROPY)
     assert found.outcome == "refuted"
@@ -88,7 +96,9 @@ def test_a_probe_that_does_not_repeat_itself_proves_nothing() -> None:
 
 
 def test_a_loss_that_holds_the_term_itself_proves_nothing() -> None:
-    found = confirm("dead-term", lambda experiment: 1.0 if experiment.kind == "baseline" else 0.7, **ENTROPY)
+    found = confirm(
+        "dead-term", lambda experiment: 1.0 if experiment.kind == "baseline" else 0.7, **ENTROPY
+    )
     assert found.outcome == "inconclusive"
     assert "weights or gradient norms" in found.seen
 
@@ -111,7 +121,11 @@ def test_the_term_is_the_one_the_evidence_names(series: str, title: str, term: s
         return 1.0
 
     told = Finding(
-        id="dead-term", title=title, severity="warn", basis="proved", evidence=(Evidence(series=series, reading=""),)
+        id="dead-term",
+        title=title,
+        severity="warn",
+        basis="proved",
+        evidence=(Evidence(series=series, reading=""),),
     )
     list(confirmed([told], probe))
     assert seen[0] == term
@@ -120,9 +134,13 @@ def test_the_term_is_the_one_the_evidence_names(series: str, title: str, term: s
 # -- better or worse
 
 
-@pytest.mark.parametrize(("gain", "outcome"), [(10.0, "supported"), (-10.0, "refuted"), (0.0, "inconclusive")])
+@pytest.mark.parametrize(
+    ("gain", "outcome"), [(10.0, "supported"), (-10.0, "refuted"), (0.0, "inconclusive")]
+)
 @pytest.mark.parametrize(("name", "sign"), [("reward", 1), ("loss", -1)])
-def test_what_stands_in_the_way_is_better_left_out(name: str, sign: int, gain: float, outcome: str) -> None:
+def test_what_stands_in_the_way_is_better_left_out(
+    name: str, sign: int, gain: float, outcome: str
+) -> None:
     def probe(experiment: Experiment) -> dict[str, float]:
         return {name: sign * gain * (experiment.kind == "freeze") + noise(experiment)}
 
@@ -134,7 +152,9 @@ def test_what_stands_in_the_way_is_better_left_out(name: str, sign: int, gain: f
 
 def test_without_any_difference_one_in_twenty_is_called_one() -> None:
     outcomes = [
-        confirm("critic-dominates", lambda experiment: {"reward": noise(experiment)}, seed=seed).outcome
+        confirm(
+            "critic-dominates", lambda experiment: {"reward": noise(experiment)}, seed=seed
+        ).outcome
         for seed in range(400)
     ]
     assert 0.02 <= np.mean([outcome != "inconclusive" for outcome in outcomes]) <= 0.09
@@ -153,7 +173,9 @@ def test_a_training_that_is_not_finite_is_left_out_of_the_comparison() -> None:
     assert "not finite" in found.seen
 
 
-@pytest.mark.parametrize(("fall", "outcome"), [(1.0, "supported"), (-1.0, "refuted"), (0.0, "inconclusive")])
+@pytest.mark.parametrize(
+    ("fall", "outcome"), [(1.0, "supported"), (-1.0, "refuted"), (0.0, "inconclusive")]
+)
 def test_entropy_that_a_bonus_holds_up_falls_without_it(fall: float, outcome: str) -> None:
     def probe(experiment: Experiment) -> dict[str, float]:
         assert experiment.term in (None, "entropy")
@@ -162,8 +184,12 @@ def test_entropy_that_a_bonus_holds_up_falls_without_it(fall: float, outcome: st
     assert confirm("entropy-never-falls", probe).outcome == outcome
 
 
-@pytest.mark.parametrize(("left", "outcome"), [(1e-9, "supported"), (0.0, "supported"), (1e-2, "refuted")])
-def test_a_router_that_only_the_balance_loss_trains_is_left_without_a_gradient(left: float, outcome: str) -> None:
+@pytest.mark.parametrize(
+    ("left", "outcome"), [(1e-9, "supported"), (0.0, "supported"), (1e-2, "refuted")]
+)
+def test_a_router_that_only_the_balance_loss_trains_is_left_without_a_gradient(
+    left: float, outcome: str
+) -> None:
     def probe(experiment: Experiment) -> dict[str, float]:
         router = 0.1 if experiment.kind == "baseline" else left
         return {"grad/router/norm/raw": router, "grad/all/norm/raw": 1.0}
@@ -181,7 +207,8 @@ def gradient(experiment: Experiment, signal: float, size: int = 200) -> dict[str
 
 
 @pytest.mark.parametrize(
-    ("snr", "outcome"), [(0.0, "supported"), (0.01, "supported"), (0.1, "inconclusive"), (0.5, "refuted")]
+    ("snr", "outcome"),
+    [(0.0, "supported"), (0.01, "supported"), (0.1, "inconclusive"), (0.5, "refuted")],
 )
 def test_gradients_with_nothing_in_common_are_noise(snr: float, outcome: str) -> None:
     found = confirm("noise-dominated", lambda experiment: gradient(experiment, snr))
@@ -189,13 +216,17 @@ def test_gradients_with_nothing_in_common_are_noise(snr: float, outcome: str) ->
     assert len(found.seeds) == REPLICATES
 
 
+@pytest.mark.slow
 def test_the_interval_of_the_signal_covers_the_truth() -> None:
     for snr in (0.0, 0.2, 2.0):
         truth, covered = snr / (1 + snr), 0
         for seed in range(200):
             seeds = range(1000 * seed, 1000 * seed + REPLICATES)
-            vectors = [list(gradient(Experiment(kind="replicate", seed=each), snr).values()) for each in seeds]
-            share = signal_of(vectors).share
+            vectors = [
+                list(gradient(Experiment(kind="replicate", seed=each), snr).values())
+                for each in seeds
+            ]
+            share = signal_share(vectors).share
             assert share.low is not None
             assert share.high is not None
             covered += share.low <= truth <= share.high
@@ -221,7 +252,9 @@ def along(experiment: Experiment, best: float) -> dict[str, float]:
     return {"loss": (experiment.scale - best) ** 2 + noise(experiment, 0.01)}
 
 
-@pytest.mark.parametrize(("best", "outcome"), [(0.2, "supported"), (0.55, "supported"), (1.0, "refuted")])
+@pytest.mark.parametrize(
+    ("best", "outcome"), [(0.2, "supported"), (0.55, "supported"), (1.0, "refuted")]
+)
 def test_a_step_is_too_large_when_a_shorter_one_does_better(best: float, outcome: str) -> None:
     found = confirm("step-too-large", lambda experiment: along(experiment, best))
     assert found.outcome == outcome, found.seen
@@ -240,7 +273,9 @@ def test_a_step_that_leaves_no_finite_loss_is_too_large() -> None:
     assert confirm("step-too-large", probe).outcome == "supported"
 
 
-@pytest.mark.parametrize(("best", "outcome"), [(-1.0, "supported"), (0.2, "refuted"), (1.0, "refuted")])
+@pytest.mark.parametrize(
+    ("best", "outcome"), [(-1.0, "supported"), (0.2, "refuted"), (1.0, "refuted")]
+)
 def test_a_step_that_is_wrong_at_every_length_goes_the_wrong_way(best: float, outcome: str) -> None:
     found = confirm("update-opposes-reward", lambda experiment: along(experiment, best))
     assert found.outcome == outcome, found.seen
@@ -267,8 +302,10 @@ def test_without_a_probe_and_with_one_that_cannot_it_says_so() -> None:
 
 
 def test_only_the_first_findings_that_ask_for_action_are_confirmed() -> None:
-    some = [Finding(id=id, title="", severity=how, basis="proved") for id, how in
-            (("a", "info"), ("b", "critical"), ("c", "warn"), ("d", "warn"))]  # type: ignore[arg-type]  # fmt: skip
+    some = [
+        Finding(id=id, title="", severity=how, basis="proved")
+        for id, how in (("a", "info"), ("b", "critical"), ("c", "warn"), ("d", "warn"))
+    ]  # type: ignore[arg-type]
     assert [each.id for each in worth_confirming(some)] == ["b", "c"]
 
 
@@ -280,7 +317,11 @@ def test_seeds_begin_with_the_runs_own_and_do_not_meet_those_of_its_neighbour() 
 
 def test_progress_is_told() -> None:
     told: list[tuple[str, int, int]] = []
-    list(confirmed([finding("dead-term")], lambda experiment: 1.0, progress=lambda *now: told.append(now)))
+    list(
+        confirmed(
+            [finding("dead-term")], lambda experiment: 1.0, progress=lambda *now: told.append(now)
+        )
+    )
     assert told == [("dead-term", 1, 3), ("dead-term", 2, 3), ("dead-term", 3, 3)]
 
 
@@ -361,7 +402,7 @@ def test_what_a_probe_raises_is_told_with_its_place(probes: str) -> None:
 
 
 def test_experiments_need_no_torch() -> None:
-    code = "import sys, gradiometer.probes.confirm, gradiometer.probes.confirmload; print('torch' in sys.modules)"
+    code = "import sys, gradiometer.probes.confirm; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

@@ -1,4 +1,5 @@
-"""Did the step help: against brute force, with known answers, and without a trace in the training."""
+"""Did the step help: against brute force, with known answers, and without a trace in the
+training."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ UNITS = 40
 
 
 class Net(nn.Module):
-    """A bit of everything that a probe could leave changed: dropout, batch norm, a rebound buffer."""
+    """A bit of everything that a probe could leave changed: dropout, batch norm, a rebound
+    buffer."""
 
     def __init__(self, *, noisy: bool = False) -> None:
         super().__init__()
@@ -37,7 +39,9 @@ class Net(nn.Module):
         return self.last(self.drop(torch.tanh(self.norm(self.first(x))))).squeeze(-1)
 
 
-def make(seed: int = 0, *, noisy: bool = False, dtype: torch.dtype = torch.float32) -> tuple[Net, Callable[[], Tensor]]:
+def make(
+    seed: int = 0, *, noisy: bool = False, dtype: torch.dtype = torch.float32
+) -> tuple[Net, Callable[[], Tensor]]:
     torch.manual_seed(seed)
     net = Net(noisy=noisy).to(dtype)
     x = torch.randn(UNITS, 6, dtype=dtype)
@@ -57,12 +61,16 @@ def slopes_of(net: nn.Module, losses: Tensor, moved: list[Tensor]) -> list[float
     found = []
     for loss in losses:
         grads = torch.autograd.grad(loss, trained, retain_graph=True, allow_unused=True)
-        found.append(sum(float((g * d).sum()) for g, d in zip(grads, moved, strict=True) if g is not None))
+        found.append(
+            sum(float((g * d).sum()) for g, d in zip(grads, moved, strict=True) if g is not None)
+        )
     return found
 
 
 @pytest.mark.parametrize("one_by_one", [False, True])
-def test_slopes_and_changes_are_those_of_brute_force(one_by_one: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slopes_and_changes_are_those_of_brute_force(
+    one_by_one: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if one_by_one:
         monkeypatch.setattr(module, "_twice", lambda *_, **__: None)
         monkeypatch.setattr(module, "MOST_PASSES", UNITS)
@@ -71,18 +79,26 @@ def test_slopes_and_changes_are_those_of_brute_force(one_by_one: bool, monkeypat
     optimizer = step_of(net, loss_of().mean(), lr=0.05)
     with helped(net, loss_of) as check:
         optimizer.step()
-    moved = [p.detach() - q.detach() for p, q in zip(net.parameters(), before.parameters(), strict=True)]
+    moved = [
+        p.detach() - q.detach() for p, q in zip(net.parameters(), before.parameters(), strict=True)
+    ]
     after = loss_of().detach()
     with torch.no_grad():
         for p, d in zip(net.parameters(), moved, strict=True):
             p -= d
     slopes = slopes_of(net, loss_of(), moved)
     assert check.predicted.mean == pytest.approx(np.mean(slopes), rel=1e-9)
-    width = 2.0226909 * np.std(slopes, ddof=1) / np.sqrt(UNITS)  # Student's quantile at 39 degrees of freedom
+    width = (
+        2.0226909 * np.std(slopes, ddof=1) / np.sqrt(UNITS)
+    )  # Student's quantile at 39 degrees of freedom
     assert check.predicted.high == pytest.approx(np.mean(slopes) + width, rel=1e-6)
-    assert check.realised.mean == pytest.approx(float((after - loss_of().detach()).mean()), rel=1e-6)
+    assert check.realised.mean == pytest.approx(
+        float((after - loss_of().detach()).mean()), rel=1e-6
+    )
     assert check.ratio == pytest.approx(check.realised.mean / check.predicted.mean)
-    assert check.result.step_norm == pytest.approx(float(torch.cat([d.flatten() for d in moved]).norm()), rel=1e-9)
+    assert check.result.step_norm == pytest.approx(
+        float(torch.cat([d.flatten() for d in moved]).norm()), rel=1e-9
+    )
 
 
 def test_a_right_sign_helps_and_a_wrong_one_hurts() -> None:
@@ -105,12 +121,19 @@ def test_the_sign_of_a_policy_gradient_is_seen_where_norms_are_the_same() -> Non
         policy = nn.Linear(4, 3)
         optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2)
 
-        def episodes(count: int, policy: nn.Module = policy) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        def episodes(
+            count: int, policy: nn.Module = policy
+        ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
             states = torch.randn(count, 4)
             log_policy = policy(states).log_softmax(-1).detach()
             actions = torch.multinomial(log_policy.exp(), 1)
             rewards = (actions.squeeze(-1) == states[:, :3].argmax(-1)).float()
-            return states, actions, log_policy.gather(-1, actions).squeeze(-1), rewards - rewards.mean()
+            return (
+                states,
+                actions,
+                log_policy.gather(-1, actions).squeeze(-1),
+                rewards - rewards.mean(),
+            )
 
         def surrogate(batch: tuple[Tensor, ...], policy: nn.Module = policy) -> Tensor:
             states, actions, old, advantages = batch
@@ -119,7 +142,9 @@ def test_the_sign_of_a_policy_gradient_is_seen_where_norms_are_the_same() -> Non
 
         held_out = episodes(400)
         (sign * surrogate(episodes(400)).mean()).backward()
-        with helped(policy, lambda held_out=held_out, surrogate=surrogate: surrogate(held_out)) as check:
+        with helped(
+            policy, lambda held_out=held_out, surrogate=surrogate: surrogate(held_out)
+        ) as check:
             optimizer.step()
         verdicts.append(check.verdict)
     assert verdicts == ["helps", "hurts"]
@@ -140,10 +165,12 @@ def test_too_large_a_step_is_told_from_a_wrong_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("length", "ratio", "words"), [(1.0, 0.5, ""), (1.8, 0.1, "a shorter one"), (2.5, -0.25, "too large")]
+    ("length", "ratio", "words"),
+    [(1.0, 0.5, ""), (1.8, 0.1, "a shorter one"), (2.5, -0.25, "too large")],
 )
 def test_on_a_parabola_the_ratio_tells_the_length(length: float, ratio: float, words: str) -> None:
-    """L = (w − c)²/2 with c near 1 from w = 0: the best step is 1, and a step of a gains a(1 − a/2) of the slope."""
+    """L = (w − c)²/2 with c near 1 from w = 0: the best step is 1, and a step of a gains a(1 − a/2)
+    of the slope."""
     model = nn.Linear(1, 1, bias=False)
     model.weight.data.zero_()
     targets = 1.0 + 0.01 * torch.linspace(-1, 1, 20)
@@ -155,7 +182,8 @@ def test_on_a_parabola_the_ratio_tells_the_length(length: float, ratio: float, w
 
 
 def test_a_direction_without_a_slope_is_decided_in_one_of_twenty_cases() -> None:
-    """At the truth the expected gradient is zero, so any direction has only the slope that chance gave these units."""
+    """At the truth the expected gradient is zero, so any direction has only the slope that chance
+    gave these units."""
     decided, covered = 0, 0
     for seed in range(200):
         generator = torch.Generator().manual_seed(seed)
@@ -165,7 +193,9 @@ def test_a_direction_without_a_slope_is_decided_in_one_of_twenty_cases() -> None
         x = torch.randn(30, 5, generator=generator)
         y = (x @ truth.T).squeeze(-1) + torch.randn(30, generator=generator)
         direction = 1e-3 * torch.randn(1, 5, generator=generator)
-        with helped(model, lambda model=model, x=x, y=y: (model(x).squeeze(-1) - y).square()) as check:
+        with helped(
+            model, lambda model=model, x=x, y=y: (model(x).squeeze(-1) - y).square()
+        ) as check:
             model.weight.data += direction
         decided += check.verdict != "undecided"
         covered += check.predicted.sign == 0
@@ -181,7 +211,10 @@ def test_units_with_several_losses_count_once() -> None:
         with pytest.MonkeyPatch.context() as patch:
             if one_by_one:
                 patch.setattr(module, "_twice", lambda *_, **__: None)
-            with helped(net, loss_of, units=units) as check, helped(net, lambda: loss_of().view(-1, 4).mean(1)) as same:
+            with (
+                helped(net, loss_of, units=units) as check,
+                helped(net, lambda: loss_of().view(-1, 4).mean(1)) as same,
+            ):
                 optimizer.step()
         assert check.realised.count == 10
         assert check.predicted.low == pytest.approx(same.predicted.low, rel=1e-9)
@@ -191,7 +224,10 @@ def test_units_with_several_losses_count_once() -> None:
 def test_frozen_parameters_and_several_groups() -> None:
     net, loss_of = make()
     net.first.requires_grad_(False)
-    groups = [{"params": net.norm.parameters(), "lr": 0.02}, {"params": net.last.parameters(), "lr": 0.005}]
+    groups = [
+        {"params": net.norm.parameters(), "lr": 0.02},
+        {"params": net.last.parameters(), "lr": 0.005},
+    ]
     optimizer = torch.optim.Adam(groups)
     loss_of().mean().backward()
     with helped(net, loss_of) as check:
@@ -223,7 +259,10 @@ def test_half_precision_agrees_with_single(dtype: torch.dtype) -> None:
     for net, of in ((exact, torch.float32), (half, dtype)):
         net.eval()
         delta = [torch.linspace(-1, 1, p.numel()).view_as(p) / 64 for p in net.parameters()]
-        with helped(net, lambda net=net, of=of: (net(x.to(of)) - y.to(of)).square()) as check, torch.no_grad():
+        with (
+            helped(net, lambda net=net, of=of: (net(x.to(of)) - y.to(of)).square()) as check,
+            torch.no_grad(),
+        ):
             for p, d in zip(net.parameters(), delta, strict=True):
                 p.add_(d.to(p.dtype))
         found.append(check)
@@ -232,7 +271,9 @@ def test_half_precision_agrees_with_single(dtype: torch.dtype) -> None:
     assert found[1].predicted.count == UNITS
 
 
-def test_a_kernel_that_cannot_be_differentiated_twice_is_walked_unit_by_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_that_cannot_be_differentiated_twice_is_walked_unit_by_unit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Once(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -264,16 +305,24 @@ def test_a_kernel_that_cannot_be_differentiated_twice_is_walked_unit_by_unit(mon
         assert check.predicted.mean == pytest.approx(np.mean(slopes), rel=1e-9)
 
 
-def test_attention_takes_two_passes_and_gives_what_brute_force_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_takes_two_passes_and_gives_what_brute_force_gives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     torch.manual_seed(0)
     layer = nn.Linear(8, 24)
     x = torch.randn(10, 5, 8)
 
     def loss_of() -> Tensor:
         q, k, v = layer(x).unsqueeze(1).chunk(3, -1)
-        return nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).square().mean((1, 2, 3))
+        return (
+            nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            .square()
+            .mean((1, 2, 3))
+        )
 
-    monkeypatch.setattr(module, "_one_by_one", lambda *_: pytest.fail("the short way was not taken"))
+    monkeypatch.setattr(
+        module, "_one_by_one", lambda *_: pytest.fail("the short way was not taken")
+    )
     moved = [1e-3 * torch.randn_like(p) for p in layer.parameters()]
     slopes = slopes_of_now(layer, loss_of, moved)
     with helped(layer, loss_of) as check, torch.no_grad():
@@ -283,7 +332,9 @@ def test_attention_takes_two_passes_and_gives_what_brute_force_gives(monkeypatch
     assert check.ratio is None or check.ratio == pytest.approx(1.0, abs=0.1)
 
 
-def slopes_of_now(net: nn.Module, loss_of: Callable[[], Tensor], moved: list[Tensor]) -> list[float]:
+def slopes_of_now(
+    net: nn.Module, loss_of: Callable[[], Tensor], moved: list[Tensor]
+) -> list[float]:
     with torch.enable_grad():
         return slopes_of(net, loss_of(), moved)
 
@@ -391,7 +442,10 @@ def test_what_is_wrong_with_the_held_out_loss_is_said() -> None:
             net.last.weight.data += 0.01
     with pytest.raises(UsageError, match="takes a function"):
         helped(net, loss_of())  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="3 entries for 40 losses"), helped(net, loss_of, units=[0, 1, 2]):
+    with (
+        pytest.raises(UsageError, match="3 entries for 40 losses"),
+        helped(net, loss_of, units=[0, 1, 2]),
+    ):
         net.last.weight.data += 0.01
 
 

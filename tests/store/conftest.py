@@ -35,7 +35,13 @@ def written(folder: Path) -> Path:
     """A finished run of ten steps."""
     with Writer(folder, facts={"seed": 7}) as writer:
         for step in range(10):
-            writer.put(Row(step=step, wall_time=float(step), values={"loss": step / 2, "reward": float(-step)}))
+            writer.put(
+                Row(
+                    step=step,
+                    wall_time=float(step),
+                    values={"loss": step / 2, "reward": float(-step)},
+                )
+            )
     return folder
 
 
@@ -47,7 +53,11 @@ def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     def start(script: str, folder: Path) -> subprocess.Popen[str]:
         command = [sys.executable, "-c", PREAMBLE + textwrap.dedent(script), str(folder)]
         process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         processes.append(process)
         return process
@@ -59,7 +69,9 @@ def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
 
 @pytest.fixture
-def execute(start: Callable[..., subprocess.Popen[str]]) -> Callable[..., subprocess.CompletedProcess[str]]:
+def execute(
+    start: Callable[..., subprocess.Popen[str]],
+) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run a script against a run folder in a real process, to its end."""
 
     def execute(script: str, folder: Path) -> subprocess.CompletedProcess[str]:

@@ -68,15 +68,25 @@ def test_what_cannot_be_chosen_is_an_error_that_says_why() -> None:
         chosen(books, match="", names=["rewrd"])
     with pytest.raises(UsageError, match=r"match '\(' is not a regular expression \(missing \)"):
         chosen(books, match="(", names=[])
-    with pytest.raises(UsageError, match="no series of these runs matches 'zzz'; there are 1, such as reward"):
+    with pytest.raises(
+        UsageError, match="no series of these runs matches 'zzz'; there are 1, such as reward"
+    ):
         chosen(books, match="zzz", names=[])
 
 
 @pytest.mark.parametrize(
     ("name", "which"),
-    [("reward", "max"), ("val/success_rate", "max"), ("value_loss", "min"), ("policy_loss", ""), ("entropy", "")],
+    [
+        ("reward", "max"),
+        ("val/success_rate", "max"),
+        ("value_loss", "min"),
+        ("policy_loss", ""),
+        ("entropy", ""),
+    ],
 )
-def test_more_is_better_of_rewards_less_of_losses_and_neither_of_the_rest(name: str, which: str) -> None:
+def test_more_is_better_of_rewards_less_of_losses_and_neither_of_the_rest(
+    name: str, which: str
+) -> None:
     assert better(name) == which
 
 
@@ -97,7 +107,14 @@ def test_a_turned_sign_turns_everything(log: Callable[..., Log]) -> None:
     found = read(log([1.0, 5.0, 2.0]), Source(series="x", sign=-1))
     assert found is not None
     assert found.values.tolist() == [-1.0, -5.0, -2.0]
-    assert (found.last, found.tail, found.low, found.low_step, found.high, found.high_step) == (-2, -2, -5, 10, -1, 0)
+    assert (found.last, found.tail, found.low, found.low_step, found.high, found.high_step) == (
+        -2,
+        -2,
+        -5,
+        10,
+        -1,
+        0,
+    )
 
 
 def test_a_series_without_a_finite_value_has_no_best(log: Callable[..., Log]) -> None:
@@ -127,7 +144,9 @@ def test_a_very_long_series_is_averaged_but_its_numbers_are_exact(
     assert found.tail == pytest.approx(sign * values[-300:].mean(), abs=0.05)
 
 
-def test_a_series_a_little_long_is_read_whole(log: Callable[..., Log], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_series_a_little_long_is_read_whole(
+    log: Callable[..., Log], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(comparison, "EXACT", 100)
     values = np.random.default_rng(0).normal(size=3_000)
     found = read(log(values.tolist()), Source(series="x"))

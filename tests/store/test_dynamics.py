@@ -1,4 +1,5 @@
-"""The wide table of experts: the view in a run, files of the source's schema, and the way from one to the other."""
+"""The wide table of experts: the view in a run, files of the source's schema, and the way from one
+to the other."""
 
 from __future__ import annotations
 
@@ -28,16 +29,15 @@ from gradiometer.errors import (
 from gradiometer.metrics import CATALOGUE
 from gradiometer.records import Event, Row, Vector
 from gradiometer.store import database
-from gradiometer.store.batches import Batches
+from gradiometer.store.batches import Batches, prune
 from gradiometer.store.dynamics import MOST_COLUMNS, columns_of, experts_of, fitting, series_of
-from gradiometer.store.dynamics_db import read_dynamics_db
 from gradiometer.store.exporters import export_dynamics
+from gradiometer.store.formats.dynamics_db import read_dynamics_db
+from gradiometer.store.import_log import import_log
 from gradiometer.store.importers import identify, open_log
-from gradiometer.store.intake import import_log
-from gradiometer.store.lock import WriterLock
+from gradiometer.store.locks import WriterLock
 from gradiometer.store.logs import Log
 from gradiometer.store.reader import Run, load
-from gradiometer.store.upkeep import prune
 from gradiometer.store.writer import Writer
 
 # As the source gives them, word for word.
@@ -52,7 +52,9 @@ SHORT = """CREATE TABLE dynamics (
     step INTEGER PRIMARY KEY,
     expert_0_top_norm REAL, expert_0_bottom_norm REAL, expert_0_middle_norm REAL,
     expert_1_top_norm REAL, expert_1_bottom_norm REAL, expert_1_middle_norm REAL, expert_1_divergence REAL)"""
-WIDE = [line.split()[0] for line in FULL.partition("(")[2].rstrip(")").replace("\n", " ").split(",")]
+WIDE = [
+    line.split()[0] for line in FULL.partition("(")[2].rstrip(")").replace("\n", " ").split(",")
+]
 LONG = {
     "expert_0_top_norm": "grad/expert/0/top_norm",
     "expert_0_clean_norm": "grad/expert/0/norm",
@@ -85,7 +87,10 @@ def query(path: Path, statement: str) -> list[Any]:
 
 
 def view_columns(folder: Path) -> list[str]:
-    return [name for (name,) in query(folder / "run.db", "SELECT name FROM pragma_table_info('dynamics')")]
+    return [
+        name
+        for (name,) in query(folder / "run.db", "SELECT name FROM pragma_table_info('dynamics')")
+    ]
 
 
 def made(path: Path, schema: str, *rows: tuple[Any, ...], also: str = "") -> Path:
@@ -97,7 +102,10 @@ def made(path: Path, schema: str, *rows: tuple[Any, ...], also: str = "") -> Pat
 
 
 def all_series(run: Run | Log) -> dict[str, list[tuple[int, float]]]:
-    return {name: list(zip(*(part.tolist() for part in run.series(name)), strict=True)) for name in run.names()}
+    return {
+        name: list(zip(*(part.tolist() for part in run.series(name)), strict=True))
+        for name in run.names()
+    }
 
 
 # The mapping
@@ -115,17 +123,35 @@ def test_the_columns_are_the_sources_in_its_order() -> None:
 
 @pytest.mark.parametrize(
     "column",
-    ["step", "expert_1_clean_norm", "expert_0_perturbed_norm", "expert_0_divergence", "expert_01_top_norm",
-     "expert_-1_top_norm", "expert_1_top_rms", "expert_1_", "xexpert_1_top_norm", f"expert_{'9' * 5000}_top_norm"],
-)  # fmt: skip
+    [
+        "step",
+        "expert_1_clean_norm",
+        "expert_0_perturbed_norm",
+        "expert_0_divergence",
+        "expert_01_top_norm",
+        "expert_-1_top_norm",
+        "expert_1_top_rms",
+        "expert_1_",
+        "xexpert_1_top_norm",
+        f"expert_{'9' * 5000}_top_norm",
+    ],
+)
 def test_what_is_no_column_of_the_source_has_no_series(column: str) -> None:
     assert series_of(column) is None
 
 
 def test_series_outside_the_table_name_no_expert() -> None:
-    outside = ["grad/expert/3/top_rms", "grad/expert/3/routing_weight", "grad/layer.a/expert/3/top_norm", "loss",
-               "grad/expert/0/divergence", "grad/expert/math/top_norm", "grad/expert/03/top_norm",
-               f"grad/expert/{'9' * 5000}/norm", "grad/expert/'; DROP TABLE points; --/norm"]  # fmt: skip
+    outside = [
+        "grad/expert/3/top_rms",
+        "grad/expert/3/routing_weight",
+        "grad/layer.a/expert/3/top_norm",
+        "loss",
+        "grad/expert/0/divergence",
+        "grad/expert/math/top_norm",
+        "grad/expert/03/top_norm",
+        f"grad/expert/{'9' * 5000}/norm",
+        "grad/expert/'; DROP TABLE points; --/norm",
+    ]
     assert experts_of(outside) == set()
 
 
@@ -133,7 +159,10 @@ def test_series_outside_the_table_name_no_expert() -> None:
 
 
 def test_the_view_shows_the_series_under_the_sources_names(folder: Path) -> None:
-    rows = {step: measured((0, 1, 2), step) | {"loss": 1.0, "grad/layer.a/expert/0/norm": 9.0} for step in (0, 10, 20)}
+    rows = {
+        step: measured((0, 1, 2), step) | {"loss": 1.0, "grad/layer.a/expert/0/norm": 9.0}
+        for step in (0, 10, 20)
+    }
     keep(folder, rows)
     assert view_columns(folder) == WIDE
     found = query(folder / "run.db", "SELECT * FROM dynamics")
@@ -141,7 +170,12 @@ def test_the_view_shows_the_series_under_the_sources_names(folder: Path) -> None
 
 
 def test_a_run_without_experts_has_no_view(folder: Path) -> None:
-    values = {"loss": 1.0, "grad/all/norm/raw": 1.0, "grad/expert/0/routing_weight": 0.5, "router/all/grad": 1.0}
+    values = {
+        "loss": 1.0,
+        "grad/all/norm/raw": 1.0,
+        "grad/expert/0/routing_weight": 0.5,
+        "router/all/grad": 1.0,
+    }
     keep(folder, {0: values})
     assert query(folder / "run.db", "SELECT name FROM sqlite_master WHERE type = 'view'") == []
 
@@ -171,7 +205,9 @@ def test_experts_added_during_training_are_new_columns_and_null_before(folder: P
         writer.put(row(10, measured((0, 1, 12, 2))))
         writer.put(row(20, measured((0, 1))))
     assert view_columns(folder) == [*WIDE, *columns_of(12)]
-    found = query(folder / "run.db", "SELECT step, expert_1_divergence, expert_2_divergence FROM dynamics")
+    found = query(
+        folder / "run.db", "SELECT step, expert_1_divergence, expert_2_divergence FROM dynamics"
+    )
     values = measured((0, 1, 12, 2))
     at = values["grad/expert/1/divergence"]
     assert found == [(0, at, None), (10, at, values["grad/expert/2/divergence"]), (20, at, None)]
@@ -187,7 +223,9 @@ def test_a_reader_that_is_open_when_experts_come_sees_them_at_once(folder: Path)
             db.execute("SELECT count(*) FROM series").fetchone()
             writer.put(row(1, measured((0, 1))))
             writer.flush()
-            assert len(db.execute("SELECT * FROM dynamics").fetchone()) == 5  # of the moment its transaction began
+            assert (
+                len(db.execute("SELECT * FROM dynamics").fetchone()) == 5
+            )  # of the moment its transaction began
             assert db.execute("SELECT count(*) FROM series").fetchone() == (4,)
             db.execute("COMMIT")
             assert [len(found) for found in db.execute("SELECT * FROM dynamics")] == [10, 10]
@@ -200,20 +238,27 @@ def test_a_batch_that_fails_leaves_neither_series_nor_view(folder: Path) -> None
         with pytest.raises(ValueError, match="could not convert"):
             batches.write([row(0, measured((0,)) | {"bad": "words"})])  # type: ignore[dict-item]
         assert db.execute("SELECT count(*) FROM series").fetchone() == (0,)
-        assert db.execute("SELECT count(*) FROM sqlite_master WHERE type = 'view'").fetchone() == (0,)
+        assert db.execute("SELECT count(*) FROM sqlite_master WHERE type = 'view'").fetchone() == (
+            0,
+        )
         batches.write([row(0, measured((0,)))])
         assert len(db.execute("SELECT * FROM dynamics").fetchall()) == 1
 
 
 def test_a_resumed_run_shows_the_experts_it_still_has(folder: Path) -> None:
-    keep(folder, {0: {"loss": 1.0}, 10: measured((0, 1)), 20: measured((0, 1, 2)), 30: measured((0, 1, 2))})
+    keep(
+        folder,
+        {0: {"loss": 1.0}, 10: measured((0, 1)), 20: measured((0, 1, 2)), 30: measured((0, 1, 2))},
+    )
     Writer(folder, resume=20).close()
     assert [step for (step,) in query(folder / "run.db", "SELECT step FROM dynamics")] == [10, 20]
     Writer(folder, resume=10).close()
     assert view_columns(folder) == WIDE[:10]
     Writer(folder, resume=9).close()
     assert view_columns(folder) == []
-    with Writer(folder, resume=9) as writer:  # the numbers of the removed series are given to others
+    with Writer(
+        folder, resume=9
+    ) as writer:  # the numbers of the removed series are given to others
         writer.put(row(10, {"reward": 5.0, "entropy": 6.0} | measured((0,))))
     assert query(folder / "run.db", "SELECT * FROM dynamics") == [(10, *measured((0,)).values())]
 
@@ -239,7 +284,9 @@ def test_pruning_keeps_the_view(folder: Path) -> None:
     assert query(folder / "run.db", "SELECT * FROM dynamics") == before
 
 
-def test_as_many_experts_as_sqlite_has_columns_for_are_shown_and_the_rest_is_said(folder: Path, tmp_path: Path) -> None:
+def test_as_many_experts_as_sqlite_has_columns_for_are_shown_and_the_rest_is_said(
+    folder: Path, tmp_path: Path
+) -> None:
     assert fitting(range(400)) == (list(range(400)), [])
     assert fitting(range(402)) == (list(range(400)), [400, 401])
     assert fitting(range(1, 401)) == (list(range(1, 400)), [400])
@@ -254,7 +301,9 @@ def test_as_many_experts_as_sqlite_has_columns_for_are_shown_and_the_rest_is_sai
         (event,) = run.events()
         assert (event.step, event.kind) == (1, "dynamics-full")
         assert len(run.names()) == len(measured(range(403)))
-        with pytest.warns(GradiometerWarning, match="3 experts are not exported: the 2000 columns .* hold 400"):
+        with pytest.warns(
+            GradiometerWarning, match="3 experts are not exported: the 2000 columns .* hold 400"
+        ):
             done = export_dynamics(run, tmp_path / "x.db")
     (shown,) = query(folder / "run.db", "SELECT * FROM dynamics WHERE step = 1")
     assert shown == (1, *list(measured(range(402)).values())[: MOST_COLUMNS - 1])
@@ -263,7 +312,9 @@ def test_as_many_experts_as_sqlite_has_columns_for_are_shown_and_the_rest_is_sai
 
 
 def test_expert_series_take_no_more_than_30_bytes_a_value(folder: Path) -> None:
-    quantities = [name.rpartition("/")[2] for name in CATALOGUE if name.startswith("grad/<layer>/expert/")]
+    quantities = [
+        name.rpartition("/")[2] for name in CATALOGUE if name.startswith("grad/<layer>/expert/")
+    ]
     assert len(quantities) == 16
     names = [
         f"grad/layer.blocks.{layer}.moe/expert/{expert}/{quantity}"
@@ -300,7 +351,9 @@ def test_a_file_of_the_source_reads_like_a_run(tmp_path: Path) -> None:
         assert opened.left_out == ()
 
 
-def test_the_short_table_of_the_sources_own_logger_has_no_norms_of_whole_experts(tmp_path: Path) -> None:
+def test_the_short_table_of_the_sources_own_logger_has_no_norms_of_whole_experts(
+    tmp_path: Path,
+) -> None:
     log = read_dynamics_db(made(tmp_path / "dynamics.db", SHORT, (0, 1, 2, 3, 4, 5, 6, 7)))
     expected = set(measured((0, 1))) - {"grad/expert/0/norm", "grad/expert/1/norm"}
     assert set(log.names()) == expected
@@ -318,12 +371,18 @@ def test_the_id_of_a_dynamics_db_stays_while_it_grows(tmp_path: Path) -> None:
 def test_columns_and_tables_the_source_does_not_have_are_named_in_a_warning(tmp_path: Path) -> None:
     schema = SHORT[:-1] + ', Loss REAL, note TEXT, "expert_1_clean_norm" REAL, "odd "" name" REAL)'
     path = made(
-        tmp_path / "dynamics.db", schema, (0, 1, 2, 3, 4, 5, 6, 7, 0.5, "words", 8, 9), also="CREATE TABLE meta (x)"
+        tmp_path / "dynamics.db",
+        schema,
+        (0, 1, 2, 3, 4, 5, 6, 7, 0.5, "words", 8, 9),
+        also="CREATE TABLE meta (x)",
     )
     with pytest.warns(GradiometerWarning) as said:
         log = read_dynamics_db(path)
     messages = [str(warning.message) for warning in said]
-    assert 'kept under their own names: loss, note, expert_1_clean_norm, odd " name' in messages[0].lower()
+    assert (
+        'kept under their own names: loss, note, expert_1_clean_norm, odd " name'
+        in messages[0].lower()
+    )
     assert "other tables in it are not read: meta" in messages[1]
     assert log.series("Loss")[1].tolist() == [0.5]
     assert log.series('odd " name')[1].tolist() == [9.0]
@@ -332,16 +391,23 @@ def test_columns_and_tables_the_source_does_not_have_are_named_in_a_warning(tmp_
 
 
 def test_columns_are_found_however_they_are_written(tmp_path: Path) -> None:
-    log = read_dynamics_db(made(tmp_path / "a.db", "CREATE TABLE dynamics (STEP, Expert_0_Top_Norm)", (3, 1.5)))
+    log = read_dynamics_db(
+        made(tmp_path / "a.db", "CREATE TABLE dynamics (STEP, Expert_0_Top_Norm)", (3, 1.5))
+    )
     assert all_series(log) == {"grad/expert/0/top_norm": [(3, 1.5)]}
     with pytest.raises(UsageError, match="Expert_0_Top_Norm holds 'x'"):
-        read_dynamics_db(made(tmp_path / "b.db", "CREATE TABLE dynamics (STEP, Expert_0_Top_Norm)", (3, "x")))
+        read_dynamics_db(
+            made(tmp_path / "b.db", "CREATE TABLE dynamics (STEP, Expert_0_Top_Norm)", (3, "x"))
+        )
 
 
 @pytest.mark.parametrize(
     ("schema", "found"),
     [
-        ("CREATE TABLE dynamics (step INTEGER, expert INTEGER, norm REAL)", r"table dynamics \(step, expert, norm\)"),
+        (
+            "CREATE TABLE dynamics (step INTEGER, expert INTEGER, norm REAL)",
+            r"table dynamics \(step, expert, norm\)",
+        ),
         (
             "CREATE TABLE dynamics (epoch INTEGER, expert_0_top_norm REAL)",
             r"table dynamics \(epoch, expert_0_top_norm\)",
@@ -352,16 +418,21 @@ def test_columns_are_found_however_they_are_written(tmp_path: Path) -> None:
         ),
         ("CREATE TABLE a (x); DROP TABLE a", "found: no table"),
         (
-            "; ".join(f"CREATE TABLE t{n} ({', '.join(f'c{i}' for i in range(20))})" for n in range(9)),
+            "; ".join(
+                f"CREATE TABLE t{n} ({', '.join(f'c{i}' for i in range(20))})" for n in range(9)
+            ),
             r"c11 and 8 more\), table t1 .*table t4 \S+ .* and 4 more",
         ),
     ],
 )
-def test_a_wrong_schema_is_shown_beside_the_expected_one(tmp_path: Path, schema: str, found: str) -> None:
+def test_a_wrong_schema_is_shown_beside_the_expected_one(
+    tmp_path: Path, schema: str, found: str
+) -> None:
     path = made(tmp_path / "dynamics.db", schema)
     for opened in (read_dynamics_db, open_log):
         with pytest.raises(
-            NotARun, match=rf"{found}.*expected: table dynamics \(step, expert_0_top_norm, .*divergence"
+            NotARun,
+            match=rf"{found}.*expected: table dynamics \(step, expert_0_top_norm, .*divergence",
         ):
             opened(path)
 
@@ -381,12 +452,17 @@ LOOSE = "CREATE TABLE dynamics (step, expert_0_top_norm)"
         ([(None, 1.0)], "whole number, not None"),
         ([(math.inf, 1.0)], "whole number, not inf"),
         ([(1e300, 1.0)], "does not fit into 64 bits"),
-        ([(0, 1.0), (7, "0.5 or so")], "step 7: expert_0_top_norm holds '0.5 or so' where a number belongs"),
+        (
+            [(0, 1.0), (7, "0.5 or so")],
+            "step 7: expert_0_top_norm holds '0.5 or so' where a number belongs",
+        ),
         ([(7, b"\x00\xff")], "step 7: expert_0_top_norm holds b'"),
         ([(7, "x" * 1000)], "holds 'x{50,60} where"),
     ],
 )
-def test_a_table_with_wrong_cells_is_an_error_that_says_where(tmp_path: Path, rows: list[Any], says: str) -> None:
+def test_a_table_with_wrong_cells_is_an_error_that_says_where(
+    tmp_path: Path, rows: list[Any], says: str
+) -> None:
     with pytest.raises(UsageError, match=says) as problem:
         read_dynamics_db(made(tmp_path / "dynamics.db", LOOSE, *rows))
     assert str(tmp_path) in str(problem.value)
@@ -414,7 +490,9 @@ def test_what_is_no_dynamics_db_is_called_what_it_is(tmp_path: Path) -> None:
         read_dynamics_db(tmp_path / "gone.db")
     for name, content in (("notes.txt", "hello " * 100), ("empty.db", "")):
         (tmp_path / name).write_text(content)
-        with pytest.raises(NotARun, match=rf"{name} is not a dynamics.db: it is (no SQLite database|an empty file)"):
+        with pytest.raises(
+            NotARun, match=rf"{name} is not a dynamics.db: it is (no SQLite database|an empty file)"
+        ):
             read_dynamics_db(tmp_path / name)
     (tmp_path / "dynamics.db").write_text("hello")
     with pytest.raises(NotARun, match="it is no SQLite database"):
@@ -422,8 +500,12 @@ def test_what_is_no_dynamics_db_is_called_what_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("length", [50, 100, 4096, -1])
-def test_a_cut_off_dynamics_db_is_called_damaged_with_something_to_try(tmp_path: Path, length: int) -> None:
-    path = made(tmp_path / "dynamics.db", SHORT, *[(step, 1, 2, 3, 4, 5, 6, 7) for step in range(500)])
+def test_a_cut_off_dynamics_db_is_called_damaged_with_something_to_try(
+    tmp_path: Path, length: int
+) -> None:
+    path = made(
+        tmp_path / "dynamics.db", SHORT, *[(step, 1, 2, 3, 4, 5, 6, 7) for step in range(500)]
+    )
     path.write_bytes(path.read_bytes()[:length])
     with pytest.raises(RunDamaged, match=r"can no longer be read .*copy it again.*\.recover"):
         open_log(path)
@@ -452,23 +534,35 @@ def test_the_export_has_exactly_the_sources_schema(folder: Path, tmp_path: Path)
     keep(folder, {step: measured((0, 1, 2), step) | {"loss": 1.0} for step in range(3)})
     with load(folder) as run:
         done = export_dynamics(run, tmp_path / "new" / "dynamics.db")
-    assert (done.experts, done.columns, done.steps, done.values, done.nans) == ((0, 1, 2), 14, 3, 42, 0)
+    assert (done.experts, done.columns, done.steps, done.values, done.nans) == (
+        (0, 1, 2),
+        14,
+        3,
+        42,
+        0,
+    )
     made(tmp_path / "theirs.db", FULL)
     asked = "SELECT name, type, pk, dflt_value FROM pragma_table_info('dynamics')"
     assert query(done.file, asked) == query(tmp_path / "theirs.db", asked)
     assert query(done.file, "SELECT name FROM sqlite_master") == [("dynamics",)]
     assert query(done.file, "PRAGMA integrity_check") == [("ok",)]
-    assert query(done.file, "SELECT * FROM dynamics") == query(folder / "run.db", "SELECT * FROM dynamics")
+    assert query(done.file, "SELECT * FROM dynamics") == query(
+        folder / "run.db", "SELECT * FROM dynamics"
+    )
     assert [file.name for file in done.file.parent.iterdir()] == ["dynamics.db"]
 
 
-def test_the_sources_way_of_inserting_goes_on_in_an_exported_file(folder: Path, tmp_path: Path) -> None:
+def test_the_sources_way_of_inserting_goes_on_in_an_exported_file(
+    folder: Path, tmp_path: Path
+) -> None:
     keep(folder, {0: measured((0, 1))})
     with load(folder) as run:
         path = export_dynamics(run, tmp_path / "dynamics.db").file
     with closing(sqlite3.connect(path)) as db, db:
         db.execute(
-            "INSERT OR REPLACE INTO dynamics (step,expert_0_top_norm,expert_1_divergence) VALUES (?,?,?)", (0, 1, 2)
+            "INSERT OR REPLACE INTO dynamics (step,expert_0_top_norm,expert_1_divergence) VALUES"
+            " (?,?,?)",
+            (0, 1, 2),
         )
     assert all_series(read_dynamics_db(path)) == {
         "grad/expert/0/top_norm": [(0, 1)],
@@ -509,14 +603,16 @@ def test_an_export_that_fails_leaves_what_was_there(folder: Path, tmp_path: Path
     assert sorted(file.name for file in tmp_path.iterdir()) == ["run", "x.db"]
 
 
-def test_a_full_disk_is_an_error_and_leaves_nothing(folder: Path, tmp_path: Path, execute: Any) -> None:
+def test_a_full_disk_is_an_error_and_leaves_nothing(
+    folder: Path, tmp_path: Path, execute: Any
+) -> None:
     keep(folder, {step: measured(range(20), step) for step in range(500)})
     done = execute(
         """
         import resource
         from gradiometer.store.exporters import export_dynamics
         from gradiometer.store.importers import open_log
-        from gradiometer.store.intake import import_log
+        from gradiometer.store.import_log import import_log
         with load(folder) as run:
             export_dynamics(run, folder.parent / "whole.db")
             resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
@@ -537,7 +633,9 @@ def test_a_full_disk_is_an_error_and_leaves_nothing(folder: Path, tmp_path: Path
     assert sorted(file.name for file in tmp_path.iterdir()) == ["run", "whole.db"]
 
 
-def test_an_export_of_a_run_that_is_being_written_is_of_one_moment(folder: Path, tmp_path: Path) -> None:
+def test_an_export_of_a_run_that_is_being_written_is_of_one_moment(
+    folder: Path, tmp_path: Path
+) -> None:
     with Writer(folder) as writer, load(folder) as run:
         writer.put(row(0, measured((0, 1))))
         writer.flush()
@@ -548,18 +646,28 @@ def test_an_export_of_a_run_that_is_being_written_is_of_one_moment(folder: Path,
             assert run.names() == names
             assert run.newest_step == 0
         assert run.newest_step == 1
-        assert export_dynamics(run, tmp_path / "x.db").values == len(measured((0, 1))) + len(measured((0, 1, 2)))
+        assert export_dynamics(run, tmp_path / "x.db").values == len(measured((0, 1))) + len(
+            measured((0, 1, 2))
+        )
 
 
 @pytest.mark.parametrize(
     ("events", "says"),
     [
         ([], "`watch` found none in the model; name them with"),
-        (["experts"], "holds no experts, so .* yet: they were found, but not measured before step 0"),
-        (["experts", "experts-missing"], r"no gradient of theirs was measured \(why: experts-missing\)"),
+        (
+            ["experts"],
+            "holds no experts, so .* yet: they were found, but not measured before step 0",
+        ),
+        (
+            ["experts", "experts-missing"],
+            r"no gradient of theirs was measured \(why: experts-missing\)",
+        ),
     ],
 )
-def test_a_run_without_experts_says_so_and_why(folder: Path, tmp_path: Path, events: list[str], says: str) -> None:
+def test_a_run_without_experts_says_so_and_why(
+    folder: Path, tmp_path: Path, events: list[str], says: str
+) -> None:
     with Writer(folder) as writer:
         writer.put(row(0, {"loss": 1.0}))
         for kind in events:
@@ -579,7 +687,13 @@ def test_a_log_without_experts_says_what_it_lacks(tmp_path: Path) -> None:
 
 
 def test_a_recorded_nan_becomes_null_and_is_counted(folder: Path, tmp_path: Path) -> None:
-    keep(folder, {0: {"grad/expert/0/norm": math.nan, "grad/expert/1/norm": 1.0}, 1: {"grad/expert/0/norm": math.nan}})
+    keep(
+        folder,
+        {
+            0: {"grad/expert/0/norm": math.nan, "grad/expert/1/norm": 1.0},
+            1: {"grad/expert/0/norm": math.nan},
+        },
+    )
     with load(folder) as run:
         done = export_dynamics(run, tmp_path / "x.db")
     assert (done.nans, done.values, done.steps) == (2, 1, 2)
@@ -594,7 +708,9 @@ def test_a_recorded_nan_becomes_null_and_is_counted(folder: Path, tmp_path: Path
 @st.composite
 def trainings(draw: st.DrawFn) -> dict[int, dict[str, float]]:
     """Some experts, some steps, some of their values; floats of every size, infinities, no NaN."""
-    experts = draw(st.sets(st.integers(0, 30) | st.integers(0, 999_999_999), min_size=1, max_size=4))
+    experts = draw(
+        st.sets(st.integers(0, 30) | st.integers(0, 999_999_999), min_size=1, max_size=4)
+    )
     names = [name for expert in experts for name in columns_of(expert).values()]
     values = st.dictionaries(st.sampled_from(names), st.floats(allow_nan=False), min_size=1)
     steps = st.integers(0, 50) | st.integers(0, 2**63 - 1)
@@ -603,7 +719,9 @@ def trainings(draw: st.DrawFn) -> dict[int, dict[str, float]]:
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rows=trainings())
-def test_a_run_that_goes_through_a_dynamics_db_comes_back_the_same(rows: dict[int, dict[str, float]]) -> None:
+def test_a_run_that_goes_through_a_dynamics_db_comes_back_the_same(
+    rows: dict[int, dict[str, float]],
+) -> None:
     with tempfile.TemporaryDirectory() as place:
         first, file, second = (Path(place, name) for name in ("first", "dynamics.db", "second"))
         keep(first, rows)
@@ -645,7 +763,10 @@ def test_an_import_goes_only_where_no_run_is_and_only_from_a_log(tmp_path: Path)
     (tmp_path / "file").write_text("")
     with pytest.raises(NotARun, match="is a file"):
         import_log(log, tmp_path / "file")
-    with load(tmp_path / "run") as run, pytest.raises(UsageError, match="is a run already: open it directly"):
+    with (
+        load(tmp_path / "run") as run,
+        pytest.raises(UsageError, match="is a run already: open it directly"),
+    ):
         import_log(run, tmp_path / "other")
     (tmp_path / "busy").mkdir()
     lock = WriterLock(tmp_path / "busy")

@@ -1,4 +1,5 @@
-"""TensorBoard event files: ours and TensorBoard's own reading of real ones agree, and what a crash leaves is read."""
+"""TensorBoard event files: ours and TensorBoard's own reading of real ones agree, and what a crash
+leaves is read."""
 
 from __future__ import annotations
 
@@ -11,12 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradiometer.doctor.chart import Chart
+from gradiometer.doctor.rundata import RunData
 from gradiometer.errors import GradiometerWarning, NotARun, RunDamaged, UsageError
-from gradiometer.store import tfevents
-from gradiometer.store.crc32c import _crc32c, _masked, masked_crc32c, masked_crc32c_of_many
+from gradiometer.store.formats import tensorboard
+from gradiometer.store.formats.tensorboard import (
+    _crc32c,
+    _masked,
+    masked_crc32c,
+    masked_crc32c_of_many,
+    read_tfevents,
+)
 from gradiometer.store.importers import open_log
-from gradiometer.store.tfevents import read_tfevents
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 READ_BY_TENSORBOARD: dict[str, dict[str, list[list[float]]]] = json.loads(
@@ -42,7 +48,12 @@ def field(number: int, value: int | float | bytes, kind: str = "") -> bytes:
 
 def record(data: bytes) -> bytes:
     size = struct.pack("<Q", len(data))
-    return size + struct.pack("<I", masked_crc32c(size)) + data + struct.pack("<I", _masked(_crc32c(data)))
+    return (
+        size
+        + struct.pack("<I", masked_crc32c(size))
+        + data
+        + struct.pack("<I", _masked(_crc32c(data)))
+    )
 
 
 def event(step: int, *values: bytes, wall_time: float = 5.0) -> bytes:
@@ -85,7 +96,9 @@ def test_scalars_in_both_forms_are_the_same_numbers_also_where_they_are_not_fini
 
 
 def test_an_sb3_event_file_holds_what_its_csv_holds() -> None:
-    csv, events = (open_log(FIXTURES / "sb3_ppo" / name) for name in ("progress.csv", "events.out.tfevents.0"))
+    csv, events = (
+        open_log(FIXTURES / "sb3_ppo" / name) for name in ("progress.csv", "events.out.tfevents.0")
+    )
     assert set(events.names()) < set(csv.names())
     for name in events.names():
         assert events.series(name)[0].tolist() == csv.series(name)[0].tolist()
@@ -99,18 +112,21 @@ def test_the_hyperparameters_of_a_cleanrl_run_are_its_config_and_its_names_are_k
     assert log.facts["config"]["clip_coef"] == 0.2
     assert log.facts["config"]["anneal_lr"] is True
     assert log.facts["config"]["target_kl"] is None
-    chart = Chart(log)
-    assert chart.unknown == ["charts/SPS"]
-    assert chart.fact("clip_range", "clip_coef") == 0.2
-    kl = chart.get("approx_kl")
+    data = RunData(log)
+    assert data.unknown == ["charts/SPS"]
+    assert data.fact("clip_range", "clip_coef") == 0.2
+    kl = data.get("approx_kl")
     assert kl is not None
     assert (kl.name, kl.estimator) == ("losses/approx_kl", "k3")
-    assert [series.estimator for series in chart.every("approx_kl")] == ["k3", "k1"]
+    assert [series.estimator for series in data.every("approx_kl")] == ["k3", "k1"]
 
 
 def test_the_arguments_of_a_trl_run_are_its_config_without_secrets() -> None:
     log = open_log(FIXTURES / "trl_grpo" / "runs")
-    assert (log.facts["imported"]["library"], log.facts["imported"]["x_axis"]) == ("TRL", "optimizer steps")
+    assert (log.facts["imported"]["library"], log.facts["imported"]["x_axis"]) == (
+        "TRL",
+        "optimizer steps",
+    )
     assert (log.facts["config"]["beta"], log.facts["config"]["num_generations"]) == (0.02, 8)
     assert log.facts["config"]["hub_token"] == "[redacted]"
     assert log.left_out == ("model_config",)
@@ -146,28 +162,44 @@ def test_a_tensor_of_one_number_is_a_scalar_however_it_is_packed(
 
 
 @pytest.mark.parametrize(
-    ("dtype", "number", "value"), [(3, 7, -4), (9, 10, -(2**40)), (10, 11, 1), (4, 7, 200), (23, 17, 7)]
+    ("dtype", "number", "value"),
+    [(3, 7, -4), (9, 10, -(2**40)), (10, 11, 1), (4, 7, 200), (23, 17, 7)],
 )
-def test_whole_numbers_in_tensors_are_scalars(tmp_path: Path, dtype: int, number: int, value: int) -> None:
+def test_whole_numbers_in_tensors_are_scalars(
+    tmp_path: Path, dtype: int, number: int, value: int
+) -> None:
     for part in (field(number, varint(value)), field(number, value)):
-        log = read_tfevents(written(tmp_path / "events.tfevents", event(0, tensor("x", dtype, part))))
+        log = read_tfevents(
+            written(tmp_path / "events.tfevents", event(0, tensor("x", dtype, part)))
+        )
         assert log.series("x")[1].tolist() == [float(value)]
 
 
 def test_what_is_no_scalar_is_left_out_and_named(tmp_path: Path) -> None:
     shape = field(2, field(2, field(1, 2)))
     pair = tensor("pair", 1, shape, field(5, struct.pack("<2f", 1, 2)))
-    filled = tensor("filled", 1, shape, field(5, struct.pack("<f", 1)))  # a shape of two with its one value repeated
-    picture, text = field(1, b"picture") + field(4, b""), tensor("text/text_summary", 7, field(8, b"words"))
+    filled = tensor(
+        "filled", 1, shape, field(5, struct.pack("<f", 1))
+    )  # a shape of two with its one value repeated
+    picture, text = (
+        field(1, b"picture") + field(4, b""),
+        tensor("text/text_summary", 7, field(8, b"words")),
+    )
     odd = tensor("odd", 99, field(4, b"1234"))
-    log = read_tfevents(written(tmp_path / "e.tfevents", event(1, pair, filled, picture, text, odd, scalar("x", 1))))
+    log = read_tfevents(
+        written(tmp_path / "e.tfevents", event(1, pair, filled, picture, text, odd, scalar("x", 1)))
+    )
     assert log.names() == ["x"]
     assert log.left_out == ("filled", "odd", "pair", "picture", "text")
 
 
 def test_negative_steps_and_spoken_numbers_come_through(tmp_path: Path) -> None:
     values = (math.nan, math.inf, -math.inf)
-    log = read_tfevents(written(tmp_path / "e.tfevents", *(event(s - 1, scalar("x", v)) for s, v in enumerate(values))))
+    log = read_tfevents(
+        written(
+            tmp_path / "e.tfevents", *(event(s - 1, scalar("x", v)) for s, v in enumerate(values))
+        )
+    )
     assert log.series("x")[0].tolist() == [-1, 0, 1]
     np.testing.assert_array_equal(log.series("x")[1], values)
 
@@ -179,7 +211,9 @@ def test_a_cut_off_file_gives_what_is_whole_and_says_so(tmp_path: Path, lost: in
     with pytest.warns(GradiometerWarning, match="cut off at its end"):
         log = open_log(tmp_path / "x.tfevents")
     whole = open_log(FIXTURES / "sb3_dqn" / "events.out.tfevents.0")
-    assert sum(s.count for s in log.summaries()) in (sum(s.count for s in whole.summaries()) - n for n in (1, 2))
+    assert sum(s.count for s in log.summaries()) in (
+        sum(s.count for s in whole.summaries()) - n for n in (1, 2)
+    )
 
 
 def test_zeros_at_the_end_are_what_the_disk_never_filled(tmp_path: Path) -> None:
@@ -213,9 +247,15 @@ def test_a_record_that_is_no_event_is_left_out_and_said(tmp_path: Path) -> None:
 
 
 def test_files_of_one_folder_are_one_run_and_the_later_word_counts(tmp_path: Path) -> None:
-    written(tmp_path / "events.out.tfevents.1", *(event(step, scalar("x", step)) for step in range(5)))
-    written(tmp_path / "events.out.tfevents.2", *(event(step, scalar("x", -step)) for step in range(3, 8)))
-    log = open_log(tmp_path)
+    written(
+        tmp_path / "events.out.tfevents.1", *(event(step, scalar("x", step)) for step in range(5))
+    )
+    written(
+        tmp_path / "events.out.tfevents.2",
+        *(event(step, scalar("x", -step)) for step in range(3, 8)),
+    )
+    with pytest.warns(GradiometerWarning, match="steps fall back from 4 to 3"):
+        log = open_log(tmp_path)
     assert log.series("x")[1].tolist() == [0.0, 1.0, 2.0, -3.0, -4.0, -5.0, -6.0, -7.0]
     assert log.facts["imported"]["returns"] == [[4, 3]]
 
@@ -234,7 +274,9 @@ def test_a_file_is_known_by_its_first_record_whatever_it_is_called(tmp_path: Pat
         (VERSION + event(0, tensor("t", 7, field(8, b"words"))), UsageError, "holds no scalars"),
     ],
 )
-def test_a_file_without_scalars_is_an_error(tmp_path: Path, content: bytes, error: type[Exception], says: str) -> None:
+def test_a_file_without_scalars_is_an_error(
+    tmp_path: Path, content: bytes, error: type[Exception], says: str
+) -> None:
     (tmp_path / "x.tfevents").write_bytes(content)
     with pytest.raises(error, match=says):
         open_log(tmp_path / "x.tfevents")
@@ -243,14 +285,16 @@ def test_a_file_without_scalars_is_an_error(tmp_path: Path, content: bytes, erro
 def test_records_that_span_blocks_and_records_too_large_to_hold_are_passed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tfevents, "BLOCK", 100)
-    monkeypatch.setattr(tfevents, "LARGEST_HELD", 1000)
-    monkeypatch.setattr(tfevents, "LARGEST_CHECKED", 500)
+    monkeypatch.setattr(tensorboard, "BLOCK", 100)
+    monkeypatch.setattr(tensorboard, "LARGEST_HELD", 1000)
+    monkeypatch.setattr(tensorboard, "LARGEST_CHECKED", 500)
     big = record(field(1, 1.0, "d") + field(4, bytes(3000)))
     middling = record(field(1, 1.0, "d") + field(4, bytes(700)))
     steps = range(50)
     records = [one for step in steps for one in (event(step, scalar("x", step)), big, middling)]
-    assert read_tfevents(written(tmp_path / "e.tfevents", *records)).series("x")[0].tolist() == list(steps)
+    assert read_tfevents(written(tmp_path / "e.tfevents", *records)).series("x")[
+        0
+    ].tolist() == list(steps)
     written(tmp_path / "e.tfevents", *records, big[:-1])
     with pytest.warns(GradiometerWarning, match="cut off"):
         assert read_tfevents(tmp_path / "e.tfevents").series("x")[0].tolist() == list(steps)
@@ -272,7 +316,12 @@ def test_the_checksum_is_crc32c() -> None:
 
 
 def test_an_event_holds_any_number_of_values(tmp_path: Path) -> None:
-    rows: dict[int, dict[str, Any]] = {step: {f"tag/{n}": float(step * n) for n in range(5)} for step in range(4)}
-    records = [event(step, *(scalar(tag, value) for tag, value in row.items())) for step, row in rows.items()]
+    rows: dict[int, dict[str, Any]] = {
+        step: {f"tag/{n}": float(step * n) for n in range(5)} for step in range(4)
+    }
+    records = [
+        event(step, *(scalar(tag, value) for tag, value in row.items()))
+        for step, row in rows.items()
+    ]
     log = read_tfevents(written(tmp_path / "e.tfevents", *records))
     assert {row.step: dict(row.values) for row in log.rows()} == rows

@@ -15,11 +15,10 @@ import pytest
 
 from gradiometer.errors import GradiometerWarning, RunLocked
 from gradiometer.records import Row
-from gradiometer.store import database, filesystems
-from gradiometer.store.filesystems import filesystem_of, is_network
-from gradiometer.store.lock import WriterLock
+from gradiometer.store import database, locks
+from gradiometer.store.batches import prune
+from gradiometer.store.locks import WriterLock, filesystem_of, is_network
 from gradiometer.store.reader import load
-from gradiometer.store.upkeep import prune
 from gradiometer.store.writer import Writer
 
 LOCAL = "22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw\n"
@@ -27,23 +26,23 @@ NFS = LOCAL + "31 22 0:40 / {place} rw,relatime shared:2 - nfs4 server:/home rw,
 
 # What a process must do to believe that its folder is on NFS: the rest is real.
 ON_NFS = """
-from gradiometer.store import filesystems
-filesystems.MOUNTS = folder.parent / "mounts"
+from gradiometer.store import locks
+locks.MOUNTS = folder.parent / "mounts"
 warnings.simplefilter("ignore", GradiometerWarning)
 """
 
 
 @pytest.fixture(autouse=True)
 def _afresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filesystems, "_said", set())
-    monkeypatch.setattr(filesystems, "_without_locks", set())
+    monkeypatch.setattr(locks, "_said", set())
+    monkeypatch.setattr(locks, "_without_locks", set())
 
 
 @pytest.fixture
 def mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     def mount(text: str) -> None:
         (tmp_path / "mounts").write_text(text.format(place=tmp_path))
-        monkeypatch.setattr(filesystems, "MOUNTS", tmp_path / "mounts")
+        monkeypatch.setattr(locks, "MOUNTS", tmp_path / "mounts")
 
     return mount
 
@@ -59,7 +58,9 @@ def steps_of(folder: Path) -> list[int]:
         return [int(step) for step in steps]
 
 
-def test_the_kind_of_a_file_system_is_that_of_the_innermost_mount(mount: Callable[[str], None], tmp_path: Path) -> None:
+def test_the_kind_of_a_file_system_is_that_of_the_innermost_mount(
+    mount: Callable[[str], None], tmp_path: Path
+) -> None:
     lines = [
         "22 1 254:0 / / rw - ext4 /dev/vda rw",
         r"30 22 0:40 / {place}/with\040space rw,relatime shared:2 master:3 - nfs4 server:/home rw",
@@ -73,19 +74,41 @@ def test_the_kind_of_a_file_system_is_that_of_the_innermost_mount(mount: Callabl
     (tmp_path / "a" / "link").parent.mkdir()
     (tmp_path / "a" / "link").symlink_to(tmp_path / "c")
     found = {
-        name: filesystem_of(tmp_path / name) for name in ("x", "with space/run", "a", "a/b/run", "ab", "c/d", "a/link")
+        name: filesystem_of(tmp_path / name)
+        for name in ("x", "with space/run", "a", "a/b/run", "ab", "c/d", "a/link")
     }
     assert found == {
-        "x": "ext4", "with space/run": "nfs4", "a": "lustre", "a/b/run": "tmpfs", "ab": "ext4", "c/d": "fuse.sshfs",
+        "x": "ext4",
+        "with space/run": "nfs4",
+        "a": "lustre",
+        "a/b/run": "tmpfs",
+        "ab": "ext4",
+        "c/d": "fuse.sshfs",
         "a/link": "fuse.sshfs",
-    }  # fmt: skip
-    shared = ("nfs", "nfs4", "lustre", "cifs", "smb3", "beegfs", "gpfs", "ceph", "fuse.sshfs", "fuse.glusterfs", "9p")
+    }
+    shared = (
+        "nfs",
+        "nfs4",
+        "lustre",
+        "cifs",
+        "smb3",
+        "beegfs",
+        "gpfs",
+        "ceph",
+        "fuse.sshfs",
+        "fuse.glusterfs",
+        "9p",
+    )
     assert all(map(is_network, shared))
-    assert not any(map(is_network, ("ext4", "xfs", "btrfs", "tmpfs", "overlay", "apfs", "fuseblk", "")))
+    assert not any(
+        map(is_network, ("ext4", "xfs", "btrfs", "tmpfs", "overlay", "apfs", "fuseblk", ""))
+    )
 
 
-def test_where_nobody_says_what_is_mounted_sqlite_decides(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filesystems, "MOUNTS", folder / "none")
+def test_where_nobody_says_what_is_mounted_sqlite_decides(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(locks, "MOUNTS", folder / "none")
     assert filesystem_of(folder) == ""
     with Writer(folder) as writer:
         writer.put(row(0))
@@ -110,7 +133,8 @@ def test_on_nfs_a_run_has_a_rollback_journal_says_so_once_and_ends_as_one_file(
         writer = Writer(folder)
         Writer(tmp_path / "second").close()
     assert [str(one.message) for one in said] == [
-        f"{folder}: SQLite's WAL does not work on nfs4, so the run is kept with a rollback journal: safe, but slower to read"
+        f"{folder}: SQLite's WAL does not work on nfs4, so the run is kept with a rollback journal:"
+        " safe, but slower to read"
     ]
     with writer:
         for step in range(100):
@@ -120,8 +144,11 @@ def test_on_nfs_a_run_has_a_rollback_journal_says_so_once_and_ends_as_one_file(
         with load(folder) as run:
             assert run.newest_step == 99
             assert run.facts["journal"] == {
-                "mode": "truncate", "synchronous": "full", "locks": True, "why": "SQLite's WAL does not work on nfs4",
-            }  # fmt: skip
+                "mode": "truncate",
+                "synchronous": "full",
+                "locks": True,
+                "why": "SQLite's WAL does not work on nfs4",
+            }
     assert [file.name for file in folder.iterdir()] == ["run.db"]
     assert steps_of(folder) == list(range(100))
 
@@ -139,7 +166,9 @@ def test_what_the_writer_promises_sqlite_does(folder: Path, mount: Callable[[str
 def without_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """SQLite's own file layer with locks and without shared memory: WAL is refused for real."""
     connect = database._connect
-    monkeypatch.setattr(database, "_connect", lambda path, query: connect(path, f"{query}&vfs=unix-dotfile"))
+    monkeypatch.setattr(
+        database, "_connect", lambda path, query: connect(path, f"{query}&vfs=unix-dotfile")
+    )
 
 
 def test_where_sqlite_itself_refuses_wal_a_run_is_kept_all_the_same(
@@ -153,7 +182,9 @@ def test_where_sqlite_itself_refuses_wal_a_run_is_kept_all_the_same(
             writer.put(row(step))
         writer.flush()
         with load(folder) as run:
-            assert run.facts["journal"]["why"] == "SQLite's WAL does not work here (it chose 'delete')"
+            assert (
+                run.facts["journal"]["why"] == "SQLite's WAL does not work here (it chose 'delete')"
+            )
             assert run.newest_step == 9
     assert steps_of(folder) == list(range(10))
 
@@ -167,9 +198,21 @@ class Refusing(sqlite3.Connection):
         return super().execute(statement, *parameters)
 
 
-def test_where_the_pragma_raises_a_run_is_kept_all_the_same(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _refusing(more: dict[str, Any]) -> dict[str, Any]:
+    """Those who write refuse; readers keep the connection that bounds their statements."""
+    writes = more.get("factory") is sqlite3.Connection
+    return {**more, "factory": Refusing} if writes else more
+
+
+def test_where_the_pragma_raises_a_run_is_kept_all_the_same(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     connect = sqlite3.connect
-    monkeypatch.setattr(database.sqlite3, "connect", lambda *given, **more: connect(*given, **more, factory=Refusing))
+    monkeypatch.setattr(
+        database.sqlite3,
+        "connect",
+        lambda *given, **more: connect(*given, **_refusing(more)),
+    )
     with pytest.warns(GradiometerWarning, match=r"does not work here \(disk I/O error\)"):
         writer = Writer(folder)
     with writer:
@@ -177,7 +220,9 @@ def test_where_the_pragma_raises_a_run_is_kept_all_the_same(folder: Path, monkey
     assert steps_of(folder) == [0]
 
 
-def test_a_run_that_moves_between_disks_changes_its_journal(folder: Path, mount: Callable[[str], None]) -> None:
+def test_a_run_that_moves_between_disks_changes_its_journal(
+    folder: Path, mount: Callable[[str], None]
+) -> None:
     with Writer(folder) as writer:
         writer.put(row(0))
     mount(NFS)
@@ -315,7 +360,10 @@ def test_a_mount_without_locks_is_told_of_once_and_the_run_goes_on(
             with pytest.raises(RunLocked, match="this process"):  # of ourselves we know
                 Writer(folder)
         Writer(tmp_path / "second").close()
-    assert [str(one.message).partition(": ")[0].partition(" is on")[0] for one in said] == [str(folder), str(folder)]
+    assert [str(one.message).partition(": ")[0].partition(" is on")[0] for one in said] == [
+        str(folder),
+        str(folder),
+    ]
     assert "without file locks, so nothing keeps a second process" in str(said[0].message)
     assert [file.name for file in folder.iterdir()] == ["run.db"]
     assert steps_of(folder) == list(range(10))
@@ -345,11 +393,13 @@ def test_a_run_that_is_locked_says_so_and_is_not_taken_for_one_without_locks(
     mount(text)
     with pytest.raises(RunLocked, match="is busy"):
         load(locked)
-    assert not filesystems.has_no_locks(locked)
+    assert not locks.has_no_locks(locked)
     assert sorted(file.name for file in locked.iterdir()) == ["run.db"]
 
 
-def test_a_reader_that_finds_no_locks_reads_without_them(locked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_that_finds_no_locks_reads_without_them(
+    locked: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(database, "WAIT_SECONDS", 0.1)
     monkeypatch.setattr(fcntl, "lockf", refuse_locks(errno.ENOLCK))
     with pytest.warns(GradiometerWarning, match="without file locks"), load(locked) as run:

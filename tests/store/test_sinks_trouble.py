@@ -1,4 +1,5 @@
-"""A sink that fails, hangs or is missing: told once, counted, and the training never waits for it."""
+"""A sink that fails, hangs or is missing: told once, counted, and the training never waits for
+it."""
 
 from __future__ import annotations
 
@@ -15,12 +16,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from forkserver import python
 
 from gradiometer.errors import GradiometerWarning, MissingExtra, UnknownName, UsageError
 from gradiometer.records import Event, Row
 from gradiometer.store import sinks
 from gradiometer.store.reader import load
-from gradiometer.store.sinks import Backend, Fanout, Sink, Start, chosen, lane
+from gradiometer.store.sinks import Backend, Fanout, Sink, Start, chosen
+from gradiometer.store.sinks import fanout as fanout_module
 from gradiometer.store.sinks.sink import Note, Sent
 from gradiometer.store.writer import Writer
 
@@ -60,7 +63,9 @@ class MadeSink(Sink):
 
 
 def row(step: int, size: int = 1) -> Row:
-    return Row(step=step, wall_time=0.0, values={f"x{number}": float(step) for number in range(size)})
+    return Row(
+        step=step, wall_time=0.0, values={f"x{number}": float(step) for number in range(size)}
+    )
 
 
 def fanout(folder: Path, *made: Sink) -> Fanout:
@@ -76,7 +81,9 @@ def raises(records: Sequence[Sent]) -> None:
     raise ConnectionError("the server is gone\nand a long story follows")
 
 
-def test_a_tracker_that_raises_is_told_once_and_switched_off_and_the_run_has_everything(folder: Path) -> None:
+def test_a_tracker_that_raises_is_told_once_and_switched_off_and_the_run_has_everything(
+    folder: Path,
+) -> None:
     calls: list[int] = []
 
     def tracker(records: Sequence[Sent]) -> None:
@@ -90,9 +97,10 @@ def test_a_tracker_that_raises_is_told_once_and_switched_off_and_the_run_has_eve
             both.flush()
         both.close()
     assert [str(one.message) for one in said] == [
-        "made cannot be written (ConnectionError: the server is gone); training and run go on without it"
+        "made cannot be written (ConnectionError: the server is gone); training and run go on"
+        " without it"
     ]
-    assert len(calls) == lane.TRIES
+    assert len(calls) == fanout_module.TRIES
     assert both.dropped == {"made": 10}
     assert kept(folder) == 10
     with load(folder) as run:
@@ -126,7 +134,9 @@ def test_a_fault_at_the_beginning_or_the_end_is_told_too(folder: Path, where: st
 
     names = {"open": "opened", "users_run": "user", "close": "finish"}
     both = fanout(folder, MadeSink(lambda records: None, **{names[where]: fault}))
-    with pytest.warns(GradiometerWarning, match=r"made cannot be written \(RuntimeError: no\)") as said:
+    with pytest.warns(
+        GradiometerWarning, match=r"made cannot be written \(RuntimeError: no\)"
+    ) as said:
         both.put(row(0))
         both.put(row(1))
         both.close()
@@ -138,7 +148,7 @@ def test_a_fault_at_the_beginning_or_the_end_is_told_too(folder: Path, where: st
 def test_a_tracker_that_hangs_never_holds_up_put_and_close_waits_only_so_long(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lane, "CAPACITY", 1000)
+    monkeypatch.setattr(fanout_module, "CAPACITY", 1000)
     monkeypatch.setattr("gradiometer.store.sinks.fanout.PATIENCE_SECONDS", 0.5)
     held, entered = threading.Event(), threading.Event()
 
@@ -150,7 +160,8 @@ def test_a_tracker_that_hangs_never_holds_up_put_and_close_waits_only_so_long(
     both = fanout(folder, MadeSink(tracker), MadeSink(other.extend))
     both.put(row(0, 10))
     assert entered.wait(30)
-    # The tracker holds its thread until the test ends: if put() waited for it, this would never return.
+    # The tracker holds its thread until the test ends: if put() waited for it, this would never
+    # return.
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         for step in range(1, 201):
@@ -166,7 +177,10 @@ def test_a_tracker_that_hangs_never_holds_up_put_and_close_waits_only_so_long(
         assert len(messages) == 2
         assert [record.step for record in other] == list(range(201))  # type: ignore[union-attr]
         assert kept(folder) == 201
-        assert both.dropped == {"made": 201, "made#2": 0}  # nothing arrived at the first, and all of it is counted
+        assert both.dropped == {
+            "made": 201,
+            "made#2": 0,
+        }  # nothing arrived at the first, and all of it is counted
         with load(folder) as run:
             assert run.events("sink-dropped")[0].detail["records"] == 201
     finally:
@@ -205,7 +219,9 @@ def test_an_event_before_the_first_row_does_not_open_a_run_beside_the_users(fold
     got: list[Sent] = []
     both = fanout(folder, MadeSink(got.extend, user=lambda: users[0], opened=found.append))
     both.put(Event(step=0, kind="experts", message="found"))
-    time.sleep(2 * lane.SEND_SECONDS)  # long enough for the thread to have opened it, if it did not wait
+    time.sleep(
+        2 * fanout_module.SEND_SECONDS
+    )  # long enough for the thread to have opened it, if it did not wait
     users[0] = "the trainer's run, opened after watch()"
     both.put(row(0))
     both.close()
@@ -213,13 +229,17 @@ def test_an_event_before_the_first_row_does_not_open_a_run_beside_the_users(fold
     assert [type(record).__name__ for record in got] == ["Event", "Row"]
 
 
-def test_a_forked_child_sends_nothing_and_its_end_leaves_the_parents_sink_alone(folder: Path) -> None:
+def test_a_forked_child_sends_nothing_and_its_end_leaves_the_parents_sink_alone(
+    folder: Path,
+) -> None:
     got: list[int] = []
     both = fanout(folder, MadeSink(lambda records: got.extend(record.step for record in records)))  # type: ignore
     both.put(row(0))
     both.flush()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python's own about forking beside threads
+        warnings.simplefilter(
+            "ignore", DeprecationWarning
+        )  # Python's own about forking beside threads
         child = os.fork()
     if child == 0:
         both.put(row(1))
@@ -266,13 +286,16 @@ print(both.dropped[sink.name])
 
 @pytest.mark.parametrize("kind", ["jsonl", "tensorboard"])
 def test_a_full_disk_leaves_whole_records_only(tmp_path: Path, kind: str) -> None:
-    done = subprocess.run([sys.executable, "-c", FULL, str(tmp_path), kind], capture_output=True, text=True, check=True)
+    done = python("-c", FULL, tmp_path, kind)
+    assert done.returncode == 0, done.stderr
     assert done.stderr.count("cannot be written (OSError") == 1
     dropped = int(done.stdout)
     assert 0 < dropped < 50
     (file,) = tmp_path.iterdir()
     if kind == "jsonl":
-        assert [json.loads(line)["step"] for line in file.read_text().splitlines()] == list(range(50 - dropped))
+        assert [json.loads(line)["step"] for line in file.read_text().splitlines()] == list(
+            range(50 - dropped)
+        )
     from gradiometer.store.importers import load as open_any
 
     log = open_any(file)  # a half record would be a warning, which is an error here
@@ -298,19 +321,22 @@ for step in range(20):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["jsonl", "wandb"])
-def test_a_script_that_ends_without_closing_still_sends_what_it_put(tmp_path: Path, kind: str) -> None:
+def test_a_script_that_ends_without_closing_still_sends_what_it_put(
+    tmp_path: Path, kind: str
+) -> None:
     told = {**os.environ, "WANDB_SILENT": "true"}
     call = [sys.executable, "-W", "error", "-c", EXIT, str(tmp_path), kind]
     done = subprocess.run(call, capture_output=True, text=True, env=told)
     assert (done.returncode, done.stderr) == (0, "")
-    from gradiometer.store.export_wandb import await_end
+    from gradiometer.store.exporters import await_wandb
+    from gradiometer.store.formats.wandb import wandb_files_in
     from gradiometer.store.importers import load as open_any
-    from gradiometer.store.wandb_files import wandb_files_in
 
     if kind == "wandb":
         (file,) = wandb_files_in(tmp_path / "wandb")
-        await_end(file.parent)
+        await_wandb(file.parent)
     else:
         file = tmp_path / "x.jsonl"
     assert open_any(file).series("x")[1].tolist() == list(map(float, range(20)))
@@ -322,8 +348,12 @@ def test_a_missing_package_is_told_before_anything_is_made(
 ) -> None:
     for known in [module for module in sys.modules if module.partition(".")[0] == name]:
         monkeypatch.delitem(sys.modules, known)
-    monkeypatch.setitem(sys.modules, name, None)  # what Python itself keeps of a package that is not there
-    with pytest.raises(MissingExtra, match=rf'the sink {name} needs {name}.*pip install "gradiometer\[trackers\]"'):
+    monkeypatch.setitem(
+        sys.modules, name, None
+    )  # what Python itself keeps of a package that is not there
+    with pytest.raises(
+        MissingExtra, match=rf'the sink {name} needs {name}.*pip install "gradiometer\[trackers\]"'
+    ):
         chosen([name], Start(run=tmp_path / "run"))
     assert list(tmp_path.iterdir()) == []
 
@@ -356,6 +386,8 @@ def test_wrong_sinks_are_told_before_anything_is_made(tmp_path: Path) -> None:
 
 def test_no_tracker_is_imported_until_it_is_asked_for() -> None:
     code = "import sys, gradiometer.store.sinks; print({m.partition('.')[0] for m in sys.modules})"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
     for name in ("torch", "wandb", "mlflow", "trackio", "tensorboard", "pyarrow"):
         assert repr(name) not in loaded

@@ -1,4 +1,5 @@
-"""Logs that other people's tools wrote: real W&B files, JSONL as verl writes it, and what a crash leaves of them."""
+"""Logs that other people's tools wrote: real W&B files, JSONL as verl writes it, and what a crash
+leaves of them."""
 
 from __future__ import annotations
 
@@ -7,19 +8,27 @@ import math
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from gradiometer.errors import GradiometerWarning, NotARun, RunDamaged, RunNotFound, UnknownName, UsageError
+from gradiometer.errors import (
+    GradiometerWarning,
+    NotARun,
+    RunDamaged,
+    RunNotFound,
+    UnknownName,
+    UsageError,
+)
 from gradiometer.records import Row, Table
+from gradiometer.store.formats.json_files import read_jsonl
+from gradiometer.store.formats.wandb import BLOCK, read_wandb_file
+from gradiometer.store.import_log import import_log
 from gradiometer.store.importers import Log, identify, open_log, open_wandb
-from gradiometer.store.intake import import_log
-from gradiometer.store.jsonl import read_jsonl
 from gradiometer.store.reader import Run, load
-from gradiometer.store.wandb_files import BLOCK, read_wandb_file
 from gradiometer.store.writer import Writer
 
 COLUMNS = ["bucket", "group_id", "reward_std"]
@@ -31,9 +40,20 @@ def group_rows(step: int) -> list[list[Any]]:
 
 
 def history(step: int) -> dict[str, float]:
-    keys = [f"grad_norm/{bucket}/{term}" for bucket in ("all", "bucket_1") for term in ("task", "entropy", "kl")]
-    keys += [f"grad_norm/bucket_{bucket}/signal_low/{term}" for bucket in range(1, 49) for term in ("task", "kl")]
-    return {"actor/loss/policy": -0.5, **{name: step + place / 7 for place, name in enumerate(keys)}}
+    keys = [
+        f"grad_norm/{bucket}/{term}"
+        for bucket in ("all", "bucket_1")
+        for term in ("task", "entropy", "kl")
+    ]
+    keys += [
+        f"grad_norm/bucket_{bucket}/signal_low/{term}"
+        for bucket in range(1, 49)
+        for term in ("task", "kl")
+    ]
+    return {
+        "actor/loss/policy": -0.5,
+        **{name: step + place / 7 for place, name in enumerate(keys)},
+    }
 
 
 # Run as a process of its own: W&B leaves a service behind, and its threads warn when pytest ends.
@@ -65,11 +85,20 @@ def wandb_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = {step: [history(step), group_rows(step)] for step in STEPS}
     plain = {**os.environ, "WANDB_MODE": "offline", "WANDB_SILENT": "true", "HOME": str(folder)}
     command = [sys.executable, "-c", WRITE, str(folder)]
-    subprocess.run(command, input=json.dumps(rows), text=True, check=True, capture_output=True, env=plain, cwd=folder)
+    subprocess.run(
+        command,
+        input=json.dumps(rows),
+        text=True,
+        check=True,
+        capture_output=True,
+        env=plain,
+        cwd=folder,
+    )
     (made,) = (folder / "wandb").glob("offline-run-*")
     return made
 
 
+@pytest.mark.slow
 def test_a_real_wandb_run_is_read_back_row_by_row(wandb_run: Path) -> None:
     log = open_log(wandb_run)
     assert isinstance(log, Log)
@@ -91,7 +120,9 @@ def test_the_tables_of_a_wandb_run_are_read_from_their_files(wandb_run: Path) ->
     assert log.table_names() == ["grad_norm/bucket_1/group_rv_table"]
     for step in STEPS:
         table = log.table("grad_norm/bucket_1/group_rv_table", step)
-        assert table == Table(step=step, name=table.name, content={"columns": COLUMNS, "data": group_rows(step)})
+        assert table == Table(
+            step=step, name=table.name, content={"columns": COLUMNS, "data": group_rows(step)}
+        )
     assert log.table("grad_norm/bucket_1/group_rv_table").step == 21
     with pytest.raises(UnknownName, match=r"'12' \(nearest: 11, 21, 1\)"):
         log.table("grad_norm/bucket_1/group_rv_table", 12)
@@ -115,7 +146,9 @@ def test_a_wandb_run_is_imported_whole(wandb_run: Path, tmp_path: Path) -> None:
         for name in log.names():
             for ours, theirs in zip(run.series(name), log.series(name), strict=True):
                 np.testing.assert_array_equal(ours, theirs)
-        assert run.tables("grad_norm/bucket_1/group_rv_table") == log.tables("grad_norm/bucket_1/group_rv_table")
+        assert run.tables("grad_norm/bucket_1/group_rv_table") == log.tables(
+            "grad_norm/bucket_1/group_rv_table"
+        )
         assert run.facts["config"] == log.facts["config"]
         assert identify(run) == "abc12345"
 
@@ -123,7 +156,7 @@ def test_a_wandb_run_is_imported_whole(wandb_run: Path, tmp_path: Path) -> None:
 def test_our_reading_of_the_records_is_that_of_wandbs_own_messages(wandb_run: Path) -> None:
     from wandb.proto import wandb_internal_pb2 as messages
 
-    from gradiometer.store.wandb_files import _frames
+    from gradiometer.store.formats.wandb import _frames
 
     (file,) = wandb_run.glob("*.wandb")
     blob = file.read_bytes()
@@ -136,7 +169,10 @@ def test_our_reading_of_the_records_is_that_of_wandbs_own_messages(wandb_run: Pa
             record = messages.Record()
             record.ParseFromString(pieces)
             if record.WhichOneof("record_type") == "history":
-                items = {"/".join(item.nested_key) or item.key: item.value_json for item in record.history.item}
+                items = {
+                    "/".join(item.nested_key) or item.key: item.value_json
+                    for item in record.history.item
+                }
                 theirs.append((record.history.step.num, items))
     assert {1, 2, 4} <= kinds
     assert [step for step, _ in theirs] == list(STEPS)
@@ -148,7 +184,9 @@ def test_our_reading_of_the_records_is_that_of_wandbs_own_messages(wandb_run: Pa
 
 
 @pytest.mark.parametrize("lost", [1, 5, 500, 20_000])
-def test_a_cut_off_wandb_file_gives_what_is_whole_and_says_so(wandb_run: Path, tmp_path: Path, lost: int) -> None:
+def test_a_cut_off_wandb_file_gives_what_is_whole_and_says_so(
+    wandb_run: Path, tmp_path: Path, lost: int
+) -> None:
     (file,) = wandb_run.glob("*.wandb")
     short = tmp_path / "run-x.wandb"
     short.write_bytes(file.read_bytes()[:-lost])
@@ -159,7 +197,9 @@ def test_a_cut_off_wandb_file_gives_what_is_whole_and_says_so(wandb_run: Path, t
     assert log.newest_step in (*STEPS, None)
 
 
-def test_a_wandb_file_that_ends_in_zeros_is_cut_off_and_not_damaged(wandb_run: Path, tmp_path: Path) -> None:
+def test_a_wandb_file_that_ends_in_zeros_is_cut_off_and_not_damaged(
+    wandb_run: Path, tmp_path: Path
+) -> None:
     (file,) = wandb_run.glob("*.wandb")
     padded = tmp_path / "run-x.wandb"
     padded.write_bytes(file.read_bytes() + bytes(100))
@@ -167,7 +207,9 @@ def test_a_wandb_file_that_ends_in_zeros_is_cut_off_and_not_damaged(wandb_run: P
         assert read_wandb_file(padded).newest_step == 21
 
 
-def test_a_flipped_bit_in_a_wandb_file_is_found_by_its_checksum(wandb_run: Path, tmp_path: Path) -> None:
+def test_a_flipped_bit_in_a_wandb_file_is_found_by_its_checksum(
+    wandb_run: Path, tmp_path: Path
+) -> None:
     (file,) = wandb_run.glob("*.wandb")
     blob = bytearray(file.read_bytes())
     blob[BLOCK // 2] ^= 1
@@ -186,7 +228,9 @@ def test_a_table_whose_file_is_gone_is_reported(wandb_run: Path, tmp_path: Path)
     assert log.newest_step == 21
 
 
-def test_a_wandb_run_is_found_from_its_file_its_folder_and_the_folder_above(wandb_run: Path, tmp_path: Path) -> None:
+def test_a_wandb_run_is_found_from_its_file_its_folder_and_the_folder_above(
+    wandb_run: Path, tmp_path: Path
+) -> None:
     (file,) = wandb_run.glob("*.wandb")
     for path in (file, wandb_run, wandb_run.parent):
         assert open_wandb(str(path)).run_id == "abc12345"
@@ -218,7 +262,10 @@ def nested(depth: int) -> str:
 
 
 def test_verls_file_logger_is_read(tmp_path: Path) -> None:
-    lines = [json.dumps({"step": step, "data": {"actor/pg_loss": step / 2, "n": step}}) for step in range(3)]
+    lines = [
+        json.dumps({"step": step, "data": {"actor/pg_loss": step / 2, "n": step}})
+        for step in range(3)
+    ]
     log = open_log(written(tmp_path / "exp.jsonl", *lines))
     assert isinstance(log, Log)
     assert log.name == "exp"
@@ -244,7 +291,8 @@ def test_lines_of_one_step_are_merged_and_nested_values_named_by_their_path(tmp_
         json.dumps({"step": 2, "d": True, "grad_norm/all/group_rv_table": table, "text": "x"}),
         '{"step": 1, "d": 0.5}',
     ]
-    log = read_jsonl(written(tmp_path / "a.jsonl", *lines))
+    with pytest.warns(GradiometerWarning, match="steps fall back"):
+        log = read_jsonl(written(tmp_path / "a.jsonl", *lines))
     assert log.names() == ["a/b/c", "d"]
     assert log.series("d")[0].tolist() == [1, 2]
     assert log.table("grad_norm/all/group_rv_table", 2).content == table
@@ -274,27 +322,46 @@ def test_a_line_cut_off_by_a_crash_is_skipped_and_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "says"),
     [
-        (['{"step": 0}', "{oops", '{"step": 2}'], "line 2: not JSON"),
-        (['{"step": 0}', "[1, 2]", '{"step": 2}'], "line 2: a line must be a JSON object, not list"),
-        (['{"step": "one"}'], "line 1: step must be a whole number, not 'one'"),
-        (['{"step": 1.5}'], "line 1: step must be a whole number"),
-        (['{"loss": 1}'], "no line with a step: each needs one of _step, step, global_step"),
-        (["{cut"], "line 1: not JSON"),
-        ([""], "no line with a step"),
-        (['{"step": 0}', '{"step": 1e400}'], "line 2: step must be a whole number, not inf"),
-        (['{"step": NaN}'], "line 1: step must be a whole number, not nan"),
-        (['{"step": 0}', f'{{"step": {2**63}}}'], "line 2: step has 19 digits and does not fit into 64 bits"),
-        (['{"step": 1e300}'], "line 1: step has 301 digits and does not fit into 64 bits"),
-        ([f'{{"step": -{"9" * 400}}}'], "line 1: step has 400 digits and does not fit into 64 bits"),
-        (['{"step": 0}', f'{{"step": 1, "a": {{"b": -{"9" * 400}}}}}'], "line 2: a/b has 400 digits, too large"),
-        (['{"step": 0}', f'{{"step": 1, "a": {"9" * 5000}}}'], "line 2: cannot be read .*digits"),
-        (['{"step": 0}', nested(3000)], "line 2: cannot be read .*recursion"),
-        (['{"step": 0}', nested(3000), '{"step": 2}'], "line 2: cannot be read .*recursion"),
+        (['{"step": "one"}'], "one of _step, step, global_step"),
+        (['{"step": 1.5}'], "no column that counts the steps"),
+        (['{"loss": 1}'], "one set of values and not a curve"),
+        (["{cut"], "line 1 is not JSON"),
+        (["[1, 2]"], "line 1 must be a JSON object and is list"),
+        ([""], "it is empty"),
+        (['{"step": NaN}'], "no column that counts the steps"),
+        (['{"step": 1e300}'], "no column that counts the steps"),
+        ([f'{{"step": -{"9" * 400}}}'], "400 digits"),
+        (
+            ['{"step": 0}', f'{{"step": 1, "a": {{"b": -{"9" * 400}}}}}'],
+            "line 2: a/b has 400 digits, too large",
+        ),
     ],
 )
-def test_a_broken_jsonl_is_an_error_with_its_line(tmp_path: Path, lines: list[str], says: str) -> None:
+def test_a_jsonl_that_is_no_log_is_an_error_that_says_why(
+    tmp_path: Path, lines: list[str], says: str
+) -> None:
     with pytest.raises(UsageError, match=says):
         read_jsonl(written(tmp_path / "a.jsonl", *lines))
+
+
+@pytest.mark.parametrize(
+    ("broken", "says"),
+    [
+        ("{oops", "1 line skipped that are no JSON object, the first is line 2"),
+        ("[1, 2]", "1 line skipped that are no JSON object"),
+        (nested(3000), "1 line skipped that are no JSON object"),
+        ('{"step": 1e400, "x": 5}', "1 line without a step .step. skipped, the first is line 2"),
+        (f'{{"step": {2**63}, "x": 5}}', "1 line without a step"),
+        (f'{{"step": 1, "a": {"9" * 5000}}}', "1 line skipped that are no JSON object"),
+    ],
+)
+def test_a_line_that_cannot_be_read_is_said_and_the_others_are_read(
+    tmp_path: Path, broken: str, says: str
+) -> None:
+    lines = ['{"step": 0, "x": 1}', broken, *(f'{{"step": {n}, "x": 2}}' for n in range(2, 40))]
+    with pytest.warns(GradiometerWarning, match=says):
+        log = read_jsonl(written(tmp_path / "a.jsonl", *lines))
+    assert log.steps()["step"].tolist() == [0, *range(2, 40)]
 
 
 def test_values_at_every_depth_are_read_or_refused_with_their_line(tmp_path: Path) -> None:
@@ -303,8 +370,11 @@ def test_values_at_every_depth_are_read_or_refused_with_their_line(tmp_path: Pat
     for depth in range(100, 1500, 50):
         path = written(tmp_path / "a.jsonl", '{"step": 0}', nested(depth))
         try:
-            outcomes.add("read" if read_jsonl(path).names() == ["x" + "/a" * depth] else "wrong")
-        except UsageError as problem:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                names = read_jsonl(path).names()
+            outcomes.add("read" if names == ["x" + "/a" * depth] else "wrong")
+        except (UsageError, GradiometerWarning) as problem:
             outcomes.add(str(problem).removeprefix(f"{path}, ").partition(":")[0])
     assert outcomes == {"read", "line 2"}
 
@@ -312,7 +382,8 @@ def test_values_at_every_depth_are_read_or_refused_with_their_line(tmp_path: Pat
 def test_the_largest_step_and_value_are_read(tmp_path: Path) -> None:
     largest = int(np.finfo(np.float64).max)
     line = json.dumps({"step": 2**63 - 1, "x": largest, "y": -largest, "z": True})
-    log = read_jsonl(written(tmp_path / "a.jsonl", line, f'{{"step": {-(2**63)}, "x": 1}}'))
+    with pytest.warns(GradiometerWarning, match="steps fall back"):
+        log = read_jsonl(written(tmp_path / "a.jsonl", line, f'{{"step": {-(2**63)}, "x": 1}}'))
     assert log.series("x")[0].tolist() == [-(2**63), 2**63 - 1]
     assert log.series("y")[1].tolist() == [-float(largest)]
 
@@ -326,7 +397,7 @@ def test_a_log_from_anywhere_refuses_what_it_cannot_keep(tmp_path: Path) -> None
 
 def test_lines_without_a_step_among_others_are_said(tmp_path: Path) -> None:
     path = written(tmp_path / "a.jsonl", '{"config": {}}', '{"step": 1, "x": 1}')
-    with pytest.warns(GradiometerWarning, match="1 lines have no step"):
+    with pytest.warns(GradiometerWarning, match="1 line without a step"):
         assert read_jsonl(path).names() == ["x"]
 
 
@@ -336,7 +407,11 @@ def test_a_log_has_the_reading_interface_of_a_run(tmp_path: Path) -> None:
     assert log.steps()["step"].tolist() == [1]
     assert np.isnan(log.steps()["wall_time"]).all()
     assert (log.events(), log.findings(), log.vector_names()) == ([], [], [])
-    for missing in (lambda: log.vector_steps("x"), lambda: log.vector("x", 1), lambda: log.cosine(1, 2)):
+    for missing in (
+        lambda: log.vector_steps("x"),
+        lambda: log.vector("x", 1),
+        lambda: log.cosine(1, 2),
+    ):
         with pytest.raises(UnknownName, match="unknown vector"):
             missing()
     with pytest.raises(UnknownName, match="unknown series 'los'; did you mean 'loss'"):
@@ -351,7 +426,8 @@ def test_the_summaries_of_a_log_are_those_of_the_same_numbers_in_a_run(tmp_path:
         '{"step": 1, "a": -2, "b": NaN, "c": 1, "d": -Infinity}',
         '{"step": 2, "a": NaN}',
     ]
-    log = read_jsonl(written(tmp_path / "a.jsonl", *lines))
+    with pytest.warns(GradiometerWarning, match="steps fall back"):
+        log = read_jsonl(written(tmp_path / "a.jsonl", *lines))
     import_log(log, tmp_path / "run")
     with load(tmp_path / "run") as run:
         # repr, because NaN is not equal to itself
@@ -376,8 +452,11 @@ def test_gm_load_opens_a_run_and_every_log(tmp_path: Path) -> None:
         gm.load(tmp_path / "rum")
 
 
-def test_loading_the_file_of_a_run_that_this_process_writes_leaves_its_locks(tmp_path: Path, execute: Any) -> None:
-    """Closing any second descriptor of the file would drop them, and another process could then rewrite it."""
+def test_loading_the_file_of_a_run_that_this_process_writes_leaves_its_locks(
+    tmp_path: Path, execute: Any
+) -> None:
+    """Closing any second descriptor of the file would drop them, and another process could then
+    rewrite it."""
     import gradiometer as gm
 
     with Writer(tmp_path / "run") as writer:

@@ -14,10 +14,17 @@ from hypothesis import strategies as st
 from gradiometer.store.strictjson import from_json, to_json
 
 SCALARS = (
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5).filter(lambda text: "N" not in text)
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=5).filter(lambda text: "N" not in text)
 )
 VALUES = st.recursive(
-    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
 )
 
 
@@ -42,7 +49,9 @@ def test_any_value_comes_back_from_strict_json(value: object) -> None:
     assert same(from_json(text), value)
 
 
-@pytest.mark.parametrize(("value", "text"), [(math.nan, '"NaN"'), (math.inf, '"Infinity"'), (-math.inf, '"-Infinity"')])
+@pytest.mark.parametrize(
+    ("value", "text"), [(math.nan, '"NaN"'), (math.inf, '"Infinity"'), (-math.inf, '"-Infinity"')]
+)
 def test_the_numbers_json_has_no_word_for_are_strings(value: float, text: str) -> None:
     assert to_json(value) == text
     assert to_json(np.float32(value)) == text
@@ -50,7 +59,12 @@ def test_the_numbers_json_has_no_word_for_are_strings(value: float, text: str) -
 
 
 def test_numpy_scalars_and_arrays_are_numbers_and_lists() -> None:
-    value = {"a": np.float32(0.5), "b": np.int64(3), "c": np.bool_(True), "d": np.arange(4).reshape(2, 2)}
+    value = {
+        "a": np.float32(0.5),
+        "b": np.int64(3),
+        "c": np.bool_(True),
+        "d": np.arange(4).reshape(2, 2),
+    }
     assert from_json(to_json(value)) == {"a": 0.5, "b": 3, "c": True, "d": [[0, 1], [2, 3]]}
 
 
@@ -60,6 +74,11 @@ def test_dataclasses_and_namespaces_are_objects_and_strangers_are_their_text() -
         lr: float
         out: Path
 
-    value = {1: Config(lr=0.1, out=Path("runs")), "args": Namespace(seed=3), "set": {4}, "type": complex(1, 2)}
+    value = {
+        1: Config(lr=0.1, out=Path("runs")),
+        "args": Namespace(seed=3),
+        "set": {4},
+        "type": complex(1, 2),
+    }
     expected = {"1": {"lr": 0.1, "out": "runs"}, "args": {"seed": 3}, "set": [4], "type": "(1+2j)"}
     assert from_json(to_json(value)) == expected

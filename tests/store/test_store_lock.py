@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gradiometer.errors import RunLocked
-from gradiometer.store.lock import LOCK_NAME, WriterLock
+from gradiometer.store.locks import LOCK_NAME, WriterLock
 from gradiometer.store.writer import Writer
 
 HOLD = """
@@ -48,15 +48,21 @@ def test_the_lock_of_a_killed_process_does_not_outlive_it(folder: Path, start) -
     assert not (folder / LOCK_NAME).exists()
 
 
-def test_reading_a_run_in_the_process_that_writes_it_does_not_open_it_to_others(folder: Path, execute) -> None:
+def test_reading_a_run_in_the_process_that_writes_it_does_not_open_it_to_others(
+    folder: Path, execute
+) -> None:
     from gradiometer.store.reader import load
 
     with Writer(folder) as writer:
         writer.flush()
         load(folder).close()
         assert "RunLocked" in execute("Writer(folder)", folder).stderr
-        # SQLite's own lock is still there too: without it, it would let go of the log under the writer's feet.
-        script = "import sqlite3; sqlite3.connect(folder / 'run.db', timeout=0).execute('PRAGMA journal_mode = DELETE')"
+        # SQLite's own lock is still there too: without it, it would let go of the log under the
+        # writer's feet.
+        script = (
+            "import sqlite3; sqlite3.connect(folder / 'run.db', timeout=0).execute('PRAGMA"
+            " journal_mode = DELETE')"
+        )
         assert "database is locked" in execute(script, folder).stderr
 
 

@@ -19,7 +19,8 @@ LIMIT = 256 << 10
 
 
 def relay(path: Path, stop: threading.Event, began: threading.Event) -> None:
-    """Readers that hand over: each begins before the one before it ends, so that there is always one."""
+    """Readers that hand over: each begins before the one before it ends, so that there is always
+    one."""
     held: list[sqlite3.Connection] = []
     while not stop.is_set():
         reader = sqlite3.connect(f"file:{path}?mode=ro", uri=True, isolation_level=None)
@@ -44,7 +45,13 @@ def longest_log(folder: Path) -> int:
         began.wait(10)
         try:
             for step in range(1, STEPS):
-                writer.put(Row(step=step, wall_time=0.0, values={f"s{k}": k + step / 7 for k in range(VALUES)}))
+                writer.put(
+                    Row(
+                        step=step,
+                        wall_time=0.0,
+                        values={f"s{k}": k + step / 7 for k in range(VALUES)},
+                    )
+                )
                 writer.flush()
                 longest = max(longest, (folder / "run.db-wal").stat().st_size)
         finally:
@@ -53,7 +60,9 @@ def longest_log(folder: Path) -> int:
     return longest
 
 
-def test_readers_at_every_moment_do_not_let_the_log_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readers_at_every_moment_do_not_let_the_log_grow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     unlimited = longest_log(tmp_path / "grows")
     monkeypatch.setattr(database, "LONG_LOG", LIMIT)
     bounded = longest_log(tmp_path / "bounded")

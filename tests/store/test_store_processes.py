@@ -31,7 +31,7 @@ def test_a_killed_process_loses_at_most_the_last_second(folder: Path, start) -> 
         folder,
     )
     process.stdout.readline()
-    time.sleep(3)
+    time.sleep(2)
     process.send_signal(signal.SIGKILL)
     last_put = float(process.communicate()[0].split()[-1])
     with load(folder) as run:
@@ -41,7 +41,9 @@ def test_a_killed_process_loses_at_most_the_last_second(folder: Path, start) -> 
     assert intact(folder)
 
 
-def test_a_process_killed_after_a_flush_loses_nothing_and_can_be_resumed(folder: Path, execute) -> None:
+def test_a_process_killed_after_a_flush_loses_nothing_and_can_be_resumed(
+    folder: Path, execute
+) -> None:
     killed = execute(
         """
         writer = Writer(folder)
@@ -61,7 +63,9 @@ def test_a_process_killed_after_a_flush_loses_nothing_and_can_be_resumed(folder:
 
 
 @pytest.mark.parametrize("ending", ["", "sys.exit(3)", "raise ValueError('mine')"])
-def test_a_script_that_forgets_to_close_still_ends_with_a_complete_file(folder: Path, execute, ending: str) -> None:
+def test_a_script_that_forgets_to_close_still_ends_with_a_complete_file(
+    folder: Path, execute, ending: str
+) -> None:
     execute(f"writer = Writer(folder); writer.put(row(7)); writer.put(row(8))\n{ending}", folder)
     assert [file.name for file in folder.iterdir()] == ["run.db"]
     with load(folder) as run:
@@ -69,7 +73,10 @@ def test_a_script_that_forgets_to_close_still_ends_with_a_complete_file(folder: 
 
 
 def test_an_interrupt_during_training_keeps_what_was_put(folder: Path, start) -> None:
-    process = start("writer = Writer(folder); writer.put(row(7)); print('ready', flush=True); time.sleep(60)", folder)
+    process = start(
+        "writer = Writer(folder); writer.put(row(7)); print('ready', flush=True); time.sleep(60)",
+        folder,
+    )
     process.stdout.readline()
     process.send_signal(signal.SIGINT)
     assert "KeyboardInterrupt" in process.communicate(timeout=30)[1]
@@ -77,7 +84,9 @@ def test_an_interrupt_during_training_keeps_what_was_put(folder: Path, start) ->
         assert run.newest_step == 7
 
 
-def test_closing_from_a_signal_handler_in_the_middle_of_putting_does_not_hang(folder: Path, start) -> None:
+def test_closing_from_a_signal_handler_in_the_middle_of_putting_does_not_hang(
+    folder: Path, start
+) -> None:
     process = start(
         """
         writer = Writer(folder)
@@ -100,9 +109,14 @@ def test_closing_from_a_signal_handler_in_the_middle_of_putting_does_not_hang(fo
     assert [file.name for file in folder.iterdir()] == ["run.db"]
 
 
-@pytest.mark.parametrize("leave", ["os._exit(0)", "sys.exit(0)", "del writer; import gc; gc.collect(); sys.exit(0)"])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "leave", ["os._exit(0)", "sys.exit(0)", "del writer; import gc; gc.collect(); sys.exit(0)"]
+)
 @pytest.mark.parametrize("outlives", [False, True])
-def test_a_forked_child_never_writes_and_does_no_harm(folder: Path, execute, leave: str, outlives: bool) -> None:
+def test_a_forked_child_never_writes_and_does_no_harm(
+    folder: Path, execute, leave: str, outlives: bool
+) -> None:
     done = execute(
         f"""
         def start_child():
@@ -142,7 +156,9 @@ def test_a_forked_child_never_writes_and_does_no_harm(folder: Path, execute, lea
     assert intact(folder)
 
 
-def test_a_multiprocessing_worker_that_inherits_the_writer_does_no_harm(folder: Path, execute) -> None:
+def test_a_multiprocessing_worker_that_inherits_the_writer_does_no_harm(
+    folder: Path, execute
+) -> None:
     done = execute(
         """
         import multiprocessing
@@ -193,7 +209,9 @@ def test_a_full_disk_warns_once_counts_and_lets_the_training_go_on(folder: Path,
     assert intact(folder)
 
 
-def test_a_disk_that_stays_full_does_not_keep_the_process_from_ending(folder: Path, execute) -> None:
+def test_a_disk_that_stays_full_does_not_keep_the_process_from_ending(
+    folder: Path, execute
+) -> None:
     done = execute(
         """
         import resource
@@ -212,7 +230,9 @@ def test_a_disk_that_stays_full_does_not_keep_the_process_from_ending(folder: Pa
         assert run.newest_step == 1
 
 
-def test_a_folder_deleted_under_a_process_does_not_keep_it_from_ending(folder: Path, execute) -> None:
+def test_a_folder_deleted_under_a_process_does_not_keep_it_from_ending(
+    folder: Path, execute
+) -> None:
     done = execute(
         """
         import shutil
@@ -232,7 +252,7 @@ def test_a_folder_deleted_under_a_process_does_not_keep_it_from_ending(folder: P
 def test_writing_never_imports_torch(folder: Path, execute) -> None:
     done = execute(
         """
-        from gradiometer.store import facts, upkeep
+        from gradiometer.store import batches, facts
         with Writer(folder, facts=facts.collect({}, 1)) as writer: writer.put(row(1))
         load(folder).summaries()
         assert "torch" not in sys.modules

@@ -40,8 +40,16 @@ def test_an_unknown_series_names_the_ones_close_to_it(written: Path) -> None:
 def test_an_empty_run_reads_as_empty(folder: Path) -> None:
     Writer(folder).close()
     with load(folder) as run:
-        assert (run.names(), run.events(), run.findings(), run.summaries(), run.newest_step) == ([], [], [], [], None)
-        assert {name: len(column) for name, column in run.steps().items()} == dict.fromkeys(run.steps(), 0)
+        assert (run.names(), run.events(), run.findings(), run.summaries(), run.newest_step) == (
+            [],
+            [],
+            [],
+            [],
+            None,
+        )
+        assert {name: len(column) for name, column in run.steps().items()} == dict.fromkeys(
+            run.steps(), 0
+        )
 
 
 def test_coordinates_nobody_gave_are_nan(written: Path) -> None:
@@ -66,7 +74,9 @@ def test_summaries_agree_with_the_series(folder: Path) -> None:
         known = np.flatnonzero(~np.isnan(column))
         assert (summary.count, summary.nan_count) == (200, 200 - len(known))
         assert summary.last_step == 199
-        assert np.array_equal(summary.last, column[-1], equal_nan=True)  # a NaN at the end is not hidden
+        assert np.array_equal(
+            summary.last, column[-1], equal_nan=True
+        )  # a NaN at the end is not hidden
         assert (summary.min, summary.max) == (np.nanmin(column), np.nanmax(column))
         assert summary.mean == pytest.approx(np.nanmean(column))
     assert (c.count, c.nan_count, c.last_step) == (200, 200, 199)
@@ -80,7 +90,9 @@ def test_infinities_show_in_the_summary(folder: Path) -> None:
     with load(folder) as run:
         a, b = run.summaries()
     inf = math.inf
-    assert a == Summary(name="a", count=2, nan_count=0, last_step=1, last=inf, mean=inf, min=1.0, max=inf)
+    assert a == Summary(
+        name="a", count=2, nan_count=0, last_step=1, last=inf, mean=inf, min=1.0, max=inf
+    )
     assert (b.mean, b.min, b.max) == (-inf, -inf, -1.0)
 
 
@@ -94,7 +106,11 @@ def test_tables_and_vectors_are_found_by_name_and_step(folder: Path) -> None:
         assert run.table("layers").step == 30
         assert run.table("layers", 20).content == {"at": 20}
         assert run.vector("sketch", 10).values.tolist() == [10, 10]
-        for wrong in (lambda: run.table("layer"), lambda: run.tables("layer"), lambda: run.table("layer", 20)):
+        for wrong in (
+            lambda: run.table("layer"),
+            lambda: run.tables("layer"),
+            lambda: run.table("layer", 20),
+        ):
             with pytest.raises(UnknownName, match="did you mean 'layers'"):
                 wrong()
         for wrong in (lambda: run.vector("sketch", 21), lambda: run.table("layers", 21)):
@@ -204,7 +220,8 @@ def test_a_run_one_may_not_read_is_not_called_damaged(written: Path, execute) ->
 
 @contextmanager
 def world_readable(folder: Path) -> Iterator[Path]:
-    """A copy of a run in a folder which everyone may read and nobody change; pytest's own are closed to others."""
+    """A copy of a run in a folder which everyone may read and nobody change; pytest's own are
+    closed to others."""
     with tempfile.TemporaryDirectory(prefix="gradiometer-test-") as parent:
         Path(parent).chmod(0o755)
         copy = shutil.copytree(folder, Path(parent, "run"))
@@ -217,17 +234,23 @@ def world_readable(folder: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def newer_schema(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(database, "SCHEMA_VERSION", 3)
-    migrations = {1: "ALTER TABLE steps ADD COLUMN lr REAL;", 2: "UPDATE series SET name = 'new/' || name;"}
+    monkeypatch.setattr(database, "SCHEMA_VERSION", 4)
+    monkeypatch.setattr(database, "IN_PLACE", frozenset({4}))
+    migrations = {
+        2: "ALTER TABLE steps ADD COLUMN lr REAL;",
+        3: "UPDATE series SET name = 'new/' || name;",
+    }
     monkeypatch.setattr(database, "MIGRATIONS", migrations)
 
 
 @pytest.mark.usefixtures("written", "newer_schema")
-def test_an_old_run_is_read_through_its_migrations_and_the_file_stays_as_it_was(folder: Path) -> None:
+def test_an_old_run_is_read_through_its_migrations_and_the_file_stays_as_it_was(
+    folder: Path,
+) -> None:
     before = (folder / "run.db").read_bytes()
     with load(folder) as run:
         assert run.names() == ["new/loss", "new/reward"]
-        assert run.facts["schema_version"] == 3
+        assert run.facts["schema_version"] == 4
     assert (folder / "run.db").read_bytes() == before
 
 
@@ -241,7 +264,7 @@ def test_an_old_run_that_crashed_is_read_through_its_migrations(crashed: Path) -
 def test_the_writer_migrates_the_file_itself(folder: Path) -> None:
     Writer(folder, resume=9).close()
     db = sqlite3.connect(folder / "run.db")
-    assert db.execute("PRAGMA user_version").fetchone() == (3,)
+    assert db.execute("PRAGMA user_version").fetchone() == (4,)
     assert "new/loss" in {name for (name,) in db.execute("SELECT name FROM series")}
     db.close()
 
@@ -251,7 +274,7 @@ def test_a_run_of_a_later_version_says_to_upgrade(written: Path) -> None:
     db.execute("PRAGMA user_version = 99")
     db.close()
     for opened in (load, lambda folder: Writer(folder, resume=1)):
-        with pytest.raises(SchemaTooNew, match=r"schema 99.*up to 1.*pip install -U"):
+        with pytest.raises(SchemaTooNew, match=r"schema 99.*up to 2.*pip install -U"):
             opened(written)
 
 
@@ -283,8 +306,12 @@ def test_what_is_no_run_is_called_that(tmp_path: Path) -> None:
             load(tmp_path / name)
 
 
-@pytest.mark.parametrize("length", [0, 1, 16, 50, 99, 100, 1000, 4095, 4096, 4097, 8192, 20_000, -4096, -1])
-def test_a_truncated_run_is_called_damaged_with_something_to_try(written: Path, length: int) -> None:
+@pytest.mark.parametrize(
+    "length", [0, 1, 16, 50, 99, 100, 1000, 4095, 4096, 4097, 8192, 20_000, -4096, -1]
+)
+def test_a_truncated_run_is_called_damaged_with_something_to_try(
+    written: Path, length: int
+) -> None:
     file = written / "run.db"
     whole = file.read_bytes()
     file.write_bytes(whole[:length])

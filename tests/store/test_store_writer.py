@@ -29,7 +29,9 @@ def bits(values: list[float]) -> list[bytes]:
     return [b"nan" if math.isnan(value) else struct.pack("d", value or 0.0) for value in values]
 
 
-@settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(st.lists(st.floats(), min_size=1, max_size=30))
 def test_every_float_comes_back_to_the_bit(tmp_path: Path, values: list[float]) -> None:
     with Writer(tmp_path / "run", overwrite=True) as writer:
@@ -45,7 +47,11 @@ def test_a_nan_is_null_and_an_infinity_is_a_number_in_the_file(folder: Path) -> 
     with Writer(folder) as writer:
         writer.put(row(1, a=math.nan, b=math.inf, c=-math.inf))
     db = sqlite3.connect(folder / "run.db")
-    assert db.execute("SELECT value FROM points ORDER BY series_id").fetchall() == [(None,), (math.inf,), (-math.inf,)]
+    assert db.execute("SELECT value FROM points ORDER BY series_id").fetchall() == [
+        (None,),
+        (math.inf,),
+        (-math.inf,),
+    ]
     db.close()
 
 
@@ -88,12 +94,24 @@ def test_records_reach_the_disk_without_a_flush(folder: Path) -> None:
 
 
 def test_every_kind_of_record_comes_back_as_it_was(folder: Path) -> None:
-    event = Event(step=2, kind="nonfinite", message="NaN in actor", detail={"first": "actor.0", "value": math.inf})
+    event = Event(
+        step=2,
+        kind="nonfinite",
+        message="NaN in actor",
+        detail={"first": "actor.0", "value": math.inf},
+    )
     table = Table(step=3, name="layers", content=[{"name": "a", "norm": -math.inf}])
     finding = Finding(
-        id="dead-term", title="A term is dead", severity="critical", basis="proved", since_step=2, block="actor",
-        evidence=(Evidence(series="x", reading="0", first_step=1),), fix=("detach less",), references=("a", "b"),
-    )  # fmt: skip
+        id="dead-term",
+        title="A term is dead",
+        severity="critical",
+        basis="proved",
+        since_step=2,
+        block="actor",
+        evidence=(Evidence(series="x", reading="0", first_step=1),),
+        fix=("detach less",),
+        references=("a", "b"),
+    )
     with Writer(folder) as writer:
         for item in (event, table, finding):
             writer.put(item)
@@ -103,9 +121,13 @@ def test_every_kind_of_record_comes_back_as_it_was(folder: Path) -> None:
         assert run.findings() == [finding]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int8", "uint64", "bool", ">f4"])
+@pytest.mark.parametrize(
+    "dtype", ["float32", "float64", "float16", "int8", "uint64", "bool", ">f4"]
+)
 @pytest.mark.parametrize("shape", [(), (0,), (5,), (2, 3)])
-def test_a_vector_comes_back_with_its_type_and_shape(folder: Path, dtype: str, shape: tuple[int, ...]) -> None:
+def test_a_vector_comes_back_with_its_type_and_shape(
+    folder: Path, dtype: str, shape: tuple[int, ...]
+) -> None:
     values = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype)
     with Writer(folder) as writer:
         writer.put(Vector(step=4, name="sketch", values=values))
@@ -147,7 +169,13 @@ def test_a_later_row_without_coordinates_does_not_erase_the_known_ones(
         writer.put(Row(step=5, wall_time=2.0, values={"b": 1.0}, epoch=9))
     with load(folder) as run:
         columns = {name: values.tolist() for name, values in run.steps().items()}
-    assert columns == {"step": [5], "wall_time": [2.0], "env_steps": [640], "rollout": [2], "epoch": [9]}
+    assert columns == {
+        "step": [5],
+        "wall_time": [2.0],
+        "env_steps": [640],
+        "rollout": [2],
+        "epoch": [9],
+    }
 
 
 def test_steps_may_come_out_of_order(folder: Path) -> None:
@@ -162,18 +190,28 @@ def test_facts_are_merged_key_by_key(folder: Path) -> None:
     with Writer(folder, facts={"seed": 1, "config": {"lr": 0.1}}) as writer:
         writer.set_facts({"seed": 2, "git": {"commit": "abc"}})
     with load(folder) as run:
-        assert run.facts == {"schema_version": 1, "seed": 2, "config": {"lr": 0.1}, "git": {"commit": "abc"}}
+        assert run.facts == {
+            "schema_version": 2,
+            "seed": 2,
+            "config": {"lr": 0.1},
+            "git": {"commit": "abc"},
+        }
 
 
 def test_the_same_finding_in_the_same_block_is_one_row(folder: Path) -> None:
     def finding(title: str, block: str | None) -> Finding:
-        return Finding(id="over-clipping", title=title, severity="warn", basis="heuristic", block=block)
+        return Finding(
+            id="over-clipping", title=title, severity="warn", basis="heuristic", block=block
+        )
 
     with Writer(folder) as writer:
         for title, block in (("first", None), ("second", None), ("actor's", "actor")):
             writer.put(finding(title, block))
     with load(folder) as run:
-        assert [(found.title, found.block) for found in run.findings()] == [("second", None), ("actor's", "actor")]
+        assert [(found.title, found.block) for found in run.findings()] == [
+            ("second", None),
+            ("actor's", "actor"),
+        ]
 
 
 def test_a_run_with_steps_is_not_written_over_and_the_ways_out_are_named(written: Path) -> None:
@@ -253,7 +291,9 @@ def test_keep_bounds_the_vectors_of_each_name(folder: Path) -> None:
         assert run.vector_steps("b").tolist() == [0, 1]
 
 
-def test_a_full_queue_drops_and_counts_and_records_the_drops(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_queue_drops_and_counts_and_records_the_drops(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(writer_module, "CAPACITY", 20)
     write, slow = Batches.write, [True]
 
@@ -297,7 +337,9 @@ def test_closing_twice_is_fine_and_putting_afterwards_warns_once(folder: Path) -
     assert writer.dropped == 2
 
 
-def test_a_removed_run_folder_warns_once_and_the_training_goes_on(folder: Path, tmp_path: Path) -> None:
+def test_a_removed_run_folder_warns_once_and_the_training_goes_on(
+    folder: Path, tmp_path: Path
+) -> None:
     writer = Writer(folder)
     writer.put(row(1))
     writer.flush()
@@ -312,7 +354,9 @@ def test_a_removed_run_folder_warns_once_and_the_training_goes_on(folder: Path, 
     assert not folder.exists()
 
 
-def test_a_run_removed_after_the_last_record_is_noticed_on_close(folder: Path, tmp_path: Path) -> None:
+def test_a_run_removed_after_the_last_record_is_noticed_on_close(
+    folder: Path, tmp_path: Path
+) -> None:
     writer = Writer(folder)
     writer.flush()
     folder.rename(tmp_path / "moved")

@@ -23,11 +23,17 @@ LONG = 30_000
 
 @pytest.fixture(scope="module")
 def long_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """More points than are thinned in Python, with a spike, a NaN, an Inf, a hole, and a second series."""
+    """More points than are thinned in Python, with a spike, a NaN, an Inf, a hole, and a second
+    series."""
     folder = tmp_path_factory.mktemp("long") / "run"
     rng = np.random.default_rng(3)
     values = rng.normal(size=LONG)
-    values[17_321], values[20_000], values[25_000], values[25_001] = 1e6, math.nan, math.inf, -math.inf
+    values[17_321], values[20_000], values[25_000], values[25_001] = (
+        1e6,
+        math.nan,
+        math.inf,
+        -math.inf,
+    )
     with Writer(folder) as writer:
         for step in range(LONG):
             if 9_000 <= step < 9_500:
@@ -62,7 +68,9 @@ def test_a_bucket_of_nothing_but_nan_is_nan() -> None:
     most=st.integers(1, 50),
     seed=st.integers(0, 100),
 )
-def test_thinning_keeps_every_extreme_and_counts_every_point(steps: set[int], most: int, seed: int) -> None:
+def test_thinning_keeps_every_extreme_and_counts_every_point(
+    steps: set[int], most: int, seed: int
+) -> None:
     own = np.array(sorted(steps), dtype=np.int64)
     values = np.random.default_rng(seed).normal(size=len(own))
     found = thin(own, values, bucket_edges(int(own[0]), int(own[-1]), most))
@@ -144,7 +152,11 @@ def test_where_gives_a_column_of_the_steps(long_run: Path) -> None:
 
 def test_an_unknown_series_is_an_error_in_every_question(long_run: Path) -> None:
     with reader.load(long_run) as run:
-        for ask in (lambda: run.part("w"), lambda: run.thinned("w", 5), lambda: run.latest("w", np.array([1]))):
+        for ask in (
+            lambda: run.part("w"),
+            lambda: run.thinned("w", 5),
+            lambda: run.latest("w", np.array([1])),
+        ):
             with pytest.raises(UnknownName):
                 ask()
 
@@ -153,16 +165,25 @@ LAST = 2**63 - 1
 
 
 @pytest.mark.parametrize(
-    "steps", [range(LAST - 25_000, LAST + 1), [*range(-LAST - 1, -LAST + 12_000), *range(LAST - 12_000, LAST + 1)]]
+    "steps",
+    [
+        range(LAST - 25_000, LAST + 1),
+        [*range(-LAST - 1, -LAST + 12_000), *range(LAST - 12_000, LAST + 1)],
+    ],
 )
-def test_steps_at_the_ends_of_the_integers_are_thinned_alike(tmp_path: Path, steps: Sequence[int]) -> None:
+def test_steps_at_the_ends_of_the_integers_are_thinned_alike(
+    tmp_path: Path, steps: Sequence[int]
+) -> None:
     with Writer(tmp_path / "run") as writer:
         for step in steps:
             writer.put(Row(step=step, wall_time=0.0, values={"v": float(step % 101)}))
     with reader.load(tmp_path / "run") as run:
         own, values = run.series("v")
         assert len(own) == len(steps) > reader.IN_PYTHON
-        by_sql, by_numpy = run.thinned("v", 50), thin(own, values, bucket_edges(int(own[0]), int(own[-1]), 50))
+        by_sql, by_numpy = (
+            run.thinned("v", 50),
+            thin(own, values, bucket_edges(int(own[0]), int(own[-1]), 50)),
+        )
     for found in (by_sql, by_numpy):
         assert found.steps[-1] == LAST
         assert len(found.steps) <= 50

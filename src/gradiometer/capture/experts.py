@@ -1,8 +1,10 @@
-"""Which parameters are experts: a list of modules of one shape beside a router, or fused weights [N, ...] under that name.
+"""Which parameters are experts: a list of modules of one shape beside a router, or fused weights
+[N, ...] under that name.
 
-What counts as a list of experts: at least two modules with the same parameters by name and shape, in a module that holds a
-router too (a child or a parameter called router, gate, switch, ... with one output for each of them), or a list that is
-called experts. The layers of a transformer are a list of one shape as well, and stand beside no router.
+What counts as a list of experts: at least two modules with the same parameters by name and shape,
+in a module that holds a router too (a child or a parameter called router, gate, switch, ... with
+one output for each of them), or a list that is called experts. The layers of a transformer are a
+list of one shape as well, and stand beside no router.
 """
 
 from __future__ import annotations
@@ -22,9 +24,12 @@ __all__ = ["ExpertLayer", "Experts", "Slab", "find_experts"]
 Experts: TypeAlias = Mapping[str, Sequence[Selector] | tuple[Sequence[Selector], nn.Module]]
 """By layer: its experts in order, or those and the router that chooses among them."""
 
-ROUTER = re.compile(r"(^|[._])(router|gate|gating|switch|wg|route|routing|selector)(?![a-z])", re.IGNORECASE)
+ROUTER = re.compile(
+    r"(^|[._])(router|gate|gating|switch|wg|route|routing|selector)(?![a-z])", re.IGNORECASE
+)
 BARE_ROUTER = re.compile(
-    r"(w_?)?(router|gate|gating|switch|wg|route|routing|selector)(_?(w|weights?|kernel))?", re.IGNORECASE
+    r"(w_?)?(router|gate|gating|switch|wg|route|routing|selector)(_?(w|weights?|kernel))?",
+    re.IGNORECASE,
 )
 EXPERT = re.compile("expert|moe", re.IGNORECASE)
 TOP_K = ("top_k", "topk", "num_experts_per_tok", "num_selects", "k")
@@ -32,7 +37,7 @@ TOP_K = ("top_k", "topk", "num_experts_per_tok", "num_selects", "k")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slab:
-    """One tensor of every expert: a parameter each, or one parameter whose first axis is the expert."""
+    """One tensor of every expert: a parameter each, or one with the expert as first axis."""
 
     parts: tuple[int, ...]
     """Parameter numbers: one for each expert, or the single fused one."""
@@ -83,7 +88,8 @@ def find_experts(
         return [_given_layer(name, part, model, parameters, index) for name, part in given.items()]
     if given is not None and given is not True:
         raise UsageError(
-            f"experts is a mapping from a layer's name to its experts, or False to leave them out; found {given!r}"
+            "experts is a mapping from a layer's name to its experts, or False to leave them out;"
+            f" found {given!r}"
         )
     found: list[ExpertLayer] = []
     taken: set[int] = set()
@@ -95,7 +101,7 @@ def find_experts(
 
 
 def _candidates(model: Model, index: Mapping[int, int]) -> list[tuple[str, ExpertLayer]]:
-    """What looks like experts, with the name it has in its module; some of it may lie inside of other such."""
+    """What looks like experts, with its name; some may lie inside others."""
     found: list[tuple[str, ExpertLayer]] = []
     for prefix, root in modules_of(model).items():
         modules = dict(root.named_modules())
@@ -105,7 +111,7 @@ def _candidates(model: Model, index: Mapping[int, int]) -> list[tuple[str, Exper
 
 
 def _no_stacks(found: Sequence[tuple[str, ExpertLayer]]) -> list[tuple[str, ExpertLayer]]:
-    """Without the lists that no router chooses from and that hold experts themselves: `moe_layers` is a stack of layers."""
+    """Without unrouted lists that hold experts themselves: `moe_layers` is a stack of layers."""
 
     def stack(one: ExpertLayer) -> bool:
         unrouted = one.router is None and not one.router_parameters
@@ -115,11 +121,15 @@ def _no_stacks(found: Sequence[tuple[str, ExpertLayer]]) -> list[tuple[str, Expe
 
 
 def _with_own_paths(found: Sequence[tuple[str, ExpertLayer]]) -> list[ExpertLayer]:
-    """Each under a path of its own. Fused modules of one router hold parts of the same experts (JetMoe): they are joined."""
+    """A path each. Fused modules of one router hold parts of the same experts: joined."""
     by_path: dict[str, ExpertLayer] = {}
     for name, layer in found:
         first = by_path.get(layer.path)
-        same = first is not None and (first.kind, first.num, first.router) == ("fused", layer.num, layer.router)
+        same = first is not None and (first.kind, first.num, first.router) == (
+            "fused",
+            layer.num,
+            layer.router,
+        )
         if first is None or not (same and layer.kind == "fused"):
             path = layer.path if first is None else f"{layer.path}.{name}"
             by_path[path] = replace(layer, path=path)
@@ -129,22 +139,32 @@ def _with_own_paths(found: Sequence[tuple[str, ExpertLayer]]) -> list[ExpertLaye
 
 
 def _layers_in(
-    prefix: str, path: str, holder: nn.Module, modules: Mapping[str, nn.Module], index: Mapping[int, int]
+    prefix: str,
+    path: str,
+    holder: nn.Module,
+    modules: Mapping[str, nn.Module],
+    index: Mapping[int, int],
 ) -> Iterator[tuple[str, ExpertLayer]]:
     for name, child in holder.named_children():
         members = _members(child)
         named = bool(EXPERT.search(name) or EXPERT.search(type(child).__name__))
-        slabs = _list_slabs(members, index) if members else _fused_slabs(child, index) if named else ()
+        slabs = (
+            _list_slabs(members, index) if members else _fused_slabs(child, index) if named else ()
+        )
         if not slabs:
             continue
-        num = len(members) or next(p for p in child.parameters(recurse=False) if p.ndim >= 3).shape[0]
+        num = (
+            len(members) or next(p for p in child.parameters(recurse=False) if p.ndim >= 3).shape[0]
+        )
         home, home_path = holder, path
         router_name = _router_in(home, name, num)
         if router_name is None and not members:  # weights and router side by side in one module
             inside = f"{path}.{name}".lstrip(".")
             router_name = _router_in(child, "", num)
             home, home_path = (holder, path) if router_name is None else (child, inside)
-        if router_name is None and EXPERT.search(path.rpartition(".")[2]):  # experts.list beside a gate one level up
+        if router_name is None and EXPERT.search(
+            path.rpartition(".")[2]
+        ):  # experts.list beside a gate one level up
             home_path, _, beside = path.rpartition(".")
             home = modules[home_path]
             router_name = _router_in(home, beside, num)
@@ -166,7 +186,13 @@ def _layer(
 ) -> ExpertLayer:
     part = None if router_name is None else getattr(home, router_name)
     router = part if isinstance(part, nn.Module) else None
-    own = list(router.parameters()) if router is not None else [part] if isinstance(part, Tensor) else []
+    own = (
+        list(router.parameters())
+        if router is not None
+        else [part]
+        if isinstance(part, Tensor)
+        else []
+    )
     return ExpertLayer(
         path=path,
         kind=kind,
@@ -180,7 +206,7 @@ def _layer(
 
 
 def _members(child: nn.Module) -> list[nn.Module]:
-    """The modules of a list or dict of at least two that have the same parameters by name and shape."""
+    """The modules of a list or dict, if two or more have the same parameters."""
     if not isinstance(child, nn.ModuleList | nn.ModuleDict) or len(child) < 2:
         return []
     members: list[nn.Module] = []
@@ -188,7 +214,9 @@ def _members(child: nn.Module) -> list[nn.Module]:
         members = list(child)
     else:  # one that is a module of its own may hold a dropout beside its experts (NLLB)
         members = [member for member in child.values() if any(True for _ in member.parameters())]
-    shapes = {tuple((name, tuple(p.shape)) for name, p in member.named_parameters()) for member in members}
+    shapes = {
+        tuple((name, tuple(p.shape)) for name, p in member.named_parameters()) for member in members
+    }
     return members if len(members) > 1 and len(shapes) == 1 and shapes != {()} else []
 
 
@@ -202,7 +230,9 @@ def _list_slabs(members: Sequence[nn.Module], index: Mapping[int, int]) -> tuple
 
 def _fused_slabs(child: nn.Module, index: Mapping[int, int]) -> tuple[Slab, ...]:
     named = child.named_parameters(recurse=False)
-    own = [p for name, p in named if id(p) in index and p.ndim >= 2 and not BARE_ROUTER.fullmatch(name)]
+    own = [
+        p for name, p in named if id(p) in index and p.ndim >= 2 and not BARE_ROUTER.fullmatch(name)
+    ]
     stacked = [p for p in own if p.ndim >= 3]
     if not stacked or stacked[0].shape[0] < 2 or len({p.shape[0] for p in own}) != 1:
         return ()
@@ -221,7 +251,7 @@ def _router_in(home: nn.Module, beside: str, num: int) -> str | None:
 
 
 def _has_outputs(router: nn.Module, num: int) -> bool:
-    """Whether it has an output for each expert; of a module that is not a linear map the shapes are all there is to go by."""
+    """Whether it has an output for each expert, as far as shapes tell."""
     if isinstance(router, nn.Linear):
         return router.out_features == num
     return any(num in p.shape for p in router.parameters())
@@ -237,23 +267,30 @@ def _top_k(home: nn.Module, router: nn.Module | None, num: int) -> int | None:
 
 
 def _given_layer(
-    name: str, given: Any, model: Model, parameters: Mapping[str, nn.Parameter], index: Mapping[int, int]
+    name: str,
+    given: Any,
+    model: Model,
+    parameters: Mapping[str, nn.Parameter],
+    index: Mapping[int, int],
 ) -> ExpertLayer:
     router, selectors = _given_parts(given)
     home = router if router is None else _holder_of(router, model)
     if len(selectors) < 2 or "/" in name:
         raise UsageError(
-            f"experts[{name!r}] is a list of two or more experts (modules, lists of parameters or patterns), alone or "
-            f"in a pair with their router, under a name without slashes; found {_short(given)}"
+            f"experts[{name!r}] is a list of two or more experts (modules, lists of parameters or"
+            " patterns), alone or in a pair with their router, under a name without slashes; found"
+            f" {_short(given)}"
         )
-    members = [select(f"expert {place}", selector, parameters) for place, selector in enumerate(selectors)]
+    members = [
+        select(f"expert {place}", selector, parameters) for place, selector in enumerate(selectors)
+    ]
     values = list(parameters.values())
     shapes = [[tuple(values[i].shape) for i in member] for member in members]
     if any(part != shapes[0] for part in shapes):
         place = next(place for place, part in enumerate(shapes) if part != shapes[0])
         raise UsageError(
-            f"experts[{name!r}] have different shapes, so tensors cannot be held side by side: expert 0 has {shapes[0]}, "
-            f"expert {place} has {shapes[place]}"
+            f"experts[{name!r}] have different shapes, so tensors cannot be held side by side:"
+            f" expert 0 has {shapes[0]}, expert {place} has {shapes[place]}"
         )
     if len({i for member in members for i in member}) != sum(map(len, members)):
         raise UsageError(f"experts[{name!r}] share parameters: each is to hold its own")
@@ -271,7 +308,7 @@ def _given_layer(
 
 
 def _given_parts(given: Any) -> tuple[nn.Module | None, list[Any]]:
-    """The router, if there is one, and the experts one by one. Two plain modules are two experts."""
+    """The router, if any, and the experts. Two plain modules are two experts."""
     several = nn.ModuleList | nn.ModuleDict
     paired = isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], nn.Module)
     single = paired and isinstance(given[0], nn.Module | str) and not isinstance(given[0], several)
@@ -279,13 +316,18 @@ def _given_parts(given: Any) -> tuple[nn.Module | None, list[Any]]:
     listed = given[0] if routed else given
     if isinstance(listed, nn.ModuleDict):
         listed = list(listed.values())
-    return given[1] if routed else None, list(listed) if isinstance(listed, nn.ModuleList | list | tuple) else []
+    return given[1] if routed else None, (
+        list(listed) if isinstance(listed, nn.ModuleList | list | tuple) else []
+    )
 
 
 def _holder_of(router: nn.Module, model: Model) -> nn.Module:
     """The module that has the router as its child: it may know how many are chosen."""
     holders = (module for root in modules_of(model).values() for module in root.modules())
-    return next((module for module in holders if any(child is router for child in module.children())), router)
+    return next(
+        (module for module in holders if any(child is router for child in module.children())),
+        router,
+    )
 
 
 def _short(given: Any) -> str:

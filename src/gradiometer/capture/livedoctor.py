@@ -1,4 +1,4 @@
-"""The doctor's process as the training sees it: started, listened to, and asked once more at the end."""
+"""The doctor's process as the training sees it: started, heard, and asked at the end."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from contextlib import suppress
 from pathlib import Path
 
 from gradiometer.errors import StopTraining
-from gradiometer.records import Event, Finding
-from gradiometer.store.reader import finding_of
+from gradiometer.records import Event, Finding, StateChange
+from gradiometer.store.cells import finding_of
 from gradiometer.store.sinks import Fanout
+from gradiometer.words import say
 
-__all__ = ["Consultation", "LiveDoctor"]
+__all__ = ["LiveDoctor", "LiveFindings"]
 
 START_SECONDS = 30.0
-"""How long the end of a training waits for the last look: a process that has just started imports numpy first."""
+"""How long the end of a training waits for the last look: the process imports numpy first."""
 
 
 class LiveDoctor:
     """Nothing here waits on the training thread but `finish`, which ends it."""
 
     def __init__(self, folder: Path) -> None:
-        self._heard: queue.SimpleQueue[Finding] = queue.SimpleQueue()
+        self._heard: queue.SimpleQueue[Finding | StateChange] = queue.SimpleQueue()
         self._looked = threading.Event()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "gradiometer.doctor.live", str(folder)],
@@ -37,9 +38,9 @@ class LiveDoctor:
         )
         threading.Thread(target=self._listen, name="gradiometer-doctor", daemon=True).start()
 
-    def heard(self) -> list[Finding]:
-        """What it has found since this was last asked."""
-        found: list[Finding] = []
+    def heard(self) -> list[Finding | StateChange]:
+        """What it has found since this was last asked, and what has become of the run."""
+        found: list[Finding | StateChange] = []
         while not self._heard.empty():
             found.append(self._heard.get())
         return found
@@ -49,7 +50,7 @@ class LiveDoctor:
         """Whether the process has ended by itself."""
         return self._process.poll() is not None
 
-    def finish(self) -> list[Finding]:
+    def finish(self) -> list[Finding | StateChange]:
         """One last look, and what it found; then the process ends."""
         with suppress(OSError):
             assert self._process.stdin is not None
@@ -75,43 +76,64 @@ class LiveDoctor:
                     break
                 if "finding" in said:
                     self._heard.put(finding_of(said["finding"]))
+                elif "state" in said:
+                    self._heard.put(StateChange(**said["state"]))
                 else:
                     self._looked.set()
         self._looked.set()
 
 
-class Consultation:
-    """What becomes of the live doctor's findings: kept in the run, said once, handed to `on_finding`."""
+class LiveFindings:
+    """What the live doctor says: kept in the run, said once, handed on. Findings go to
+    `on_finding`, and what becomes of the run to `on_state_change`."""
 
-    def __init__(self, writer: Fanout, on_finding: Callable[[Finding], None] | None) -> None:
+    def __init__(
+        self,
+        writer: Fanout,
+        on_finding: Callable[[Finding], None] | None,
+        on_state_change: Callable[[StateChange], None] | None = None,
+    ) -> None:
         self._writer, self._on_finding = writer, on_finding
+        self._on_state_change = on_state_change
         self._doctor: LiveDoctor | None = None
         try:
             assert writer.folder is not None  # watch() refuses a live doctor without a run
             self._doctor = LiveDoctor(writer.folder)
         except OSError as problem:
             message = (
-                f"no process for the live doctor could be started ({problem}); `gradiometer doctor` works afterwards"
+                f"no process for the live doctor could be started ({problem}); `gradiometer doctor`"
+                " works afterwards"
             )
             writer.put(Event(step=0, kind="doctor-unavailable", message=message, detail={}))
 
     def boundary(self) -> None:
-        """Between two steps, on the training thread: `on_finding` may raise StopTraining here."""
-        for finding in () if self._doctor is None else self._doctor.heard():
-            self._tell(finding)
+        """Between two steps, on the training thread: what is called may raise StopTraining here."""
+        for heard in () if self._doctor is None else self._doctor.heard():
+            self._tell(heard)
 
     def finish(self) -> None:
         """The training has ended: one last look, while the run can still be written."""
         if self._doctor is None:
             return
         self._writer.flush()
-        for finding in self._doctor.finish():
+        for heard in self._doctor.finish():
             with suppress(StopTraining):  # it has stopped
-                self._tell(finding)
+                self._tell(heard)
 
-    def _tell(self, finding: Finding) -> None:
-        self._writer.put(finding)
-        since = "" if finding.since_step is None else f" since step {finding.since_step}"
-        print(f"gradiometer: {finding.severity} {finding.id}{since}: {finding.title}", file=sys.stderr, flush=True)
+    def _tell(self, heard: Finding | StateChange) -> None:
+        if isinstance(heard, StateChange):
+            self._tell_state(heard)
+            return
+        self._writer.put(heard)
+        since = "" if heard.since_step is None else f" since step {heard.since_step}"
+        say(f"{heard.severity} {heard.id}{since}: {heard.title}")
         if self._on_finding is not None:
-            self._on_finding(finding)
+            self._on_finding(heard)
+
+    def _tell_state(self, change: StateChange) -> None:
+        detail = {"state": change.state, "before": change.before}
+        event = Event(step=change.step, kind="state", message=change.verdict, detail=detail)
+        self._writer.put(event)
+        say(change.verdict)
+        if self._on_state_change is not None:
+            self._on_state_change(change)

@@ -28,7 +28,12 @@ class RandomState:
     def now(cls) -> Self:
         """As they stand at this moment."""
         cuda = tuple(torch.cuda.get_rng_state_all()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
-        return cls(cpu=torch.get_rng_state(), cuda=cuda, numpy=np.random.get_state(), python=random.getstate())
+        return cls(
+            cpu=torch.get_rng_state(),
+            cuda=cuda,
+            numpy=np.random.get_state(),
+            python=random.getstate(),
+        )
 
     def restore(self) -> None:
         """Take them back to where they stood."""
@@ -45,7 +50,7 @@ class RandomState:
 
 @contextmanager
 def replayed(state: RandomState) -> Iterator[None]:
-    """Draw the random numbers of an earlier moment again; afterwards the generators stand where they stood."""
+    """Draw the random numbers of an earlier moment again, then go on as before."""
     now = RandomState.now()
     state.restore()
     try:

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradiometer.capture.reading import Fetched, Reading
-from gradiometer.capture.shards import is_sharded, is_spread, local
+from gradiometer.capture.distributed import is_sharded, is_spread, local
+from gradiometer.capture.statistics import Fetched, Reading
 from gradiometer.errors import GradiometerWarning
+from gradiometer.store.strictjson import whole_text
 
 __all__ = ["Scalars", "Waiting", "Where"]
 
@@ -30,7 +31,10 @@ class Where:
 
     def as_row(self) -> dict[str, Any]:
         """The fields of a row."""
-        return {name: getattr(self, name) for name in ("step", "wall_time", "env_steps", "rollout", "epoch")}
+        return {
+            name: getattr(self, name)
+            for name in ("step", "wall_time", "env_steps", "rollout", "epoch")
+        }
 
 
 Waiting = list[tuple[Where, str, str]]
@@ -59,7 +63,8 @@ class Scalars:
     def take(self, where: Where, values: Mapping[str, Any]) -> dict[str, float]:
         """The plain numbers among `values`; tensors are kept as a copy of what they hold now."""
         ready: dict[str, float] = {}
-        for name, value in values.items():
+        for key, value in values.items():
+            name = whole_text(str(key))  # {0: 1.5}: a number as a name
             if isinstance(value, Tensor) and is_sharded(value):
                 if is_spread(value):
                     self._refuse(name, value, "spread over ranks: log its .full_tensor()")
@@ -68,14 +73,16 @@ class Scalars:
             if isinstance(value, Tensor) and value.numel() > 1 and name in REDUCED:
                 x = value.detach()
                 x = x if x.is_floating_point() else x.float()
-                self._tensors += [(where, f"{name}/{kind}", reduce(x)) for kind, reduce in REDUCED[name].items()]
+                self._tensors += [
+                    (where, f"{name}/{kind}", reduce(x)) for kind, reduce in REDUCED[name].items()
+                ]
                 continue
             if isinstance(value, Tensor) and value.numel() == 1:
                 self._tensors.append((where, name, value.detach().clone()))
                 continue
             try:
                 ready[name] = float(value)
-            except (TypeError, ValueError, RuntimeError):
+            except Exception:  # whatever a stranger's `__float__` does
                 self._refuse(name, value)
         return ready
 
@@ -94,7 +101,9 @@ class Scalars:
         self._tensors.clear()
         return waiting
 
-    def collect(self, waiting: Waiting, fetched: Fetched) -> Iterator[tuple[Where, dict[str, float]]]:
+    def collect(
+        self, waiting: Waiting, fetched: Fetched
+    ) -> Iterator[tuple[Where, dict[str, float]]]:
         """What was handed over, step by step."""
         for where, rows in groupby(waiting, key=lambda row: row[0]):
             yield where, {name: fetched.scalars[key] for _, name, key in rows}
@@ -102,6 +111,20 @@ class Scalars:
     def _refuse(self, name: str, value: Any, why: str = "") -> None:
         if name not in self._refused:
             self._refused.add(name)
-            found = why or f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"{value!r}"
-            message = f"meter.log takes numbers and one-element tensors; {name!r} is {found[:80]} and is not kept"
+            found = (
+                why or f"a tensor of shape {tuple(value.shape)}"
+                if isinstance(value, Tensor)
+                else _shown(value)
+            )
+            message = (
+                f"meter.log takes numbers and one-element tensors; {name!r} is {found[:80]} and is"
+                " not kept"
+            )
             warnings.warn(message, GradiometerWarning, stacklevel=5)
+
+
+def _shown(value: Any) -> str:
+    try:
+        return repr(value)
+    except Exception:  # a number of 5,000 digits has none
+        return f"a {type(value).__name__} that cannot be shown"

@@ -1,10 +1,12 @@
-"""`gradiometer.watch`: from a model and its optimizers to a meter that runs; GRADIOMETER_DISABLED=1 turns it into nothing."""
+"""`gradiometer.watch` makes a running meter; GRADIOMETER_DISABLED=1 makes it a null meter."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
+import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,24 +17,36 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gradiometer.capture import hooks, terms
-from gradiometer.capture.blocks import Blocks, Model, Selector, find_blocks, named_parameters, select
+from gradiometer.capture import hooks
+from gradiometer.capture import terms as splitting
+from gradiometer.capture.blocks import (
+    Blocks,
+    Model,
+    Selector,
+    find_blocks,
+    named_parameters,
+    select,
+)
 from gradiometer.capture.distributed import refuse_engines, writes_here
 from gradiometer.capture.experts import Experts, find_experts
-from gradiometer.capture.livedoctor import Consultation
+from gradiometer.capture.gradients import SKETCH_SEED
+from gradiometer.capture.livedoctor import LiveFindings
 from gradiometer.capture.meter import Meter
-from gradiometer.capture.microbatches import SKETCH_SEED
 from gradiometer.capture.readout import FEATURES
-from gradiometer.capture.settings import Direction, OnNonfinite, Pairs, Settings, Tier
+from gradiometer.capture.rounds import Cadence, Coverage
+from gradiometer.capture.settings import Direction, OnNonfinite, Pairs, Settings, TermSource, Tier
 from gradiometer.capture.terms import Term
-from gradiometer.errors import UsageError
+from gradiometer.errors import GradiometerWarning, UsageError
 from gradiometer.maths.pairs import PairReading
-from gradiometer.records import Finding, Flow, GradientHealth
+from gradiometer.records import Finding, Flow, GradientHealth, StateChange
 from gradiometer.store import facts
 from gradiometer.store.sinks import Fanout, Sink, Start, chosen
 from gradiometer.store.writer import Writer
 
 __all__ = ["NullMeter", "watch"]
+
+_watched: weakref.WeakKeyDictionary[Meter, frozenset[int]] = weakref.WeakKeyDictionary()
+"""The parameters of each meter, by id: an open meter keeps them alive."""
 
 Optimizers = Optimizer | Sequence[Optimizer] | Mapping[str, Optimizer]
 
@@ -50,6 +64,7 @@ def watch(
     direction: Direction = "exact",
     sketch_size: int = 1024,
     on_nonfinite: OnNonfinite = "record",
+    terms: TermSource = "auto",
     terms_every: int = 10,
     terms_memory: int = 2**30,
     micro_batch_size: int | None = None,
@@ -63,17 +78,27 @@ def watch(
     sinks: Sequence[str | Sink] | str | Sink = (),
     doctor: Literal["live"] | None = None,
     on_finding: Callable[[Finding], None] | None = None,
+    on_state_change: Callable[[StateChange], None] | None = None,
+    quiet: bool = False,
 ) -> Meter:
-    """Measure the gradients of `model` at the steps of `optimizer`, and keep them in the folder `run`.
+    """Measure the gradients of `model` at the steps of `optimizer`, and keep them in the folder
+    `run`.
 
-    `run="auto"` makes `runs/<script>-<time>`, `run=None` keeps nothing; `sinks=["wandb"]` sends it to trackers too. `resume=s`
-    goes on after the checkpoint of step s and removes what lies beyond, `overwrite=True` starts afresh. Kept with the run:
-    `config`, `seed`, the last `keep` sketches and histograms. Every `every`-th step is measured, within the share `budget` of
-    wall time (None: no cap). `tier`: `light` (norms, extremes, clips), `standard` or `deep` (histograms, terms at each measured
-    step). `blocks` maps names to patterns, modules or parameters, `pairs` to two of them. `direction="sketch"` compares by
-    sketches of `sketch_size` numbers; so are terms beyond `terms_memory` bytes. `on_nonfinite`: `record`, `warn`, `raise`.
-    `micro_batch_size` puts the noise scale in samples. `experts={"moe": ([first, second], router)}` names experts, False omits
-    them; looked at every `experts_every` steps. `doctor="live"` judges beside it; `on_finding` may raise `gm.StopTraining`.
+    `run="auto"` makes `runs/<script>-<time>`, `run=None` keeps nothing; `sinks=["wandb"]` sends it
+    to trackers too. `resume=s` goes on after the checkpoint of step s and removes what lies beyond,
+    `overwrite=True` starts afresh. Kept with the run: `config`, `seed`, the last `keep` sketches
+    and histograms. Every `every`-th step is measured, within the share `budget` of wall time (None:
+    no cap) once at least 100 are spread over the training. `tier`: `light` (norms, extremes,
+    clips), `standard` or `deep` (histograms, terms at each measured step). `blocks` maps names to
+    patterns, modules or parameters, `pairs` to two of them. `direction="sketch"` compares by
+    sketches of `sketch_size` numbers; so are terms beyond `terms_memory` bytes. On steps that split
+    the loss (the first five measured, then each `terms_every`-th) its terms are read off the graph;
+    `terms="manual"` leaves that to `meter.terms`. `on_nonfinite`:
+    `record`, `warn`, `raise`. `micro_batch_size` puts the noise scale in samples. `experts={"moe":
+    ([first, second], router)}` names experts, False omits them; looked at every `experts_every`
+    steps. `doctor="live"` judges beside it: `on_finding` hears each finding, `on_state_change` what
+    becomes of the run, and both may raise `gm.StopTraining`. At the end a line on stderr says what
+    was measured, unless `quiet`.
     """
     if os.environ.get("GRADIOMETER_DISABLED", "").lower() in ("1", "true", "yes"):
         return NullMeter()
@@ -86,17 +111,30 @@ def watch(
         direction=direction,
         sketch_size=sketch_size,
         on_nonfinite=on_nonfinite,
+        terms=terms,
         terms_every=terms_every,
         terms_memory=terms_memory,
         micro_batch_size=micro_batch_size,
         experts=experts,
         experts_every=experts_every,
+        quiet=quiet,
     )
     _check_doctor(doctor, run)
     _check_model(model, optimizers := _listed(optimizer), settings)
-    writer = _writer(run, sinks, _facts(model, settings, config, seed), resume=resume, overwrite=overwrite, keep=keep)
-    live = _consultation(doctor, on_finding, writer)
-    return Meter(model, optimizers, settings, writer=writer, after=resume, doctor=live)
+    writer = _writer(
+        run,
+        sinks,
+        _facts(model, settings, config, seed),
+        resume=resume,
+        overwrite=overwrite,
+        keep=keep,
+    )
+    live = None
+    if doctor is not None and writer is not None:
+        live = LiveFindings(writer, on_finding, on_state_change)
+    meter = Meter(model, optimizers, settings, writer=writer, after=resume, doctor=live)
+    _say_if_watched_twice(meter, model)
+    return meter
 
 
 class NullMeter(Meter):
@@ -116,14 +154,28 @@ class NullMeter(Meter):
         return {}
 
     @property
+    def coverage(self) -> Coverage:
+        """Nothing is measured."""
+        return Cadence(1, None).coverage(measured=0, steps=0)
+
+    @property
     def terms_due(self) -> bool:
         """Nothing is measured."""
         return False
 
-    def log(self, values: Mapping[str, Any] | None = None, /, **scalars: Any) -> None:
+    def log(
+        self,
+        values: Mapping[str, Any] | None = None,
+        /,
+        *,
+        step: float | None = None,
+        **scalars: Any,
+    ) -> None:
         """Nothing is kept."""
 
-    def at(self, *, env_steps: int | None = None, rollout: int | None = None, epoch: int | None = None) -> None:
+    def at(
+        self, *, env_steps: int | None = None, rollout: int | None = None, epoch: int | None = None
+    ) -> None:
         """Nothing is kept."""
 
     def step(self, number: int) -> None:
@@ -136,12 +188,18 @@ class NullMeter(Meter):
         """Nothing runs."""
 
     @contextmanager
-    def terms(self, *, advantages: Mapping[str, Tensor] | None = None, **given: Term) -> Iterator[Tensor]:
+    def terms(
+        self, *, advantages: Mapping[str, Tensor] | None = None, **given: Term
+    ) -> Iterator[Tensor]:
         """The same sum as the real meter's."""
-        yield terms.total(terms.resolve(given, advantages).terms.values())
+        yield splitting.total(splitting.resolve(given, advantages).given)
 
     def record(
-        self, values: Mapping[str, float], *, tables: Mapping[str, Any] | None = None, step: int | None = None
+        self,
+        values: Mapping[str, float],
+        *,
+        tables: Mapping[str, Any] | None = None,
+        step: int | None = None,
     ) -> None:
         """Nothing is kept."""
 
@@ -165,7 +223,12 @@ class NullMeter(Meter):
 
     def flow(self) -> Flow:
         """Nothing was measured."""
-        return Flow(step=None, layers=(), lost_at=None, reason="nothing measured: GRADIOMETER_DISABLED is set")
+        return Flow(
+            step=None,
+            layers=(),
+            lost_at=None,
+            reason="nothing measured: GRADIOMETER_DISABLED is set",
+        )
 
     def features(self, block: str = "all") -> NDArray[np.float32]:
         """Zeros."""
@@ -174,7 +237,13 @@ class NullMeter(Meter):
     def pair(self, name: str) -> PairReading:
         """Nothing was measured."""
         reason = "GRADIOMETER_DISABLED is set."
-        return PairReading(ratio=None, verdict="not-measured", reason=reason, seed_intensity=None, host_intensity=None)
+        return PairReading(
+            ratio=None,
+            verdict="not-measured",
+            reason=reason,
+            seed_intensity=None,
+            host_intensity=None,
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """There is no past."""
@@ -195,7 +264,7 @@ class NullMeter(Meter):
 
 
 def _kept(selector: Selector) -> Selector:
-    """A generator of parameters can be walked once only, and blocks are looked up again when the model grows."""
+    """Generators become lists: blocks are looked up again when the model grows."""
     return selector if isinstance(selector, (str, nn.Module)) else list(selector)
 
 
@@ -218,7 +287,26 @@ def _check_model(model: Model, optimizers: Sequence[Optimizer], settings: Settin
             select(name, part, parameters)
     held = {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}
     if not any(id(p) in held for p in parameters.values()):
-        raise UsageError("the optimizer holds none of the model's parameters; pass the model it was made from")
+        raise UsageError(
+            "the optimizer holds none of the model's parameters; pass the model it was made from"
+        )
+
+
+def _say_if_watched_twice(meter: Meter, model: Model) -> None:
+    """A notebook's cell run again leaves the first meter open: both would measure and cost."""
+    trained = frozenset(id(p) for p in named_parameters(model).values() if p.requires_grad)
+    first = next(
+        (one for one, held in list(_watched.items()) if not one.closed and trained <= held), None
+    )
+    _watched[meter] = trained
+    if first is not None:
+        where = "keeps no run" if first.run is None else f"keeps {first.run}"
+        warnings.warn(
+            f"this model is watched already, by a meter that {where}: both measure now, and both"
+            " take their time; close the first one with its .close()",
+            GradiometerWarning,
+            stacklevel=3,
+        )
 
 
 def _listed(optimizer: Any) -> list[Optimizer]:
@@ -234,7 +322,9 @@ def _listed(optimizer: Any) -> list[Optimizer]:
         raise UsageError(f"watch() takes torch optimizers; {problem}") from problem
 
 
-def _facts(model: Model, settings: Settings, config: Mapping[str, Any] | None, seed: int | None) -> dict[str, Any]:
+def _facts(
+    model: Model, settings: Settings, config: Mapping[str, Any] | None, seed: int | None
+) -> dict[str, Any]:
     dtypes = sorted({str(p.dtype).removeprefix("torch.") for p in named_parameters(model).values()})
     meter = {**settings.plain(), "sketch_seed": SKETCH_SEED}
     return {**facts.collect(config, seed), "parameter_dtype": ", ".join(dtypes), "meter": meter}
@@ -255,7 +345,9 @@ def _writer(
     folder = None if run is None else Path("runs") / _run_name() if run == "auto" else Path(run)
     start = Start(run=folder, resume=resume, overwrite=overwrite, facts=known)
     listed = chosen(sinks, start)
-    writer = None if folder is None else Writer(folder, facts=known, resume=resume, overwrite=overwrite, keep=keep)
+    if folder is None:
+        return Fanout(None, listed, start)
+    writer = Writer(folder, facts=known, resume=resume, overwrite=overwrite, keep=keep)
     return Fanout(writer, listed, start)
 
 
@@ -264,14 +356,9 @@ def _check_doctor(doctor: str | None, run: str | os.PathLike[str] | None) -> Non
         raise UsageError(f"doctor is 'live' or None; found {doctor!r}")
     if doctor is not None and run is None:
         raise UsageError(
-            "doctor='live' reads the run while it is written, and run=None keeps nothing: give it a folder"
+            "doctor='live' reads the run while it is written, and run=None keeps nothing: give it a"
+            " folder"
         )
-
-
-def _consultation(
-    doctor: str | None, on_finding: Callable[[Finding], None] | None, writer: Fanout | None
-) -> Consultation | None:
-    return None if doctor is None or writer is None else Consultation(writer, on_finding)
 
 
 def _run_name() -> str:

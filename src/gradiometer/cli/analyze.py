@@ -1,4 +1,4 @@
-"""`gradiometer analyze`: probe a checkpoint, or a lab at its first step, once, and print what each loss term does."""
+"""`gradiometer analyze`: what each loss term does, at a checkpoint or at a lab's first step."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gradiometer import labs
+from gradiometer.cli.commands import AnalyzeRequest
+from gradiometer.cli.labs import need_labs
 from gradiometer.cli.printing import console, print_json, table
-from gradiometer.cli.train import prepared, progress_bar
 from gradiometer.errors import UnknownName, UsageError
 from gradiometer.metrics import key
 from gradiometer.words import number
@@ -32,17 +32,27 @@ TERM_COLUMNS = ("norm", "shuffled", "signal", "95 % interval", "SNR", "share")
 CHECKPOINT = re.compile(r"global_step_(\d+)")
 
 
-def analyze(target: str, overrides: list[str], *, config_name: str | None, as_json: bool) -> None:
-    """One probe, with the shuffled-reward null beside each number; nothing is trained but the critic of that step."""
-    is_folder = target not in labs.LABS and Path(target).is_dir()  # a folder called like a lab is written ./sokoban
+def analyze(request: AnalyzeRequest) -> None:
+    """Probe once, with the shuffled-reward null beside each number; only the critic trains."""
+    need_labs("`gradiometer analyze`")
+    import gradiometer_labs as labs
+    from gradiometer_labs.cli.train import prepared, training_bar
+
+    target = request.target
+    # A folder called like a lab is written ./sokoban
+    is_folder = target not in labs.LABS and Path(target).is_dir()
     name, given = _of_checkpoint(Path(target)) if is_folder else _of_lab(target)
-    config = prepared(name, [*given, *USUALLY, *overrides, *ONCE], config_name=config_name)
-    with progress_bar(name) as progress:
+    overrides = [*given, *USUALLY, *request.overrides, *ONCE]
+    config = prepared(name, overrides, config_name=request.config_name)
+    with training_bar(name) as progress:
         result = labs.find(name).train(config, progress)
     if not result.analyses:
-        raise UsageError(f"{target} gave no analysis: no training step was taken; leave out the trainer.* overrides")
+        raise UsageError(
+            f"{target} gave no analysis: no training step was taken;"
+            " leave out the trainer.* overrides"
+        )
     step, found = next(iter(result.analyses.items()))
-    if as_json:
+    if request.json:
         print_json(
             {
                 "run": None if result.run is None else str(result.run),
@@ -60,26 +70,41 @@ def analyze(target: str, overrides: list[str], *, config_name: str | None, as_js
 
 def _of_lab(target: str) -> tuple[str, list[str]]:
     """A lab by name, probed at step 1."""
+    import gradiometer_labs as labs
+
     if target not in labs.LABS:
         if "/" in target or CHECKPOINT.fullmatch(target):
-            raise UsageError(f"no checkpoint at {target}: give a folder global_step_<N>, or a lab by name")
-        raise UnknownName("lab", target, _with_analysis(), hint="Or give the folder of a checkpoint, global_step_<N>.")
+            raise UsageError(
+                f"no checkpoint at {target}: give a folder global_step_<N>, or a lab by name"
+            )
+        raise UnknownName(
+            "lab",
+            target,
+            _with_analysis(),
+            hint="Or give the folder of a checkpoint, global_step_<N>.",
+        )
     if target not in _with_analysis():
         raise UsageError(
-            f"the {target} lab has no groups of rollouts to analyse: use {' or '.join(_with_analysis())}, or "
-            "gm.anatomy(...) in your own training"
+            f"the {target} lab has no groups of rollouts to analyse: use"
+            f" {' or '.join(_with_analysis())}, or gm.anatomy(...) in your own training"
         )
     return target, ["trainer.total_training_steps=1"]
 
 
 def _with_analysis() -> list[str]:
+    import gradiometer_labs as labs
+
     return [lab.name for lab in labs.LABS.values() if lab.length_key.startswith("trainer.")]
 
 
 def _of_checkpoint(folder: Path) -> tuple[str, list[str]]:
-    """The config the checkpoint was made with, set to resume there and take the one step that probes."""
+    """The checkpoint's own config, set to resume there and take the one step that probes."""
     place = folder.resolve()
-    for each in (folder, place, place.parent):  # people point at global_step_100/actor, which has a config.json too
+    for each in (
+        folder,
+        place,
+        place.parent,
+    ):  # people point at global_step_100/actor, which has a config.json too
         found = CHECKPOINT.fullmatch(each.name)
         if found is not None:
             folder = each
@@ -87,13 +112,21 @@ def _of_checkpoint(folder: Path) -> tuple[str, list[str]]:
     if found is None or not (folder / "config.json").exists():
         inside = sorted(str(each) for each in folder.glob("**/global_step_*"))
         hint = f"; did you mean {inside[-1]}?" if inside else ""
-        raise UsageError(f"{folder} is not a checkpoint: expected a folder global_step_<N> with a config.json{hint}")
-    from gradiometer.labs.config import overrides_of
+        raise UsageError(
+            f"{folder} is not a checkpoint:"
+            f" expected a folder global_step_<N> with a config.json{hint}"
+        )
+    import gradiometer_labs as labs
+    from gradiometer_labs.config import overrides_of
 
     saved = _read(folder / "config.json")
     saved.pop("run", None)
     trainer = ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={folder}"]
-    length = [f"trainer.total_training_steps={int(found[1]) + 1}", "trainer.save_freq=-1", "trainer.test_freq=-1"]
+    length = [
+        f"trainer.total_training_steps={int(found[1]) + 1}",
+        "trainer.save_freq=-1",
+        "trainer.test_freq=-1",
+    ]
     unused = labs.find("sokoban").config().NO_EFFECT
     kept = [each for each in overrides_of(saved) if each.partition("=")[0] not in unused]
     return "sokoban", [*kept, *trainer, *length]
@@ -115,17 +148,26 @@ def _print(step: int, found: Anatomy, run: Path | None) -> None:
     out = console()
     about = found.tables["anatomy"]
     out.print(
-        f"step {step}: {about['kept_groups']} groups, {about['aggregation']}, {about['bucket_mode']} buckets from the "
-        f"lowest to the highest reward spread; {about['vectors']} vectors, whole groups as units\n"
+        f"step {step}: {about['kept_groups']} groups, {about['aggregation']},"
+        f" {about['bucket_mode']} buckets from the lowest to the highest reward spread;"
+        f" {about['vectors']} vectors, whole groups as units\n"
     )
     shown = [_bucket(found, bucket) for bucket in found.buckets]
     out.print(table("bucket", *BUCKET_COLUMNS, rows=shown, right=BUCKET_COLUMNS))
     for term in [term for term in found.terms if term != "null"]:
         out.print(
-            table(term, *TERM_COLUMNS, rows=[_row(found, each, term) for each in found.buckets], right=TERM_COLUMNS)
+            table(
+                term,
+                *TERM_COLUMNS,
+                rows=[_row(found, each, term) for each in found.buckets],
+                right=TERM_COLUMNS,
+            )
         )
     for term in found.dead:
-        out.print(f"{term}: no gradient path to any parameter. Look for no_grad, detach or .item() on its way.")
+        out.print(
+            f"{term}: no gradient path to any parameter."
+            " Look for no_grad, detach or .item() on its way."
+        )
     out.print(f"\n{_verdict(found)}")
     if run is not None:
         out.print(f"kept in {run}; draw it with: gradiometer plot {run}")
@@ -134,14 +176,21 @@ def _print(step: int, found: Anatomy, run: Path | None) -> None:
 def _bucket(found: Anatomy, bucket: str) -> tuple[str, ...]:
     names = ("sample_count", "token_count", "group_rv_count", "reward_std_min", "reward_std_max")
     values = [found.metrics[key(f"grad_norm/<bucket>/{name}", bucket=bucket)] for name in names]
-    return bucket, *(number(value) for value in values[:3]), f"{_short(values[3])} … {_short(values[4])}"
+    return (
+        bucket,
+        *(number(value) for value in values[:3]),
+        f"{_short(values[3])} … {_short(values[4])}",
+    )
 
 
 def _row(found: Anatomy, bucket: str, term: str) -> tuple[str, ...]:
     def value(template: str) -> float | None:
         return found.metrics.get(key(template, bucket=bucket, term=term))
 
-    low, high = value("grad_norm/<bucket>/signal_low/<term>"), value("grad_norm/<bucket>/signal_high/<term>")
+    low, high = (
+        value("grad_norm/<bucket>/signal_low/<term>"),
+        value("grad_norm/<bucket>/signal_high/<term>"),
+    )
     return (
         bucket,
         _short(value("grad_norm/<bucket>/<term>")),
@@ -166,4 +215,7 @@ def _verdict(found: Anatomy) -> str:
     if p_value is None or snr is None:
         return "Too few groups to tell signal from noise: use 4 or more, better 32."
     told = "is above its noise" if p_value < 0.05 else "cannot be told from noise"
-    return f"The {task} gradient of this batch {told}: SNR {number(snr)}, sign-flip p = {number(p_value)}."
+    return (
+        f"The {task} gradient of this batch {told}:"
+        f" SNR {number(snr)}, sign-flip p = {number(p_value)}."
+    )

@@ -1,47 +1,46 @@
-"""`gradiometer audit`: run a training script to its first optimizer step, and say what is wired wrong."""
+"""`gradiometer audit`: run a script to its first optimizer step, and say what is wired wrong."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gradiometer.cli.commands import AuditRequest
+from gradiometer.cli.failing import fail_on
 from gradiometer.cli.printing import console, print_json
-from gradiometer.errors import MissingExtra, UnknownName
+from gradiometer.errors import MissingExtra
 
 if TYPE_CHECKING:
     from gradiometer.probes.auditcheck import Check
-    from gradiometer.probes.auditscript import Seen
+    from gradiometer.probes.auditscript import ScriptState
 
 __all__ = ["audit"]
 
-SEVERITIES = ("info", "warn", "critical")
-NO_LIMIT = "none"
-ORDER = {"failed": 0, "ok": 1, "skipped": 2}
 
-
-def audit(script: str, arguments: list[str], *, steps: int, fail_on: str, as_json: bool) -> int:
-    """Run it, stop it, print the table, and return the exit code: 1 with a failure at or above `fail_on`, else 0."""
-    if fail_on not in (NO_LIMIT, *SEVERITIES):
-        raise UnknownName("severity", fail_on, SEVERITIES, hint=f"(there are {', '.join(SEVERITIES)}, or none)")
+def audit(request: AuditRequest) -> int:
+    """Run it, stop it, print the table; the exit code is 1 with a failure at or above `fail_on`."""
+    limit = fail_on(request.fail_on, states=False)
     try:
-        from gradiometer.probes.auditjudge import checks_of
-        from gradiometer.probes.auditscript import Script, seen_of
+        from gradiometer.probes.auditcheck import in_order
+        from gradiometer.probes.auditscript import Script, checks_of, observed
     except ModuleNotFoundError as problem:
         if problem.name != "torch":
             raise
         raise MissingExtra("torch", "torch", "gradiometer audit") from problem
 
-    seen = seen_of(Script(path=Path(script), arguments=tuple(arguments), steps=steps))
-    checks = sorted(checks_of(seen), key=lambda check: (ORDER[check.state], -SEVERITIES.index(check.severity)))
-    if as_json:
-        print_json(_plain(script, seen, checks))
+    script, arguments = Path(request.script), tuple(request.arguments)
+    seen = observed(Script(path=script, arguments=arguments, steps=request.steps))
+    checks = in_order(checks_of(seen))
+    if request.json:
+        print_json(_plain(request.script, seen, checks))
     else:
-        _print(script, seen, checks)
-    reached = [SEVERITIES.index(check.severity) for check in checks if check.state == "failed"]
-    return int(fail_on != NO_LIMIT and max(reached, default=-1) >= SEVERITIES.index(fail_on))
+        _print(request.script, seen, checks)
+    failed = [check.severity for check in checks if check.state == "failed"]
+    return limit.exit_code(failed)
 
 
-def _plain(script: str, seen: Seen, checks: list[Check]) -> dict[str, Any]:
+def _plain(script: str, seen: ScriptState, checks: Sequence[Check]) -> dict[str, Any]:
     return {
         "script": script,
         "steps": seen.steps,
@@ -52,8 +51,8 @@ def _plain(script: str, seen: Seen, checks: list[Check]) -> dict[str, Any]:
     }
 
 
-def _print(script: str, seen: Seen, checks: list[Check]) -> None:
-    from gradiometer.probes.auditprint import lines_of, verdict
+def _print(script: str, seen: ScriptState, checks: Sequence[Check]) -> None:
+    from gradiometer.probes.auditcheck import lines_of, verdict
 
     out = console()
     of_modules = list(seen.named.values())[: len(seen.named) - seen.num_loose]
@@ -61,7 +60,8 @@ def _print(script: str, seen: Seen, checks: list[Check]) -> None:
     held = ", ".join(type(optimizer).__name__ for optimizer in seen.optimizers)
     times = "its first step" if seen.steps == 1 else f"{seen.steps} steps"
     out.print(
-        f"{script}: stopped at {times}; {held}; {trained} of {len(of_modules)} parameters require a gradient\n",
+        f"{script}: stopped at {times}; {held};"
+        f" {trained} of {len(of_modules)} parameters require a gradient\n",
         soft_wrap=True,
     )
     for line in lines_of(checks):

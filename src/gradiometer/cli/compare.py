@@ -11,15 +11,30 @@ from typing import Any
 
 from rich.console import Console
 
+from gradiometer.cli.commands import CompareRequest
 from gradiometer.cli.lists import words
 from gradiometer.cli.printing import console, print_json, table, warnings_in_a_line
+from gradiometer.cli.progress import tracked
+from gradiometer.doctor.diagnosis import Diagnosis, diagnose
+from gradiometer.doctor.state import STATES
 from gradiometer.errors import UsageError
-from gradiometer.store.comparison import Reading, Source, chosen, mean_std, quantities, read
+from gradiometer.store.comparison import (
+    ComparedSeries,
+    Difference,
+    Differences,
+    Source,
+    chosen,
+    differences,
+    grouped,
+    mean_std,
+    quantities,
+    read,
+    usual_grouping,
+)
 from gradiometer.store.database import DATABASE_NAME
-from gradiometer.store.differences import Difference, Differences, differences, grouped, usual_grouping
 from gradiometer.store.importers import Log, logs_in, open_log
 from gradiometer.store.reader import Run
-from gradiometer.words import number
+from gradiometer.words import counted, number, some
 
 __all__ = ["compare"]
 
@@ -28,6 +43,8 @@ MOST_METRICS = 24
 """Of what matches in the text; --json has them all."""
 SIDE_BY_SIDE = 4
 """Runs whose settings stand in columns; of more it is said which value how many have."""
+SLOW_RUNS = 20
+"""From which a bar is shown while the doctor reads them, 40 ms each and more."""
 NUMBERS = ("last", "mean of last 10 %", "best", "at step")
 DEEP = 3
 """Folders that a name may spell out."""
@@ -40,29 +57,42 @@ class _Comparison:
     """Everything there is to say, by the names of the runs."""
 
     runs: Mapping[str, Run | Log]
+    judged: Mapping[str, Diagnosis]
+    """What the doctor says of each."""
     by: str
     groups: Mapping[str, Sequence[str]]
     """Those of several runs."""
-    metrics: Mapping[str, Mapping[str, Reading]]
+    metrics: Mapping[str, Mapping[str, ComparedSeries]]
     """By quantity and run; a run without it is not there."""
     differences: Differences
 
 
-def compare(paths: list[str], *, match: str, metrics: list[str], group: str, as_json: bool) -> None:
+def compare(request: CompareRequest) -> None:
     """Where each run ended up, means over groups, and the settings that differ."""
-    with warnings_in_a_line(), _opened(paths) as runs:
-        books = {name: quantities(run.names()) for name, run in runs.items()}
+    with warnings_in_a_line(), _opened(request.runs) as runs:
+        books = {name: quantities(run.names(), run.facts) for name, run in runs.items()}
         if not any(books.values()):
-            raise UsageError(f"these {len(runs)} runs hold no series yet: there is nothing to compare")
-        wanted = chosen(list(books.values()), match=match, names=_named(metrics, books))
+            raise UsageError(
+                f"these {len(runs)} runs hold no series yet: there is nothing to compare"
+            )
+        named = _named(request.metric, books)
+        wanted = chosen(list(books.values()), match=request.match, names=named)
         facts = {name: run.facts for name, run in runs.items()}
         found = differences(facts)
-        by = group or usual_grouping(facts, found)
+        by = request.group or usual_grouping(facts, found)
         groups = {name: own for name, own in grouped(facts, by, found).items() if len(own) > 1}
-        shown = wanted if as_json else wanted[:MOST_METRICS]
+        shown = wanted if request.json else wanted[:MOST_METRICS]
         readings = {metric: _readings(runs, books, metric) for metric in shown}
-        made = _Comparison(runs=runs, by=by, groups=groups, metrics=readings, differences=found)
-        if as_json:
+        bar = tracked(list(runs), "runs", from_on=SLOW_RUNS)
+        made = _Comparison(
+            runs=runs,
+            judged={name: diagnose(runs[name]) for name in bar},
+            by=by,
+            groups=groups,
+            metrics=readings,
+            differences=found,
+        )
+        if request.json:
             print_json(_plain(made))
         else:
             _print(made, hidden=len(wanted) - len(shown))
@@ -70,7 +100,7 @@ def compare(paths: list[str], *, match: str, metrics: list[str], group: str, as_
 
 @contextmanager
 def _opened(paths: list[str]) -> Iterator[dict[str, Run | Log]]:
-    """The runs by what sets their paths apart; fewer than two are an error, for there is nothing to compare."""
+    """The runs by what sets their paths apart; fewer than two are an error."""
     found = dict.fromkeys(_place(path) for given in paths for path in logs_in(Path(given)))
     if len(found) > MOST_RUNS:
         raise UsageError(f"{len(found)} runs at once: at most {MOST_RUNS} can be compared")
@@ -90,7 +120,7 @@ def _place(path: Path) -> Path:
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
-    """Each path without what all of them share; where much is left, only as much of its end as tells it from the others."""
+    """Each path without what all share; of a long rest only the end that tells it from others."""
     shared = Path(os.path.commonpath([path.parent for path in paths]))
     parts = [path.relative_to(shared).parts for path in paths]
     longest = max(map(len, parts))
@@ -101,31 +131,51 @@ def _names(paths: Sequence[Path]) -> list[str]:
 
 def _named(metrics: list[str], books: Mapping[str, Mapping[str, Source]]) -> list[str]:
     there = {key for book in books.values() for key in book}
-    return list(dict.fromkeys(name for text in metrics for name in ([text] if text in there else words([text]))))
+    return list(
+        dict.fromkeys(
+            name for text in metrics for name in ([text] if text in there else words([text]))
+        )
+    )
 
 
 def _readings(
     runs: Mapping[str, Run | Log], books: Mapping[str, Mapping[str, Source]], metric: str
-) -> dict[str, Reading]:
-    there = {name: read(run, books[name][metric]) for name, run in runs.items() if metric in books[name]}
+) -> dict[str, ComparedSeries]:
+    there = {
+        name: read(run, books[name][metric]) for name, run in runs.items() if metric in books[name]
+    }
     return {name: reading for name, reading in there.items() if reading is not None}
 
 
 def _plain(made: _Comparison) -> dict[str, Any]:
     return {
-        "runs": {name: {"path": str(run.path), "newest_step": run.newest_step} for name, run in made.runs.items()},
+        "runs": {
+            name: {
+                "path": str(run.path),
+                "newest_step": run.newest_step,
+                "state": made.judged[name].state,
+                "verdict": made.judged[name].verdict,
+            }
+            for name, run in made.runs.items()
+        },
         "grouped_by": made.by,
         "groups": {name: list(own) for name, own in made.groups.items()},
-        "metrics": {metric: _plain_metric(made, metric, readings) for metric, readings in made.metrics.items()},
+        "metrics": {
+            metric: _plain_metric(made, metric, readings)
+            for metric, readings in made.metrics.items()
+        },
         "differs": [
-            {"group": row.group, "name": row.name, "values": dict(row.values)} for row in made.differences.differs
+            {"group": row.group, "name": row.name, "values": dict(row.values)}
+            for row in made.differences.differs
         ],
         "equal": dict(made.differences.equal),
         "without_config": list(made.differences.unknown),
     }
 
 
-def _plain_metric(made: _Comparison, metric: str, readings: Mapping[str, Reading]) -> dict[str, Any]:
+def _plain_metric(
+    made: _Comparison, metric: str, readings: Mapping[str, ComparedSeries]
+) -> dict[str, Any]:
     by_run: dict[str, Any] = {}
     for name, reading in readings.items():
         best = reading.best(metric)
@@ -143,19 +193,24 @@ def _plain_metric(made: _Comparison, metric: str, readings: Mapping[str, Reading
     for name, own in _groups_with(made, readings):
         ends = _group_numbers(metric, own)
         by_group[name] = {"n": len(own)} | {
-            what: None if pair is None else {"mean": pair[0], "std": pair[1]} for what, pair in ends.items()
+            what: None if pair is None else {"mean": pair[0], "std": pair[1]}
+            for what, pair in ends.items()
         }
     return {"runs": by_run, "groups": by_group}
 
 
-def _groups_with(made: _Comparison, readings: Mapping[str, Reading]) -> Iterator[tuple[str, list[Reading]]]:
+def _groups_with(
+    made: _Comparison, readings: Mapping[str, ComparedSeries]
+) -> Iterator[tuple[str, list[ComparedSeries]]]:
     for name, members in made.groups.items():
         own = [readings[run] for run in members if run in readings]
         if len(own) > 1:
             yield name, own
 
 
-def _group_numbers(metric: str, readings: Sequence[Reading]) -> dict[str, tuple[float, float] | None]:
+def _group_numbers(
+    metric: str, readings: Sequence[ComparedSeries]
+) -> dict[str, tuple[float, float] | None]:
     """Mean and sample standard deviation over runs, of each run's own number."""
     bests = [found[0] for reading in readings if (found := reading.best(metric)) is not None]
     return {
@@ -167,8 +222,11 @@ def _group_numbers(metric: str, readings: Sequence[Reading]) -> dict[str, tuple[
 
 def _print(made: _Comparison, *, hidden: int) -> None:
     out = console()
-    grouping = f", grouped by {made.by}: mean ± standard deviation over n runs" if made.groups else ""
+    grouping = (
+        f", grouped by {made.by}: mean ± standard deviation over n runs" if made.groups else ""
+    )
     out.print(f"{len(made.runs)} runs{grouping}")
+    _print_states(out, made)
     for metric, readings in made.metrics.items():
         _print_metric(out, made, metric, readings)
     if hidden:
@@ -176,21 +234,34 @@ def _print(made: _Comparison, *, hidden: int) -> None:
     _print_differences(out, made)
 
 
-def _print_metric(out: Console, made: _Comparison, metric: str, readings: Mapping[str, Reading]) -> None:
+def _print_states(out: Console, made: _Comparison) -> None:
+    """What became of the runs, the doctor's first word on each."""
+    by_state = {
+        state: [name for name in made.runs if made.judged[name].state == state] for state in STATES
+    }
+    rows = [(state, some(names, SIDE_BY_SIDE)) for state, names in by_state.items() if names]
+    out.print(table("state", "runs", rows=rows))
+
+
+def _print_metric(
+    out: Console, made: _Comparison, metric: str, readings: Mapping[str, ComparedSeries]
+) -> None:
     rows = []
     for name, own in _groups_with(made, readings):
         ends = [_plus_minus(pair) for pair in _group_numbers(metric, own).values()]
         rows.append((f"{name} (n = {len(own)})", *ends, ""))
     for name, reading in readings.items():
         best = reading.best(metric) or (None, None)
-        rows.append((_spelled(name, metric, reading), *map(number, (reading.last, reading.tail, *best))))
+        rows.append(
+            (_spelled(name, metric, reading), *map(number, (reading.last, reading.tail, *best)))
+        )
     out.print(table(metric, *NUMBERS, rows=rows, right=NUMBERS))
     without = [name for name in made.runs if name not in readings]
     if without:
-        out.print(f"{_some(without)} without {metric}")
+        out.print(f"{some(without, SIDE_BY_SIDE)} without {metric}")
 
 
-def _spelled(name: str, metric: str, reading: Reading) -> str:
+def _spelled(name: str, metric: str, reading: ComparedSeries) -> str:
     return name if reading.series == metric else f"{name} ({reading.series})"
 
 
@@ -204,7 +275,7 @@ def _print_differences(out: Console, made: _Comparison) -> None:
         out.print("none of these runs wrote a config down")
         return
     if found.unknown:
-        out.print(f"{_some(found.unknown)} without a config")
+        out.print(f"{some(found.unknown, SIDE_BY_SIDE)} without a config")
     equal = sum(found.equal.values())
     if not found.differs:
         out.print(f"no setting differs, {equal} are equal")
@@ -222,7 +293,9 @@ def _print_differences(out: Console, made: _Comparison) -> None:
     out.print(table("setting", *columns, rows=rows))
     left = len(found.differs) - len(told)
     only = f"; {left} more are set in some of the runs only: --json lists them" if left else ""
-    out.print(f"{len(rows)} setting{'s' * (len(rows) != 1)} differ{'s' * (len(rows) == 1)}, {equal} are equal{only}")
+    out.print(
+        f"{counted(len(rows), 'setting')} differ{'s' * (len(rows) == 1)}, {equal} are equal{only}"
+    )
 
 
 def _counted(row: Difference, made: _Comparison) -> str:
@@ -231,12 +304,6 @@ def _counted(row: Difference, made: _Comparison) -> str:
         value = row.values.get(run, "-")
         counts[value] = counts.get(value, 0) + 1
     if len(counts) == len(made.runs):
-        return f"{len(counts)} different: {_some(list(counts))}"
-    listed = [f"{value} ({count} run{'s' * (count != 1)})" for value, count in counts.items()]
-    return _some(listed)
-
-
-def _some(texts: Sequence[str]) -> str:
-    return ", ".join(texts[:SIDE_BY_SIDE]) + (
-        f" and {len(texts) - SIDE_BY_SIDE} more" if len(texts) > SIDE_BY_SIDE else ""
-    )
+        return f"{len(counts)} different: {some(counts, SIDE_BY_SIDE)}"
+    listed = [f"{value} ({counted(count, 'run')})" for value, count in counts.items()]
+    return some(listed, SIDE_BY_SIDE)

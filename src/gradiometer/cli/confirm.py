@@ -1,4 +1,4 @@
-"""`gradiometer doctor RUN --confirm`: the experiments that would prove the first findings, and what they showed."""
+"""`gradiometer doctor RUN --confirm`: experiments on the first findings, and what they showed."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gradiometer.cli.printing import console, print_json
+from gradiometer.cli import labs
+from gradiometer.cli.printing import console, print_json, visible
 from gradiometer.doctor.diagnosis import Diagnosis
-from gradiometer.doctor.report.text import labelled
+from gradiometer.doctor.report import labelled
 from gradiometer.errors import UsageError
 from gradiometer.store.importers import open_log
+from gradiometer.words import counted
 
 if TYPE_CHECKING:
     from gradiometer.probes.confirm import Confirmation, Probe
@@ -20,7 +22,12 @@ if TYPE_CHECKING:
 __all__ = ["Confirmations", "as_lines", "as_markdown", "prepared"]
 
 NOT_OURS = (
-    "this is no run of a lab that could be trained again here: give an experiment of yours, --probe module:function"
+    "this is no run of a lab that could be trained again here:"
+    " give an experiment of yours, --probe module:function"
+)
+NO_LABS = (
+    "the experiments on a run of a lab need gradiometer-labs, which is not installed: pip install"
+    ' "gradiometer[labs]"; or give an experiment of yours, --probe module:function'
 )
 
 
@@ -32,19 +39,19 @@ class Confirmations:
     probe: Probe | None
 
     def tell(self, diagnosis: Diagnosis, *, form: str, output: str) -> None:
-        """Say each as soon as it is over, where the report was said; beside a page of HTML on the terminal."""
+        """Say each as soon as it is over, where the report went; with HTML on the terminal."""
         written = Path(output) if output and form != "html" else None
         width = 100 if output else min(console().width, 120)
         for found in self._run(diagnosis):
             said = as_markdown(found) if form == "markdown" else as_lines(found, width=width)
             if written is None:
-                print(f"\n{said}", flush=True)
+                print(visible(f"\n{said}"), flush=True)
             else:
                 with written.open("a", encoding="utf-8") as file:
                     file.write(f"\n{said}\n")
 
     def tell_as_json(self, diagnosis: Diagnosis, content: Mapping[str, Any]) -> None:
-        """The diagnosis and `confirmations` as one JSON object: those that are over when a probe fails, too."""
+        """The diagnosis and its `confirmations` as one JSON object, also when a probe fails."""
         found: list[dict[str, Any]] = []
         try:
             for each in self._run(diagnosis):
@@ -62,7 +69,9 @@ class Confirmations:
         with open_log(self.path) as run:
             facts = dict(run.facts)
         probe = self.probe or _lab_probe(facts)
-        yield from confirmed(findings, probe, seed=_seed_of(facts), missing=NOT_OURS, progress=_progress())
+        yield from confirmed(
+            findings, probe, seed=_seed_of(facts), missing=_missing(), progress=_progress()
+        )
 
 
 def prepared(paths: Sequence[Path], *, probe: str) -> Confirmations:
@@ -71,7 +80,7 @@ def prepared(paths: Sequence[Path], *, probe: str) -> Confirmations:
         raise UsageError(f"--confirm takes one run at a time; found {len(paths)}")
     if not probe:
         return Confirmations(path=paths[0], probe=None)
-    from gradiometer.probes.confirmload import load_probe
+    from gradiometer.probes.confirm import load_probe
 
     return Confirmations(path=paths[0], probe=load_probe(probe))
 
@@ -96,13 +105,20 @@ def _outcome(found: Confirmation) -> str:
     if found.outcome == "not-run":
         return "not run"
     count = len(found.seeds)
-    return f"{found.outcome} · {count} seed{'s' if count > 1 else ''}, {found.seconds:.0f} s"
+    return f"{found.outcome} · {counted(count, 'seed')}, {found.seconds:.0f} s"
 
 
 def _lab_probe(facts: dict[str, Any]) -> Probe | None:
-    from gradiometer.labs.confirm import probe_of
+    if not labs.installed():
+        return None
+    from gradiometer_labs.confirm import probe_of
 
     return probe_of(facts)
+
+
+def _missing() -> str:
+    """Why there is no experiment."""
+    return NOT_OURS if labs.installed() else NO_LABS
 
 
 def _seed_of(facts: dict[str, Any]) -> int:

@@ -5,20 +5,23 @@ from __future__ import annotations
 import platform
 from typing import Any
 
+from gradiometer.cli.commands import EnvRequest
 from gradiometer.cli.printing import console, print_json, table
 from gradiometer.extras import MISSING, extras, version_of
 
 __all__ = ["env"]
 
 
-def env(*, as_json: bool) -> None:
+def env(request: EnvRequest) -> None:
     """Versions of the core and of each extra's packages."""
     found = environment()
-    if as_json:
+    if request.json:
         print_json(found)
         return
     out = console()
-    out.print(f"gradiometer {found['gradiometer']} on Python {found['python']}, {found['platform']}\n")
+    out.print(
+        f"gradiometer {found['gradiometer']} on Python {found['python']}, {found['platform']}\n"
+    )
     rows = [
         (
             "ready" if extra not in found["install"] else MISSING,
@@ -36,7 +39,9 @@ def env(*, as_json: bool) -> None:
 
 def environment() -> dict[str, Any]:
     """The same as data."""
-    versions = {extra: {name: version_of(name) for name in names} for extra, names in extras().items()}
+    versions = {
+        extra: {name: version_of(name) for name in names} for extra, names in extras().items()
+    }
     absent = [extra for extra, packages in versions.items() if MISSING in packages.values()]
     return {
         "gradiometer": version_of("gradiometer"),

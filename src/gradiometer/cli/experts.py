@@ -8,26 +8,21 @@ import textwrap
 from rich.console import Console
 from rich.text import Text
 
+from gradiometer.cli.commands import ExpertsRequest
 from gradiometer.cli.printing import console, print_json, table, warnings_in_a_line
+from gradiometer.doctor.experts.answers import Tone
 from gradiometer.doctor.experts.judge import Answer, Answers, Number, judge
-from gradiometer.doctor.experts.readings import plus_minus
+from gradiometer.doctor.experts.questions import plus_minus
+from gradiometer.doctor.rundata import first_step
 from gradiometer.errors import UsageError
 from gradiometer.store.importers import Log, open_log
 from gradiometer.store.reader import Run
+from gradiometer.words import counted
 
 __all__ = ["experts"]
 
 MOST_ROWS = 8
-STYLES = {
-    "waking up": "green",
-    "genuine": "green",
-    "lasts": "green",
-    "not waking up": "yellow",
-    "explained by routing": "yellow",
-    "converged": "yellow",
-    "collapses": "red",
-    "undecided": "dim",
-}
+STYLES: dict[Tone, str] = {"good": "green", "warn": "yellow", "bad": "red", "unsure": "dim"}
 INSIDE = "log bottom/middle rms over expert 0's"
 COLUMNS = {
     INSIDE: "bottom/middle",
@@ -45,11 +40,11 @@ BRIEF = {
 }
 
 
-def experts(path: str, *, since: int | None, as_json: bool) -> None:
+def experts(request: ExpertsRequest) -> None:
     """Judge a run or a log, and print the answers on one screen."""
-    with warnings_in_a_line(), open_log(path) as run:
-        answers = _judge(run, since)
-        if as_json:
+    with warnings_in_a_line(), open_log(request.run) as run:
+        answers = _judge(run, request.since)
+        if request.json:
             print_json({"run": str(run.path), **dataclasses.asdict(answers)})
         else:
             _print(run.name, answers)
@@ -57,10 +52,14 @@ def experts(path: str, *, since: int | None, as_json: bool) -> None:
 
 def _judge(run: Run | Log, since: int | None) -> Answers:
     try:
-        return judge(run, since)
+        return judge(run, first_step(since, run.newest_step))
     except UsageError as problem:
         # What the meter said when it looked for experts is the best hint there is.
-        said = [event.message for event in run.events("experts-missing")] if isinstance(run, Run) else []
+        said = (
+            [event.message for event in run.events("experts-missing")]
+            if isinstance(run, Run)
+            else []
+        )
         hint = f". The run says: {said[0]}" if said else ""
         raise UsageError(f"{run.path}: {problem}{hint}") from problem
 
@@ -68,7 +67,7 @@ def _judge(run: Run | Log, since: int | None) -> Answers:
 def _print(name: str, answers: Answers) -> None:
     out = console()
     places = f" in {len(answers.layers)} layers" if len(answers.layers) > 1 else ""
-    steps = f"{answers.points} measured step{'s' * (answers.points != 1)}"
+    steps = counted(answers.points, "measured step")
     seen = f"{steps}, {answers.first_step} to {answers.last_step}"
     _say(out, "", f"{name}: {len(answers.experts)} experts{places}, {seen}; {answers.reference}")
     for number, answer in enumerate(answers.answers, 1):
@@ -81,7 +80,11 @@ def _print(name: str, answers: Answers) -> None:
 
 
 def _print_answer(out: Console, number: int, answer: Answer) -> None:
-    out.print(Text.assemble(f"{number}. {answer.question} ", (answer.verdict.upper(), STYLES[answer.verdict])))
+    out.print(
+        Text.assemble(
+            f"{number}. {answer.question} ", (answer.verdict.upper(), STYLES[answer.tone])
+        )
+    )
     _say(out, "   source:  ", answer.source_reading)
     _say(out, "   sound:   ", answer.sound_reading)
     for missing in answer.missing:
@@ -90,30 +93,44 @@ def _print_answer(out: Console, number: int, answer: Answer) -> None:
 
 def _say(out: Console, head: str, text: str) -> None:
     """A paragraph whose further lines begin below its text."""
-    wrapped = textwrap.wrap(text, max(30, out.width - len(head)), break_long_words=False, break_on_hyphens=False)
+    wrapped = textwrap.wrap(
+        text, max(30, out.width - len(head)), break_long_words=False, break_on_hyphens=False
+    )
     out.print(head + f"\n{' ' * (len(head) or 3)}".join(wrapped), soft_wrap=True)
 
 
 def _print_table(out: Console, answers: Answers) -> None:
-    """An expert a row: each number with its interval, the experts furthest from expert 0 first when there are many."""
-    numbers = {(item.name, item.expert): item for answer in answers.answers for item in answer.numbers}
+    """An expert a row, each number with its interval; of many the furthest from expert 0 first."""
+    numbers = {
+        (item.name, item.expert): item for answer in answers.answers for item in answer.numbers
+    }
     hidden = "cos_to_0" if answers.routing == "top-k" else "cos_mean"
     measured = {name for name, _ in numbers} - {hidden}
     columns = {name: title for name, title in COLUMNS.items() if name in measured}
     others = [expert for expert in answers.experts if expert != "0"]
-    shown = sorted(others, key=lambda e: -_strangeness(numbers, e))[:MOST_ROWS] if len(others) > MOST_ROWS else others
+    shown = (
+        sorted(others, key=lambda e: -_strangeness(numbers, e))[:MOST_ROWS]
+        if len(others) > MOST_ROWS
+        else others
+    )
     if not columns:
         return
-    rows = [(e, *(_cell(numbers.get((name, e))) for name in columns), *_verdicts(answers, e)) for e in shown]
+    rows = [
+        (e, *(_cell(numbers.get((name, e))) for name in columns), *_verdicts(answers, e))
+        for e in shown
+    ]
     titles = ("expert", *columns.values(), "by itself")
     _say(
         out,
         "",
-        "log ratios to expert 0 in nats, ± half of the 95 % interval; each expert by itself on questions 1, 2, 3:",
+        "log ratios to expert 0 in nats, ± half of the 95 % interval;"
+        " each expert by itself on questions 1, 2, 3:",
     )
     out.print(table(*titles, rows=rows, right=columns.values()))
     if len(others) > len(shown):
-        out.print(f"{len(others) - len(shown)} more experts, nearer to expert 0: --json has them all")
+        out.print(
+            f"{len(others) - len(shown)} more experts, nearer to expert 0: --json has them all"
+        )
 
 
 def _cell(number: Number | None) -> str:

@@ -1,4 +1,4 @@
-"""`gradiometer figure`: the comparison of several analysis steps, out of the metrics that `plot` exported."""
+"""`gradiometer figure`: several analysis steps side by side, from what `plot` exported."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import json
 import re
 from pathlib import Path
 
+from gradiometer.charts.analysis import AnalysisStep, from_flat
+from gradiometer.cli.commands import FigureRequest
 from gradiometer.cli.printing import print_json
 from gradiometer.errors import UnknownName, UsageError
-from gradiometer.plots.analysis import AnalysisStep, from_flat
-from gradiometer.plots.comparison import draw_comparison
-from gradiometer.plots.export import METRICS_NAME, make_folder, write_whole
+from gradiometer.plots.analysis import draw_comparison
+from gradiometer.plots.files import METRICS_NAME, make_folder, write_whole
 from gradiometer.plots.style import FORMATS, check_format, render, styled
 from gradiometer.store.strictjson import from_json
 
@@ -20,23 +21,27 @@ STEP_FOLDER = re.compile(r"--step(\d+)-dir(?:=(.*))?")
 MODES = ("ppo", "grpo")
 
 
-def figure(arguments: list[str], *, out: str, mode: str, as_json: bool) -> None:
+def figure(request: FigureRequest) -> None:
     """Draw the grid and write it whole."""
-    folders = parse_folders(arguments)
+    out, mode = request.out, request.mode
+    folders = parse_folders(request.context.args)
     if mode and mode.lower() not in MODES:
         raise UnknownName("mode", mode, MODES, hint=f"(there are {', '.join(MODES)})")
     if not out:
         raise UsageError("say where the figure goes: --out FILE.png, .pdf or .svg")
     target = Path(out)
     if not target.suffix:
-        raise UsageError(f"--out {out} has no suffix: it says the format, one of {', '.join(f'.{f}' for f in FORMATS)}")
+        raise UsageError(
+            f"--out {out} has no suffix: it says the format, one of"
+            f" {', '.join(f'.{f}' for f in FORMATS)}"
+        )
     kind = check_format(target.suffix)
     steps = [read_folder(folder, step=step) for step, folder in sorted(folders.items())]
     make_folder(target.parent)
     with styled():
         content = render(draw_comparison(steps, mode=mode), kind)
     write_whole(target, content)
-    if as_json:
+    if request.json:
         print_json({"steps": sorted(folders), "files": [str(target)]})
     else:
         print(target)
@@ -49,7 +54,10 @@ def parse_folders(arguments: list[str]) -> dict[int, Path]:
     for word in words:
         found = STEP_FOLDER.fullmatch(word)
         if not found:
-            raise UsageError(f"unknown argument {word}: folders are given as --step0-dir DIR --step20-dir DIR ...")
+            raise UsageError(
+                f"unknown argument {word}:"
+                " folders are given as --step0-dir DIR --step20-dir DIR ..."
+            )
         value = found[2] if found[2] is not None else next(words, "")
         if not value or value.startswith("--"):
             raise UsageError(f"{word} needs a folder")
@@ -57,12 +65,14 @@ def parse_folders(arguments: list[str]) -> dict[int, Path]:
             raise UsageError(f"--step{found[1]}-dir is given twice")
         folders[int(found[1])] = Path(value)
     if not folders:
-        raise UsageError("give at least one folder of exported metrics, as in --step0-dir DIR --step20-dir DIR")
+        raise UsageError(
+            "give at least one folder of exported metrics, as in --step0-dir DIR --step20-dir DIR"
+        )
     return folders
 
 
 def read_folder(folder: Path, *, step: int) -> AnalysisStep:
-    """The analysis in a folder: its `metrics.json`, the file of that step, or the only one there is."""
+    """The analysis in a folder: `metrics.json`, the file of that step, or the only one there."""
     file = _metrics_file(folder, step)
     try:
         flat = from_json(file.read_text(encoding="utf-8"))
@@ -78,7 +88,9 @@ def read_folder(folder: Path, *, step: int) -> AnalysisStep:
 
 def _metrics_file(folder: Path, step: int) -> Path:
     if not folder.is_dir():
-        raise UsageError(f"--step{step}-dir {folder}: {'not a folder' if folder.exists() else 'no such folder'}")
+        raise UsageError(
+            f"--step{step}-dir {folder}: {'not a folder' if folder.exists() else 'no such folder'}"
+        )
     exact = METRICS_NAME.format(step=step)
     for name in ("metrics.json", exact):
         if (folder / name).is_file():
@@ -87,6 +99,7 @@ def _metrics_file(folder: Path, step: int) -> Path:
     if len(others) != 1:
         found = f"{len(others)} others" if others else "no other"
         raise UsageError(
-            f"{folder} has neither metrics.json nor {exact}, and {found}: `gradiometer plot RUN` writes them"
+            f"{folder} has neither metrics.json nor {exact},"
+            f" and {found}: `gradiometer plot RUN` writes them"
         )
     return others[0]

@@ -5,25 +5,34 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from gradiometer.cli.export import counting
+from gradiometer.cli.commands import ImportRequest
 from gradiometer.cli.printing import console, print_json, warnings_in_a_line
+from gradiometer.cli.progress import counting
 from gradiometer.errors import UsageError
+from gradiometer.metrics import parse_told
+from gradiometer.store.import_log import Imported, check_free, import_log
 from gradiometer.store.importers import open_log
-from gradiometer.store.intake import Imported, check_free, import_log
+from gradiometer.words import counted
 
 __all__ = ["import_"]
 
 SHOWN = 20
 
 
-def import_(log: str, *, output: str, as_json: bool) -> None:
+def import_(request: ImportRequest) -> None:
     """Make a run of a log and say what was kept."""
+    log, output = request.log, request.output
     if not output:
         raise UsageError("-o must name the folder of the run, such as runs/imported")
     check_free(Path(output))
-    with warnings_in_a_line(), open_log(log) as opened, counting(f"importing {opened.name}") as progress:
-        done = import_log(opened, output, progress=progress)
-    if as_json:
+    told = parse_told(request.name)
+    with (
+        warnings_in_a_line(),
+        open_log(log) as opened,
+        counting(f"importing {opened.name}") as progress,
+    ):
+        done = import_log(opened, output, progress=progress, names=told)
+    if request.json:
         print_json({"log": log, **dataclasses.asdict(done)})
     else:
         _print(log, done)
@@ -32,25 +41,32 @@ def import_(log: str, *, output: str, as_json: bool) -> None:
 def _print(log: str, done: Imported) -> None:
     out = console()
     span = "" if done.first_step is None else f" ({done.first_step} to {done.last_step})"
-    tables = f", {done.tables} table{'s' * (done.tables != 1)}" if done.tables else ""
+    tables = f", {counted(done.tables, 'table')}" if done.tables else ""
     out.print(
-        f"{log}: {done.format}, {done.series} series at {done.steps} steps{span}, {done.points} values{tables}",
+        f"{log}: {done.format}, {done.series} series at {done.steps} steps{span},"
+        f" {done.points} values{tables}",
         soft_wrap=True,
     )
     if done.library or done.step:
         out.print(_origin(done), soft_wrap=True)
     if done.replaced:
-        values = f"{done.replaced} value{'s' * (done.replaced != 1)}"
-        out.print(f"{values} gave way to another, later one of the same series and step")
-    if done.returns:
-        first, back = done.returns[0]
-        out.print(
-            f"steps go backwards, first from {first} to {back}: resumed? Where a step is there twice, the later counts"
-        )
+        values = counted(done.replaced, "value")
+        out.print(f"{values} gave way to a later one")
     if done.unknown:
-        out.print(f"not in the catalogue, kept under their own names: {_some(done.unknown)}", soft_wrap=True)
+        out.print(
+            f"not in the catalogue, kept under their own names: {_some(done.unknown)}",
+            soft_wrap=True,
+        )
+    for how, names in (("as told", done.told), ("by their words", done.guessed)):
+        if names:
+            words = tuple(f"{column} as {meaning}" for column, meaning in names.items())
+            out.print(f"read {how}: {_some(words)}", soft_wrap=True)
+    if done.guessed:
+        out.print("--name MEANING=COLUMN says otherwise; the run keeps it", soft_wrap=True)
     if done.left_out:
-        out.print(f"left out, being neither numbers nor tables: {_some(done.left_out)}", soft_wrap=True)
+        out.print(
+            f"left out, being neither numbers nor tables: {_some(done.left_out)}", soft_wrap=True
+        )
     out.print(f"kept in {done.run}", soft_wrap=True)
 
 

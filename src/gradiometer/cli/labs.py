@@ -1,47 +1,42 @@
-"""`gradiometer labs`: what can be trained, and what can be broken in it."""
+"""The labs on the command line: a distribution of their own, `gradiometer-labs`, may be absent."""
 
 from __future__ import annotations
 
-from typing import Any
+from importlib import import_module
+from importlib.util import find_spec
 
-from gradiometer.cli.printing import console, print_json, table
-from gradiometer.labs import LABS, Lab
-from gradiometer.labs.faults import Fault, all_faults, faults_of
+import typer
 
-__all__ = ["labs"]
+from gradiometer.cli.app import app
+from gradiometer.errors import MissingExtra
+
+__all__ = ["installed", "need_labs", "register"]
+
+PACKAGE = "gradiometer_labs"
+COMMANDS = ("labs", "train", "demo", "clinic")
 
 
-def labs(*, as_json: bool) -> None:
-    """Each lab with its faults."""
-    if as_json:
-        print_json({"labs": [_plain(lab) for lab in LABS.values()]})
+def installed() -> bool:
+    """Whether the labs can be imported; nothing of them is loaded to find out."""
+    return find_spec(PACKAGE) is not None
+
+
+def need_labs(purpose: str) -> None:
+    """Raise the error with the pip line where the labs are not installed."""
+    if not installed():
+        raise MissingExtra("gradiometer-labs", "labs", purpose)
+
+
+def register() -> None:
+    """Add the commands of the labs; where they are not installed, each says how to get them."""
+    if installed():
+        import_module(f"{PACKAGE}.cli.commands")
         return
-    out = console()
-    out.print(
-        table("lab", "length", "what it trains", rows=[(x.name, f"{x.length_key}=", x.summary) for x in LABS.values()])
-    )
-    out.print()
-    faults = [(each.lab, _with_doses(each), each.summary) for each in all_faults()]
-    out.print(table("lab", "fault=", "what it breaks", rows=faults))
-    out.print(
-        "\nfault=NAME:mild or :severe changes the dose where it is marked; fault=ONE+OTHER breaks two lines.",
-        soft_wrap=True,
-    )
+    anything = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+    for name in COMMANDS:
+        app.command(name, hidden=True, context_settings=anything)(_absent)
 
 
-def _with_doses(fault: Fault) -> str:
-    return f"{fault.name} (:dose)" if fault.doses else fault.name
-
-
-def _plain(lab: Lab) -> dict[str, Any]:
-    faults = [
-        {
-            "name": each.name,
-            "summary": each.summary,
-            "needs": list(each.needs),
-            "doses": dict(each.doses),
-            "expected": list(each.expected),
-        }
-        for each in faults_of(lab.name)
-    ]
-    return {"name": lab.name, "summary": lab.summary, "length": lab.length_key, "faults": faults}
+def _absent(ctx: typer.Context) -> None:
+    """A command of the labs, which are not installed."""
+    need_labs(f"`gradiometer {ctx.info_name}`")

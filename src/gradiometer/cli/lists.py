@@ -1,4 +1,4 @@
-"""Options that take a list in every way people write one: `--step 1 11 21`, `--step 1 --step 11`, `--step 1,11`."""
+"""Options that take a list: `--step 1 11`, `--step 1 --step 11` and `--step 1,11` are the same."""
 
 from __future__ import annotations
 
@@ -9,44 +9,46 @@ from typer.core import TyperCommand
 
 from gradiometer.errors import UsageError
 
-__all__ = ["PatientLists", "StepLists", "WordLists", "whole_numbers", "words"]
+__all__ = ["StepLists", "WordLists", "whole_numbers", "words"]
 
 NUMBERS = re.compile(r"\d+(,\d+)*,?")
 
 
 class StepLists(TyperCommand):
-    """A command whose `--step` takes all the whole numbers behind it; a run that is called `7` is written `./7`."""
+    """A command whose `--step` takes all whole numbers behind it; a run called `7` is `./7`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Write `--step 1 11` as `--step 1 --step 11`, which the parser knows, and leave the rest alone."""
+        """Write `--step 1 11` as `--step 1 --step 11`, which the parser knows."""
         return super().parse_args(ctx, spelled_out(args, "--step"))
 
 
 class WordLists(TyperCommand):
     """A command without arguments, whose list options take all the words behind them."""
 
-    LISTS = ("--compare", "--values")
+    LISTS: tuple[str, ...] = ("--compare", "--values")
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Write `--compare a b` as `--compare a --compare b`, and `--num-loc` as `--num_loc`."""
-        known = {name for parameter in self.params for name in (*parameter.opts, *parameter.secondary_opts)}
+        known = {
+            name
+            for parameter in self.params
+            for name in (*parameter.opts, *parameter.secondary_opts)
+        }
         args = [underscored(word, known) for word in args]
         for option in self.LISTS:
             args = spelled_out(args, option, re.compile(r"[^-].*"))
         return super().parse_args(ctx, args)
 
 
-class PatientLists(WordLists):
-    """The same for the lists of the clinic."""
-
-    LISTS = ("--labs", "--faults")
-
-
 def underscored(word: str, known: set[str]) -> str:
     """An option as the command knows it, if it does with underscores for hyphens."""
     name, equals, value = word.partition("=")
     other = "--" + name[2:].replace("-", "_")
-    return f"{other}{equals}{value}" if name.startswith("--") and name not in known and other in known else word
+    return (
+        f"{other}{equals}{value}"
+        if name.startswith("--") and name not in known and other in known
+        else word
+    )
 
 
 def spelled_out(args: list[str], option: str, wanted: re.Pattern[str] = NUMBERS) -> list[str]:
@@ -64,7 +66,9 @@ def spelled_out(args: list[str], option: str, wanted: re.Pattern[str] = NUMBERS)
 
 def words(texts: list[str]) -> list[str]:
     """The words of a list option, in order and each once."""
-    return list(dict.fromkeys(word.strip() for text in texts for word in text.split(",") if word.strip()))
+    return list(
+        dict.fromkeys(word.strip() for text in texts for word in text.split(",") if word.strip())
+    )
 
 
 def whole_numbers(texts: list[str], *, option: str) -> list[int]:

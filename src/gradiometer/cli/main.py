@@ -1,7 +1,8 @@
 """The command `gradiometer`: the verbs, and what becomes of errors.
 
-Exit codes: 0 fine, 1 findings at or above --fail-on, 2 wrong usage or bad input, 3 a fault of ours, 130 interrupted.
-Each verb's file is imported when the verb runs, so `--help` stays quick and reading never imports torch.
+Exit codes: 0 fine, 1 findings at or above --fail-on, 2 wrong usage or bad input, 3 a fault of ours,
+130 interrupted. Each verb's file is imported when the verb runs, so `--help` stays quick and
+reading never imports torch.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from gradiometer.cli import acting, looking, practising  # noqa: F401 (the verbs, in the order of --help)
-from gradiometer.cli.frame import app
+from gradiometer.cli import commands, labs  # noqa: F401 (it registers the verbs)
+from gradiometer.cli.app import app
 from gradiometer.errors import UsageError, WorkersLost
 from gradiometer.version import __version__
 
 __all__ = ["app", "main"]
+
+labs.register()
 
 
 def main() -> NoReturn:
@@ -26,7 +29,7 @@ def main() -> NoReturn:
 
 
 def run(arguments: list[str] | None = None) -> int:
-    """The exit code of the command line; a user's mistake is one line on stderr, never a traceback."""
+    """The exit code; a user's mistake is one line on stderr, never a traceback."""
     try:
         app(args=arguments, prog_name="gradiometer")
     except SystemExit as leaving:  # typer's own way out: help, usage errors, 130 when interrupted
@@ -39,12 +42,17 @@ def run(arguments: list[str] | None = None) -> int:
         return _say(f"error: {problem}", 2)
     except Exception:
         traceback.print_exc()
-        return _say("This is a fault of Gradiometer. Please report it with what `gradiometer env` prints.", 3)
+        return _say(
+            "This is a fault of Gradiometer. Please report it with what `gradiometer env` prints.",
+            3,
+        )
     return 0
 
 
 def _say(message: str, code: int) -> int:
-    print(message, file=sys.stderr)
+    from gradiometer.cli.printing import visible
+
+    print(visible(message), file=sys.stderr)
     return code
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from gradiometer.cli.commands import MetricsRequest
 from gradiometer.cli.printing import console, print_json, table
 from gradiometer.metrics import CATALOGUE, Alias, Metric, find
 
@@ -18,20 +19,25 @@ ORIGINS = {
 }
 
 
-def metrics(name: str, *, as_json: bool) -> None:
+def metrics(request: MetricsRequest) -> None:
     """One metric in full, or a line for each."""
-    if name:
-        metric, alias = find(name)
-        if as_json:
+    if request.name:
+        metric, alias = find(request.name)
+        if request.json:
             print_json(dataclasses.asdict(metric))
         else:
-            _print_one(metric, alias, name)
-    elif as_json:
+            _print_one(metric, alias, request.name)
+    elif request.json:
         print_json({"metrics": [dataclasses.asdict(metric) for metric in CATALOGUE.values()]})
     else:
-        rows = [(metric.name, metric.origin, _first_sentence(metric.meaning)) for metric in CATALOGUE.values()]
+        rows = [
+            (metric.name, metric.origin, _first_sentence(metric.meaning))
+            for metric in CATALOGUE.values()
+        ]
         console().print(table("name", "from", "meaning", rows=rows))
-        console().print("\n`gradiometer metrics NAME` says when it is healthy and what to do when it is not")
+        console().print(
+            "\n`gradiometer metrics NAME` says when it is healthy and what to do when it is not"
+        )
 
 
 def _first_sentence(text: str) -> str:

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from typing import Any
 
+from gradiometer.cli.commands import ShowRequest
 from gradiometer.cli.printing import console, print_json, table, warnings_in_a_line
 from gradiometer.errors import UsageError
 from gradiometer.records import Summary
@@ -19,20 +20,23 @@ __all__ = ["show"]
 COLUMNS = ("last", "mean", "min", "max", "points")
 
 
-def show(path: str, *, layers: bool, match: str, as_json: bool) -> None:
+def show(request: ShowRequest) -> None:
     """Facts, events, and a table for each block."""
+    path, match, layers = request.run, request.match, request.layers
     wanted = _pattern(match)
     with warnings_in_a_line(), open_log(path) as run:
         summaries = [
             s
             for s in run.summaries()
-            if wanted.search(s.name) and (layers or as_json or not _block(s.name).startswith("layer."))
+            if wanted.search(s.name)
+            and (layers or request.json or not _block(s.name).startswith("layer."))
         ]
         if match and not summaries:
             raise UsageError(
-                f"no series of {path} matches {match!r}; `gradiometer show {path} --layers` lists them all"
+                f"no series of {path} matches {match!r};"
+                f" `gradiometer show {path} --layers` lists them all"
             )
-        if as_json:
+        if request.json:
             print_json(_plain(run, summaries))
         else:
             _print(run, summaries, hidden=0 if layers else _num_layers(run))
@@ -60,10 +64,15 @@ def _print(run: Run | Log, summaries: list[Summary], *, hidden: int) -> None:
     out = console()
     newest = run.newest_step
     steps = "no steps yet" if newest is None else f"up to step {newest}"
-    out.print(f"{run.name}: {steps}, {sum(s.count for s in summaries):,} points in {len(summaries)} series")
+    out.print(
+        f"{run.name}: {steps},"
+        f" {sum(s.count for s in summaries):,} points in {len(summaries)} series"
+    )
     counted = Counter(_states(run).values())
     if counted:
-        out.print("parameters: " + ", ".join(f"{count} {state}" for state, count in counted.items()))
+        out.print(
+            "parameters: " + ", ".join(f"{count} {state}" for state, count in counted.items())
+        )
     groups: dict[str, list[Summary]] = {}
     for summary in summaries:
         groups.setdefault(_block(summary.name), []).append(summary)

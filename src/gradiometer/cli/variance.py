@@ -1,4 +1,4 @@
-"""`gradiometer variance`: how much an estimator's gradient varies, which of several varies least, how many rollouts do."""
+"""`gradiometer variance`: how much estimators' gradients vary, and how many rollouts are enough."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gradiometer.cli.commands import VarianceRequest
+from gradiometer.cli.labs import need_labs
 from gradiometer.cli.lists import whole_numbers, words
 from gradiometer.cli.printing import console, print_json, table
-from gradiometer.cli.requests import Request
-from gradiometer.errors import UsageError
+from gradiometer.cli.progress import progress_bar
+from gradiometer.errors import MissingExtra, UsageError
 from gradiometer.store.strictjson import to_json
 
 if TYPE_CHECKING:
-    from gradiometer.labs.policies import Opened
-    from gradiometer.probes.replicates import Replicates
+    from gradiometer.probes.replicates import OpenedPolicy, Replicates
 
 __all__ = ["variance"]
 
@@ -31,11 +33,11 @@ BASELINES = ("none", "sample_loo", "sample_loo_scaled", "subloo", "hybrid", "hyb
 CURVES = ("rollouts", "k")
 
 
-def variance(request: Request) -> None:
+def variance(request: VarianceRequest) -> None:
     """Measure, print, keep in a run, and write the file that was asked for."""
     target, folder = _checked_target(request.save_path), _checked_run(request.run)
-    algorithms, compare = words([request.algorithm]), words(request.compare or [])
-    values = whole_numbers(request.values or [], option="--values")
+    algorithms, compare = words([request.algorithm]), words(request.compare)
+    values = whole_numbers(request.values, option="--values")
     if len(algorithms) > 1:  # several algorithms are a comparison
         compare = words([*algorithms, *compare])
     _check(request, compare, values)
@@ -55,7 +57,7 @@ def variance(request: Request) -> None:
         out.print(f"kept in {kept}")
 
 
-def _check(request: Request, compare: list[str], values: list[int]) -> None:
+def _check(request: VarianceRequest, compare: list[str], values: list[int]) -> None:
     curve = request.curve
     for name in ("num_loc", "num_instances", "batch_size", "num_replicates"):
         if getattr(request, name) < 1:
@@ -66,7 +68,10 @@ def _check(request: Request, compare: list[str], values: list[int]) -> None:
         raise UsageError(f"--num_loc {request.num_loc} leaves no choice of a tour: use 4 or more")
     for rollouts in [request.num_starts, *(values if curve == "rollouts" else [])]:
         if rollouts is not None and rollouts < 2:
-            raise UsageError(f"{rollouts} rollouts of an instance have nothing to be compared with: use 2 or more")
+            raise UsageError(
+                f"{rollouts} rollouts of an instance have"
+                " nothing to be compared with: use 2 or more"
+            )
     for name in ("alpha", "lam"):
         if not math.isfinite(getattr(request, name)):
             raise UsageError(f"--{name} is a finite number; found {getattr(request, name)}")
@@ -77,26 +82,56 @@ def _check(request: Request, compare: list[str], values: list[int]) -> None:
     if curve and not values:
         raise UsageError("--curve needs --values, e.g. --curve rollouts --values 4 8 16")
     if (curve or compare) and not request.extended:
-        raise UsageError("--curve and --compare are made of the extended pass: leave --no-extended out")
+        raise UsageError(
+            "--curve and --compare are made of the extended pass: leave --no-extended out"
+        )
 
 
-def _opened(request: Request, *, algorithm: str | None) -> Opened:
-    """One error when the checkpoint was trained with another algorithm, unless the question is a comparison."""
-    from gradiometer.labs.policies import open_checkpoint
+def _opened(request: VarianceRequest, *, algorithm: str | None) -> OpenedPolicy:
+    """A last.ckpt of the tsp lab, or a checkpoint that rl4co wrote; `algorithm=None` takes any."""
+    path, library = request.ckpt_path, request.library
+    if library not in ("auto", "gradiometer", "rl4co"):
+        raise UsageError(f"--library is auto, gradiometer or rl4co; found {library!r}")
+    if not Path(path).exists():
+        raise UsageError(
+            f"there is no checkpoint {path}: train one with `gradiometer train tsp run=runs/tsp`"
+        )
+    asked: dict[str, Any] = {
+        "problem": request.problem,
+        "num_loc": request.num_loc,
+        "device": request.device,
+        "num_starts": request.num_starts,
+    }
+    if library == "rl4co" or (library == "auto" and _is_of_rl4co(Path(path))):
+        from gradiometer.integrations import rl4co
 
-    return open_checkpoint(
-        request.ckpt_path,
-        problem=request.problem,
-        num_loc=request.num_loc,
-        algorithm=algorithm,
-        device=request.device,
-        num_starts=request.num_starts,
-        library=request.library,
-    )
+        return rl4co.open_checkpoint(path, trust=request.trust_checkpoint, **asked)
+    need_labs(f"{path}, unless rl4co wrote it,")
+    from gradiometer_labs.tsp.opened import open_checkpoint
+
+    return open_checkpoint(path, algorithm=algorithm, **asked)
 
 
-def _recipe(request: Request, name: str, trained: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-    """An estimator by its name, or max@K with one of its baselines; the options that it has, and no others.
+def _is_of_rl4co(path: Path) -> bool:
+    """Whether the file names something of rl4co; nothing of it is run to find out."""
+    import torch
+
+    if path.is_dir():
+        return False
+    try:
+        names = torch.serialization.get_unsafe_globals_in_checkpoint(path)
+    except (OSError, ValueError, RuntimeError):
+        return False
+    named = any(name.startswith("rl4co.") for name in names)
+    if named and find_spec("rl4co") is None:
+        raise MissingExtra("rl4co", "rl4co", f"{path}, a checkpoint of rl4co,")
+    return named
+
+
+def _recipe(
+    request: VarianceRequest, name: str, trained: dict[str, Any] | None = None
+) -> tuple[str, dict[str, Any]]:
+    """An estimator, or max@K with one of its baselines, and the options that it has.
 
     What is not asked for is as the checkpoint was `trained`, or else the default.
     """
@@ -124,12 +159,16 @@ def _recipe(request: Request, name: str, trained: dict[str, Any] | None = None) 
 
 
 def _study(
-    request: Request, opened: Opened, name: str, progress: Callable[[int, int], None], *, swept: bool = False
+    request: VarianceRequest,
+    opened: OpenedPolicy,
+    name: str,
+    progress: Callable[[int, int], None],
+    *,
+    swept: bool = False,
 ) -> Replicates:
-    from gradiometer.probes.replicates import label_of, study
-    from gradiometer.probes.subject import Recipe
+    from gradiometer.probes.replicates import Recipe, label_of, study
 
-    algorithm, options = _recipe(request, name, opened.options)
+    algorithm, options = _recipe(request, name, dict(opened.options))
     config = {
         "problem": request.problem,
         "num_loc": request.num_loc,
@@ -142,7 +181,12 @@ def _study(
     return study(
         opened.load,
         opened.instances(request.num_instances, request.seed),
-        Recipe(algorithm=algorithm, options=options, reduction=request.reduction, batch_size=request.batch_size),
+        Recipe(
+            algorithm=algorithm,
+            options=options,
+            reduction=request.reduction,
+            batch_size=request.batch_size,
+        ),
         num_replicates=request.num_replicates,
         seed=request.seed,
         extended=request.extended,
@@ -159,7 +203,7 @@ def _study(
     )
 
 
-def _studies(request: Request, compare: list[str]) -> tuple[list[str], list[Replicates]]:
+def _studies(request: VarianceRequest, compare: list[str]) -> tuple[list[str], list[Replicates]]:
     names = compare or [request.algorithm]
     for name in names:
         _recipe(request, name)  # an unknown one is told before anything is measured
@@ -174,34 +218,44 @@ def _studies(request: Request, compare: list[str]) -> tuple[list[str], list[Repl
     return names, studies
 
 
-def _try(request: Request, opened: Opened, name: str) -> None:
-    """The estimator on rewards of nothing: what cannot be done is told before anything is measured."""
+def _try(request: VarianceRequest, opened: OpenedPolicy, name: str) -> None:
+    """Try the estimator on zeros: what cannot be done is told before anything is measured."""
     import torch
 
     from gradiometer.maths import estimators
 
-    algorithm, options = _recipe(request, name, opened.options)
+    algorithm, options = _recipe(request, name, dict(opened.options))
     zeros = torch.zeros(1, opened.rollouts)
     estimators.find(algorithm)(zeros, **options)
 
 
-def _curve(request: Request, values: list[int]) -> tuple[list[str], list[Replicates]]:
+def _curve(request: VarianceRequest, values: list[int]) -> tuple[list[str], list[Replicates]]:
     curve = request.curve
-    asked = [replace(request, num_starts=n) if curve == "rollouts" else replace(request, k=n) for n in values]
+    asked = [
+        replace(request, num_starts=n) if curve == "rollouts" else replace(request, k=n)
+        for n in values
+    ]
     opened = [_opened(each, algorithm=None) for each in asked]
     for each, policy in zip(asked, opened, strict=True):
         _try(each, policy, request.algorithm)
     studies = []
     for value, each, policy in zip(values, asked, opened, strict=True):
         with _progress(f"{curve} {value}") as progress:
-            studies.append(_study(each, policy, request.algorithm, progress, swept=curve == "rollouts"))
+            studies.append(
+                _study(each, policy, request.algorithm, progress, swept=curve == "rollouts")
+            )
     return [f"{curve} {value}" for value in values], studies
 
 
 def _extra(
-    names: Sequence[str], studies: Sequence[Replicates], *, compare: bool, curve: str, values: list[int]
+    names: Sequence[str],
+    studies: Sequence[Replicates],
+    *,
+    compare: bool,
+    curve: str,
+    values: list[int],
 ) -> dict[str, Any]:
-    from gradiometer.probes.comparison import compared, curve_of, sentence
+    from gradiometer.probes.spread import compared, curve_of, sentence
 
     if curve:
         return {"curve": curve_of(curve, values, studies).plain()}
@@ -215,7 +269,11 @@ def _extra(
 def _print(studies: Sequence[Replicates], extra: dict[str, Any], names: Sequence[str]) -> None:
     out = console()
     ratios = [row["variance_ratio"] for row in extra.get("comparison", {}).get("rows", [])]
-    columns = ("tr Cov", "ratio", "SNR", "|ESS|", "s") if ratios else ("grad norm", "tr Cov", "SNR", "|ESS|", "s")
+    columns = (
+        ("tr Cov", "ratio", "SNR", "|ESS|", "s")
+        if ratios
+        else ("grad norm", "tr Cov", "SNR", "|ESS|", "s")
+    )
     shown = zip(names, studies, ratios or [None] * len(studies), strict=True)
     rows = [_row(name, study, ratio) for name, study, ratio in shown]
     out.print(table("", *columns, rows=rows, right=columns))
@@ -232,7 +290,10 @@ def _notes(studies: Sequence[Replicates], names: Sequence[str]) -> dict[str, lis
     found: dict[str, list[str]] = {}
     for name, study in zip(names, studies, strict=True):
         extended = study.record.get("extended", {})
-        lines = [*extended.get("notes", []), *(f"biased by {source}" for source in extended.get("bias", []))]
+        lines = [
+            *extended.get("notes", []),
+            *(f"biased by {source}" for source in extended.get("bias", [])),
+        ]
         for control, numbers in extended.get("controls", {}).items():
             if numbers["snr"] is not None:
                 lines.append(f"SNR {_interval(numbers['snr'])} with {control.replace('_', ' ')}")
@@ -243,12 +304,21 @@ def _notes(studies: Sequence[Replicates], names: Sequence[str]) -> dict[str, lis
 
 def _row(name: str, study: Replicates, ratio: list[float | None] | None) -> tuple[str, ...]:
     extended, metrics = study.record.get("extended"), study.record["metrics"]
-    norm, seconds = f"{metrics['grad_norm_mean']:.3g} ± {metrics['grad_norm_std']:.2g}", f"{study.seconds:.1f}"
+    norm, seconds = (
+        f"{metrics['grad_norm_mean']:.3g} ± {metrics['grad_norm_std']:.2g}",
+        f"{study.seconds:.1f}",
+    )
     if extended is None:
         return name, norm, "-", "-", "-", seconds
     trace = "-" if extended["trace"] is None else f"{extended['trace']['value']:.3g}"
     first = (norm, trace) if ratio is None else (trace, _ends(*ratio))
-    return name, *first, _interval(extended["snr"]), f"{extended['concentration']['ess_abs']:.3g}", seconds
+    return (
+        name,
+        *first,
+        _interval(extended["snr"]),
+        f"{extended['concentration']['ess_abs']:.3g}",
+        seconds,
+    )
 
 
 def _ends(value: float | None, low: float | None, high: float | None) -> str:
@@ -279,7 +349,7 @@ def _checked_target(save_path: str) -> Path | None:
 
 
 def _save(target: Path, records: Sequence[dict[str, Any]]) -> None:
-    """One record is written as itself, several as a list (.jsonl: a line each); never half a file."""
+    """One record as itself, several as a list (.jsonl: a line each); never half a file."""
     content: Any = records[0] if len(records) == 1 else list(records)
     partial = target.with_name(f".{target.name}.partial")
     try:
@@ -289,11 +359,15 @@ def _save(target: Path, records: Sequence[dict[str, Any]]) -> None:
         if target.suffix == ".pkl":
             partial.write_bytes(pickle.dumps(content))
         else:
-            partial.write_text(json.dumps(json.loads(to_json(content)), indent=2) + "\n", encoding="utf-8")
+            partial.write_text(
+                json.dumps(json.loads(to_json(content)), indent=2) + "\n", encoding="utf-8"
+            )
         os.replace(partial, target)
     except OSError as problem:
         partial.unlink(missing_ok=True)
-        raise UsageError(f"{target} cannot be written ({problem.strerror}): nothing of it was kept") from problem
+        raise UsageError(
+            f"{target} cannot be written ({problem.strerror}): nothing of it was kept"
+        ) from problem
 
 
 def _append(target: Path, lines: str) -> None:
@@ -318,13 +392,16 @@ def _checked_run(run: str) -> Path | None:
         return _free(Path("runs") / f"variance-{time.strftime('%Y%m%d-%H%M%S')}")
     folder = Path(run)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"--run {run} is there already: choose another folder, or leave it out for one by the time")
+        raise UsageError(
+            f"--run {run} is there already: choose another folder,"
+            " or leave it out for one by the time"
+        )
     return folder
 
 
 def _keep(folder: Path, studies: Sequence[Replicates], extra: dict[str, Any]) -> None:
     """Into a run, so that `show`, `plot` and the dashboard find it."""
-    from gradiometer.probes.keeping import keep_replicates
+    from gradiometer.probes.replicates import keep_replicates
 
     keep_replicates(folder, studies, extra)
 
@@ -337,8 +414,5 @@ def _free(folder: Path) -> Path:
 
 @contextmanager
 def _progress(label: str) -> Iterator[Callable[[int, int], None]]:
-    from gradiometer.cli.train import progress_bar
-    from gradiometer.labs.config import Progress
-
     with progress_bar(label) as show:
-        yield lambda done, total: show(Progress(done=done, total=total, unit="tasks", mean_return=float("nan")))
+        yield lambda done, total: show(done, total, unit="tasks")

@@ -1,8 +1,12 @@
-"""The web application: a page for every tab, its JSON twin beside it, and a stream that says what changed.
+"""The web application: a page for every tab, its JSON twin, and a stream of what changed.
 
-GET  /<tab>          the page                        /<tab>.json    the same as JSON, the same query (shape.View)
-GET  /runs.json      every run of the folder         /live          server-sent events: changed, runs
-GET  /openapi.json   all of this, for programs       errors are one shape: {"error", "message"} (shape.Problem)
+GET  /<tab>          the page
+GET  /<tab>.json     the same as JSON, with the same query (shape.View)
+GET  /runs.json      every run of the folder
+GET  /live           server-sent events: changed, runs
+GET  /openapi.json   all of this, for programs
+
+Errors have one shape: {"error", "message"} (shape.Problem).
 """
 
 from __future__ import annotations
@@ -23,13 +27,13 @@ from fastapi.staticfiles import StaticFiles
 from sse_starlette.sse import EventSourceResponse
 from starlette.exceptions import HTTPException
 
-from gradiometer.dashboard.answering import answer, encode
-from gradiometer.dashboard.ask import AXES, METRIC, ask_of
-from gradiometer.dashboard.consultant import Consultant
+from gradiometer.dashboard.answer import answer, encode
+from gradiometer.dashboard.diagnoses import Diagnoses
 from gradiometer.dashboard.guard import LOOPBACK, Guard, problem
 from gradiometer.dashboard.live import Broadcast
-from gradiometer.dashboard.shape import Problem, Shelved, View
-from gradiometer.dashboard.shelf import Shelf
+from gradiometer.dashboard.query import AXES, METRIC, parse_query
+from gradiometer.dashboard.run_index import RunIndex
+from gradiometer.dashboard.shape import Problem, RunList, View
 from gradiometer.dashboard.views import VIEWS
 from gradiometer.errors import UnknownName, UsageError
 from gradiometer.version import __version__
@@ -41,7 +45,7 @@ WORTH_PACKING = 2_000
 PATIENCE_SECONDS = 0.3
 """How long a page waits for the doctor; what takes longer comes with a later tick."""
 READERS = 8
-"""Threads that answer. More of them answer no faster, for Python runs one at a time, and each keeps memory of its own."""
+"""Threads that answer: Python runs one at a time, and each keeps memory of its own."""
 CARDS_SECONDS = 1.0
 """How long the list of runs may take; of logs that take longer to read the step comes later."""
 PARAMETERS: list[dict[str, Any]] = [
@@ -50,7 +54,9 @@ PARAMETERS: list[dict[str, Any]] = [
         "in": "query",
         "required": False,
         "description": description,
-        "schema": {"type": "array", "items": {"type": "string"}} if name == "run" else {"type": kind},
+        "schema": (
+            {"type": "array", "items": {"type": "string"}} if name == "run" else {"type": kind}
+        ),
     }
     for name, kind, description in (
         ("run", "string", "Ids of runs, the one in focus first; without any, the newest."),
@@ -61,14 +67,16 @@ PARAMETERS: list[dict[str, Any]] = [
         ("after", "string", "The cursor of an earlier answer: only what is new comes back."),
     )
 ]
-ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": Problem} for status in (400, 401, 403, 404, 405, 500)}
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": Problem} for status in (400, 401, 403, 404, 405, 500)
+}
 
 
 def create_app(root: Path, *, hosts: Iterable[str] | None = LOOPBACK, token: str = "") -> FastAPI:
-    """The application over the runs of a folder, or over one run. `hosts` are the names it answers to; None is any."""
-    shelf = Shelf(root)
-    consultant = Consultant(shelf, PATIENCE_SECONDS)
-    broadcast = Broadcast(shelf, consultant)
+    """The application over the runs of a folder, answering to the names `hosts` (None is any)."""
+    index = RunIndex(root)
+    diagnoses = Diagnoses(index, PATIENCE_SECONDS)
+    broadcast = Broadcast(index, diagnoses)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -76,7 +84,7 @@ def create_app(root: Path, *, hosts: Iterable[str] | None = LOOPBACK, token: str
         threading.Thread(target=_warm_up, daemon=True).start()
         yield
         broadcast.close()
-        consultant.close()
+        diagnoses.close()
 
     app = FastAPI(
         title="Gradiometer",
@@ -88,18 +96,20 @@ def create_app(root: Path, *, hosts: Iterable[str] | None = LOOPBACK, token: str
     )
     app.state.broadcast = broadcast
     app.add_middleware(Guard, hosts=hosts, token=token)
-    for error, handler in ((UsageError, _users), (HTTPException, _of_http), (OSError, _of_machine), (Exception, _ours)):
+    handlers = {UsageError: _users, HTTPException: _of_http, OSError: _of_machine, Exception: _ours}
+    for error, handler in handlers.items():
         app.add_exception_handler(error, handler)
-    _add_reading(app, shelf, consultant)
+    _add_reading(app, index, diagnoses)
     _add_live(app, broadcast)
     _add_files(app)
     return app
 
 
-def _add_reading(app: FastAPI, shelf: Shelf, consultant: Consultant) -> None:
+def _add_reading(app: FastAPI, index: RunIndex, diagnoses: Diagnoses) -> None:
     def view_of(name: str) -> Callable[[Request], Response]:
         def view(request: Request) -> Response:
-            return _json(request, answer(shelf, consultant, name, ask_of(request.query_params.multi_items())))
+            query = parse_query(request.query_params.multi_items())
+            return _json(request, answer(index, diagnoses, name, query))
 
         view.__doc__ = f"What the tab {name} shows."
         return view
@@ -113,17 +123,19 @@ def _add_reading(app: FastAPI, shelf: Shelf, consultant: Consultant) -> None:
             openapi_extra={"parameters": PARAMETERS},
         )(view_of(name))
 
-    @app.get("/runs.json", response_class=Response, responses={200: {"model": Shelved}, **ERRORS})
+    @app.get("/runs.json", response_class=Response, responses={200: {"model": RunList}, **ERRORS})
     def runs(request: Request) -> Response:
         """Every run of the served folder, the newest first."""
-        return _json(request, Shelved(root=shelf.root.name, runs=shelf.cards(CARDS_SECONDS), views=list(VIEWS)))
+        cards = index.cards(CARDS_SECONDS)
+        return _json(request, RunList(root=index.root.name, runs=cards, views=list(VIEWS)))
 
 
 def _add_live(app: FastAPI, broadcast: Broadcast) -> None:
     @app.get("/live", response_class=EventSourceResponse)
     async def live() -> EventSourceResponse:
-        """Server-sent events: `changed` {run, step, state} when a run was written to, `runs` when runs come or go."""
-        return EventSourceResponse(broadcast.listen(), ping=15, headers={"Cache-Control": "no-store"})
+        """Server-sent events: `changed` {run, step, state}, and `runs` when runs come or go."""
+        headers = {"Cache-Control": "no-store"}
+        return EventSourceResponse(broadcast.listen(), ping=15, headers=headers)
 
 
 def _add_files(app: FastAPI) -> None:
@@ -137,14 +149,15 @@ def _add_files(app: FastAPI) -> None:
     def plotly() -> Response:
         file = resources.files("plotly") / "package_data" / "plotly.min.js"
         # Not packed: on this machine that takes longer than sending it, and the browser keeps it.
-        headers = {"Cache-Control": "max-age=86400", "ETag": f'"plotly-{metadata.version("plotly")}"'}
+        tag = f'"plotly-{metadata.version("plotly")}"'
+        headers = {"Cache-Control": "max-age=86400", "ETag": tag}
         return FileResponse(str(file), media_type="text/javascript", headers=headers)
 
     app.mount("/static", _Static(directory=STATIC))
 
 
 class _Static(StaticFiles):
-    """Our own files: asked about each time, since they change with the version, and sent only if they did."""
+    """Our own files, which change with the version: checked each time, sent only if new."""
 
     def file_response(self, *args: Any, **kwargs: Any) -> Response:
         response = super().file_response(*args, **kwargs)
@@ -170,7 +183,9 @@ def _users(request: Request, error: Exception) -> Response:
 def _of_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
-        return problem(404, "unknown-view", f"nothing at {request.url.path}: there are {', '.join(VIEWS)}")
+        return problem(
+            404, "unknown-view", f"nothing at {request.url.path}: there are {', '.join(VIEWS)}"
+        )
     return problem(error.status_code, "bad-request", str(error.detail))
 
 
@@ -180,7 +195,8 @@ def _of_machine(request: Request, error: Exception) -> Response:
 
 def _ours(request: Request, error: Exception) -> Response:
     traceback.print_exception(error)
-    return problem(500, "fault", f"a fault of Gradiometer ({type(error).__name__}: {error}); the terminal says more")
+    what = f"a fault of Gradiometer ({type(error).__name__}: {error}); the terminal says more"
+    return problem(500, "fault", what)
 
 
 def _warm_up() -> None:

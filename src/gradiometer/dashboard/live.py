@@ -1,4 +1,4 @@
-"""Tell every page at once that a run has changed: one watcher for all of them, which looks at file times once a second."""
+"""Tell every page that a run has changed: one watcher looks at file times once a second."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import traceback
 from collections.abc import AsyncIterator
 from typing import Any
 
-from gradiometer.dashboard.answering import encode
-from gradiometer.dashboard.consultant import Consultant
-from gradiometer.dashboard.shelf import Shelf, Signature
+from gradiometer.dashboard.answer import encode
+from gradiometer.dashboard.diagnoses import Diagnoses
+from gradiometer.dashboard.run_index import RunIndex, Signature
 from gradiometer.errors import UnknownName
 
 __all__ = ["Broadcast"]
@@ -24,10 +24,10 @@ Message = dict[str, str]
 
 
 class Broadcast:
-    """Changes of the runs of a shelf, as server-sent events to any number of listeners."""
+    """Changes of the runs of the index, as server-sent events to any number of listeners."""
 
-    def __init__(self, shelf: Shelf, consultant: Consultant, every: float = EVERY_SECONDS) -> None:
-        self._shelf, self._consultant = shelf, consultant
+    def __init__(self, index: RunIndex, diagnoses: Diagnoses, every: float = EVERY_SECONDS) -> None:
+        self._index, self._diagnoses = index, diagnoses
         self._every = every
         self._listeners: set[asyncio.Queue[Message | None]] = set()
         self._task: asyncio.Task[None] | None = None
@@ -59,7 +59,7 @@ class Broadcast:
         while self._listeners:
             try:
                 messages, trouble = await asyncio.to_thread(self._changes), ""
-            except Exception as error:  # a folder that went away may come back; and whatever it is, listeners stay
+            except Exception as error:  # a folder may come back; whatever it is, listeners stay
                 if not isinstance(error, OSError) and trouble != repr(error):
                     traceback.print_exception(error)
                 messages, trouble = [], repr(error)
@@ -71,18 +71,19 @@ class Broadcast:
             await asyncio.sleep(self._every)
 
     def _changes(self) -> list[Message]:
-        now = self._shelf.signatures()
+        now = self._index.signatures()
         before, self._seen = now if self._seen is None else self._seen, now
-        late = self._consultant.late()
+        late = self._diagnoses.late()
         messages = []
         for id, signature in now.items():
             if id in late or before.get(id, signature) != signature:
                 try:
-                    card = self._shelf.card(id)
+                    card = self._index.card(id)
                 except UnknownName:  # gone since; the next look says so
                     continue
-                messages.append(_message("changed", {"run": id, "step": card.newest_step, "state": card.state}))
-        if self._shelf.read_on(READ_SECONDS) or now.keys() != before.keys():
+                what = {"run": id, "step": card.newest_step, "state": card.state}
+                messages.append(_message("changed", what))
+        if self._index.read_on(READ_SECONDS) or now.keys() != before.keys():
             messages.append(_message("runs", {"count": len(now)}))
         return messages
 

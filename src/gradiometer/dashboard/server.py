@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import errno
 import importlib.util
@@ -12,6 +13,7 @@ import webbrowser
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote, urlencode
 
 from gradiometer.errors import MissingExtra, RunNotFound, UsageError
@@ -23,6 +25,8 @@ DEFAULT_PORT = 8765
 MORE_PORTS = 20
 M_MMAP_THRESHOLD, M_ARENA_MAX = -3, -8  # of malloc.h
 LARGE_ARRAY = 256 << 10
+REQUEST_SECONDS = 10.0
+"""From the first byte of a request to its last."""
 NEEDED = ("fastapi", "uvicorn", "sse_starlette", "plotly")
 
 
@@ -42,8 +46,8 @@ def serve(
         raise RunNotFound(nothing_at(root))
     if not is_loopback(host) and not token:
         raise UsageError(
-            f"--host {host} can be reached from other machines, so it needs --token: choose a long one, "
-            "for whoever has it can read every run and its config"
+            f"--host {host} can be reached from other machines, so it needs --token: choose a long"
+            " one, for whoever has it can read every run and its config"
         )
     listening = bind(host, port)
     where = address(host, listening.getsockname()[1], path, token)
@@ -54,8 +58,10 @@ def serve(
 
 
 def _give_memory_back() -> None:
-    """Have glibc return large arrays when they are freed, and keep two heaps for all threads: by itself each thread keeps one,
-    and pages that are reloaded let them grow. Elsewhere there is no such setting, and nothing is done."""
+    """Have glibc return large arrays when they are freed, and keep two heaps for all threads: by
+    itself each thread keeps one, and pages that are reloaded let them grow. Elsewhere there is no
+    such setting, and nothing is done.
+    """
     with suppress(OSError, AttributeError):
         system = ctypes.CDLL(None)
         system.mallopt(M_MMAP_THRESHOLD, LARGE_ARRAY)
@@ -71,7 +77,13 @@ def _run(root: Path, host: str, token: str, listening: socket.socket) -> None:
 
     app = create_app(root, hosts=LOOPBACK | {host} if is_loopback(host) else None, token=token)
     config = uvicorn.Config(
-        app, log_level="warning", access_log=False, timeout_graceful_shutdown=1, server_header=False
+        app,
+        http=protocol(),
+        ws="none",
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=1,
+        server_header=False,
     )
     try:
         uvicorn.Server(config).run(sockets=[listening])
@@ -79,6 +91,51 @@ def _run(root: Path, host: str, token: str, listening: socket.socket) -> None:
         pass  # that is how one leaves
     finally:
         listening.close()
+
+
+def protocol() -> type[asyncio.Protocol]:
+    """uvicorn's, but a request that does not come to its end in `REQUEST_SECONDS` is closed: by
+    itself uvicorn waits for ever, and who opens enough of them uses up its sockets."""
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    class PunctualProtocol(H11Protocol):
+        """Watches the time from the first byte of a request to its last."""
+
+        _watch: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._wait()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if self._is_asked():
+                self._stop()
+            elif self._watch is None:
+                self._wait()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._stop()
+            super().connection_lost(exc)
+
+        def _is_asked(self) -> bool:
+            """Whether a request is whole, and being answered."""
+            return self.cycle is not None and not self.cycle.response_complete
+
+        def _wait(self) -> None:
+            self._watch = self.loop.call_later(REQUEST_SECONDS, self._late)
+
+        def _stop(self) -> None:
+            if self._watch is not None:
+                self._watch.cancel()
+                self._watch = None
+
+        def _late(self) -> None:
+            self._watch = None
+            if not self._is_asked():
+                self.transport.close()
+
+    return PunctualProtocol
 
 
 def check_extra() -> None:
@@ -100,7 +157,9 @@ def bind(host: str, port: int | None) -> socket.socket:
         except OSError as problem:
             listening.close()
             if problem.errno != errno.EADDRINUSE:
-                raise UsageError(f"cannot listen on {host}, port {number}: {problem.strerror or problem}") from problem
+                raise UsageError(
+                    f"cannot listen on {host}, port {number}: {problem.strerror or problem}"
+                ) from problem
             continue
         listening.listen(128)
         return listening
@@ -125,5 +184,7 @@ def address(host: str, port: int, path: str = "/", token: str = "") -> str:
     """What to open in a browser."""
     shown = f"[{host}]" if ":" in host else host
     before, _, query = path.partition("?")
-    query += ("&" if query and token else "") + (urlencode({"token": token}, quote_via=quote) if token else "")
+    query += ("&" if query and token else "") + (
+        urlencode({"token": token}, quote_via=quote) if token else ""
+    )
     return f"http://{shown}:{port}{before}" + (f"?{query}" if query else "")

@@ -2,29 +2,44 @@
 
 from __future__ import annotations
 
+import html
+import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import numpy as np
-
+from gradiometer import metrics
 from gradiometer.doctor.arbitration import arbitrate
-from gradiometer.doctor.chart import Chart, Series
-from gradiometer.doctor.progress import MIN_REWARDS, progress_of
+from gradiometer.doctor.outcome import Course
 from gradiometer.doctor.rule import Rule, Skipped, rules
-from gradiometer.doctor.signs import level
+from gradiometer.doctor.rundata import Named, RunData
+from gradiometer.doctor.state import State, outcome_or_loss, state_of
+from gradiometer.errors import UsageError
 from gradiometer.records import Finding
+from gradiometer.store.importers import load
 from gradiometer.store.logs import Log
-from gradiometer.store.origins import place_of
+from gradiometer.store.provenance import place_of
 from gradiometer.store.reader import Run
 from gradiometer.store.thinning import Thinned
-from gradiometer.words import fmt
 
-__all__ = ["Diagnosis", "diagnose", "judged"]
+__all__ = ["Diagnosis", "OutcomeRecord", "diagnose", "judged"]
 
 MOST_POINTS = 200
 """Of a curve in a report: more than a screen can show."""
-SHOWN = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutcomeRecord:
+    """Which series says how well the policy does, and what became of it."""
+
+    series: str
+    course: Course
+    start: float
+    best: float
+    best_step: int
+    end: float
+    lost: float
+    """Of what was gained up to the best, the share that is gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +47,12 @@ class Diagnosis:
     """What the doctor says about one run."""
 
     run: Path
+    state: State
+    """What became of the run."""
     verdict: str
-    """One sentence."""
+    """One line, which begins with the state."""
+    outcome: OutcomeRecord | None = None
+    """Which series says how well it does, where it started, its best and where it ended."""
     findings: tuple[Finding, ...]
     """The first is the one to act on."""
     folded: tuple[Finding, ...]
@@ -43,7 +62,9 @@ class Diagnosis:
     looked: tuple[str, ...]
     """The rules that had what they need and found nothing."""
     curves: Mapping[str, Thinned] = field(compare=False)
-    """The series the evidence points at, thinned for drawing."""
+    """The outcome and the series the evidence points at, thinned for drawing."""
+    named: tuple[Named, ...] = ()
+    """Columns whose meaning was guessed, told or chosen among several; outcomes first."""
     log_of: str | None = None
     """Whose log this is: SB3, TRL, ...; empty if that cannot be told, None of a run of ours."""
 
@@ -52,87 +73,108 @@ class Diagnosis:
         """The severity of the worst finding."""
         return self.findings[0].severity if self.findings else None
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the report as the terminal has it."""
+        from gradiometer.doctor.report import as_text
+
+        return f"<pre>{html.escape(as_text(self))}</pre>"
+
 
 def diagnose(
-    run: Run | Log, *, since: int | None = None, only: Iterable[Rule] | None = None, max_points: int | None = None
+    run: Run | Log | str | os.PathLike[str],
+    *,
+    since: int | None = None,
+    only: Iterable[Rule] | None = None,
+    max_points: int | None = None,
+    names: Mapping[str, str] | None = None,
 ) -> Diagnosis:
-    """Let every rule look at the run from step `since` on; `max_points` thins longer series, for who cannot wait."""
-    chart = Chart(run, since=since, max_points=max_points)
-    return judged(chart, rules() if only is None else tuple(only))
+    """What is wrong with a run or a log, open or by its path: every rule looks at it, causes first.
+
+    `since` leaves out the steps before it; a negative one counts from the end, -500 for the last
+    500 steps. `only` names the rules, `max_points` thins longer series, and `names` says what
+    columns mean: `{"mean_r": "reward"}`.
+    """
+    if not isinstance(run, Run | Log):
+        with load(run) as opened:
+            return diagnose(opened, since=since, only=only, max_points=max_points, names=names)
+    newest = run.newest_step
+    if since is not None and newest is not None and since > newest:
+        raise UsageError(f"since={since} lies beyond the end of {run.path}: it ends at {newest}")
+    data = RunData(run, since=since, max_points=max_points, told=names)
+    return judged(data, rules() if only is None else tuple(only))
 
 
-def judged(chart: Chart, chosen: Iterable[Rule]) -> Diagnosis:
-    """The same for a chart that is there already."""
+def _outcome_record(run: RunData) -> OutcomeRecord | None:
+    found = outcome_or_loss(run)
+    if found is None:
+        return None
+    return OutcomeRecord(
+        series=found.series.name,
+        course=found.course,
+        start=found.start,
+        best=found.top,
+        best_step=found.top_step,
+        end=found.end,
+        lost=found.lost,
+    )
+
+
+def judged(run: RunData, chosen: Iterable[Rule]) -> Diagnosis:
+    """The same for a run whose data are read already."""
     found: list[Finding] = []
     skipped: list[Skipped] = []
     looked: list[str] = []
     for each in chosen:
-        result = each(chart)
+        result = each(run)
         if isinstance(result, Skipped):
             skipped.append(result)
         elif result:
             found += result
         else:
             looked.append(each.id)
-    sorted_out = arbitrate(found, first_step=chart.first_step)
+    sorted_out = arbitrate(found, first_step=run.first_step)
+    found_state = state_of(run, sorted_out.findings, len(looked) + len(sorted_out.findings))
+    outcome = _outcome_record(run)
     return Diagnosis(
-        run=place_of(chart.run.path),
-        verdict=_verdict(sorted_out.findings, len(looked), chart),
+        run=place_of(run.source.path),
+        state=found_state.state,
+        verdict=found_state.verdict,
+        outcome=outcome,
         findings=sorted_out.findings,
         folded=sorted_out.folded,
-        skipped=tuple(skipped),
-        unknown_keys=tuple(chart.unknown),
+        skipped=tuple(_advised(each, run.source) for each in skipped),
+        unknown_keys=tuple(run.unknown),
+        named=run.named,
         looked=tuple(looked),
-        curves=_curves(chart, found),
-        log_of=chart.run.facts.get("imported", {}).get("library", "") if isinstance(chart.run, Log) else None,
+        curves=_curves(run, found, () if outcome is None else (outcome.series,)),
+        log_of=(
+            run.source.facts.get("imported", {}).get("library", "")
+            if isinstance(run.source, Log)
+            else None
+        ),
     )
 
 
-def _curves(chart: Chart, findings: Iterable[Finding]) -> dict[str, Thinned]:
-    known = set(chart.run.names())
-    wanted = dict.fromkeys(evidence.series for finding in findings for evidence in finding.evidence)
-    return {name: chart.run.thinned(name, MOST_POINTS) for name in wanted if name in known}
+def _advised(skipped: Skipped, source: Run | Log) -> Skipped:
+    """Without advice that was followed: who has watched the training is not told to watch it."""
+    metric, told = metrics.CATALOGUE.get(skipped.metric), source.facts.get("meter")
+    tier = told.get("tier") if isinstance(told, Mapping) else None
+    missing = skipped.why.startswith(f"no {skipped.metric} ")
+    if metric is None or not missing or tier not in metrics.TIERS:
+        return skipped
+    if metric.origin in metrics.TIERS and not metric.name.startswith("grad/pair/"):
+        enough = metrics.TIERS.index(tier) >= metrics.TIERS.index(metric.origin)
+        how = "this training has none" if enough else f"watch it with tier={metric.origin!r}"
+        return replace(skipped, why=f"no {metric.name} in this run: {how}")
+    if metric.origin == "experts":
+        return replace(skipped, why=f"no {metric.name} in this run: no experts were found")
+    return skipped
 
 
-def _verdict(findings: tuple[Finding, ...], looked: int, chart: Chart) -> str:
-    serious = [finding for finding in findings if finding.severity != "info"]
-    if serious:
-        first = serious[0]
-        others = len(serious) - 1
-        more = f", and {others} more cause{'s' if others > 1 else ''}" if others else ""
-        return f"{first.title}{more}."
-    if chart.last_step is None:
-        return "Nothing was recorded yet."
-    count = looked + len(findings)
-    if not count:
-        return f"Nothing can be said: {_unknown(chart)}."
-    rules = f"{count} rules had what they need" if count > 1 else "one rule had what it needs"
-    if chart.longest < MIN_REWARDS:
-        points = f"{chart.longest} points" if chart.longest > 1 else "one point"
-        return f"Too early to say: no series has more than {points}; {rules}, and found nothing wrong."
-    return f"Nothing wrong was found: {rules}{_outcome(chart)}."
-
-
-def _unknown(chart: Chart) -> str:
-    if len(chart.unknown) < len(chart.run.names()):
-        return f"no rule found enough of the metrics it needs{_outcome(chart)}"
-    shown = ", ".join(chart.unknown[:SHOWN]) + (", ..." if len(chart.unknown) > SHOWN else "")
-    return f"none of its series is called by a name that is known ({shown})"
-
-
-def _outcome(chart: Chart) -> str:
-    """What became of the reward, or else of the loss: nothing wrong may have been found in what does not learn."""
-    progress, loss = progress_of(chart), chart.get("loss")
-    if progress is None:
-        return "" if loss is None else _of_loss(loss)
-    ends = f"{fmt(progress.start)} to {fmt(progress.end)}"
-    if progress.state == "best":
-        return f", and the reward is at its maximum, {fmt(progress.end)}"
-    return f", and the reward rose: {ends}" if progress.state == "gained" else f", but the reward {progress.then}"
-
-
-def _of_loss(loss: Series) -> str:
-    broken = loss.steps[~np.isfinite(loss.values)]
-    if len(broken):
-        return f", but the loss is not finite at {len(broken)} of {len(loss)} steps, first at step {int(broken[0])}"
-    return f", and the loss went from {fmt(level(loss.first(0.1)))} to {fmt(level(loss.last(0.2)))}"
+def _curves(
+    run: RunData, findings: Iterable[Finding], besides: Iterable[str]
+) -> dict[str, Thinned]:
+    known = set(run.source.names())
+    read = (evidence.series for finding in findings for evidence in finding.evidence)
+    wanted = dict.fromkeys([*besides, *read])
+    return {name: run.source.thinned(name, MOST_POINTS) for name in wanted if name in known}

@@ -1,17 +1,40 @@
-"""What a rule is: a small pure function from a chart to a finding, to nothing, or to why it cannot say.
+"""What a rule is: a pure function from a run to a finding, to nothing, or to why it cannot say.
 
-    @rule("entropy-collapse", needs=("entropy", "reward"))
-    def entropy_collapse(chart: Chart) -> Verdict: ...
+Three questions are kept apart. What became of the run: `outcome.py`, once. Which signs are there:
+the rules; a sign has a strength (present, strong, total) and a since, whatever the reward does.
+What follows: `severity.weigh`, one table. So a rule gives `finding(..., strength="strong")` and
+never asks the outcome how bad it is; `role` says where it is no fault ("convergence": a policy that
+is done shows it too; "harmless": runs that learn show it too). Only what is proved, and a test that
+has the outcome in it, brings a `severity`. Numbers stand in `thresholds.toml`.
 
-`needs` are names of the catalogue; where one is missing the rule is not called and the doctor says which metric would enable
-it and how to log it.
+A rule that is one sign of one metric is data: `declare(...)` in `declared.py`. The others:
+
+    @rule(
+        "entropy-collapse",
+        '''
+        cause: The policy became nearly deterministic before it found anything better.
+        fix: raise {key} (try ×5)
+        confirm: Run the first tenth again with a larger entropy coefficient.
+        see: arXiv 2505.22617
+        ''',
+        needs=("entropy",),
+    )
+    def entropy_collapse(run: RunData) -> Verdict:
+        ...
+        return finding("Entropy fell to 3 % of its start", shown(entropy, "..."), key="ent_coef")
+
+`needs` are names of the catalogue; where one is missing the rule is not called and the doctor says
+which metric would enable it and how to log it. The words stand with the rule, the numbers in the
+finding: `{key}` in the words is what the finding was given as `key`.
 """
 
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from typing import TypeAlias
@@ -19,23 +42,143 @@ from typing import TypeAlias
 import numpy as np
 
 from gradiometer import metrics
-from gradiometer.doctor.chart import Chart
-from gradiometer.records import Finding
+from gradiometer.doctor import thresholds
+from gradiometer.doctor.faultmap import failure, mathematics
+from gradiometer.doctor.outcome import Outcome, outcome_of, trained_for
+from gradiometer.doctor.rundata import RunData, Series
+from gradiometer.doctor.severity import Role, Strength, weigh
+from gradiometer.records import Basis, Evidence, Finding, Severity
 
-__all__ = ["Rule", "Skipped", "Verdict", "rule", "rules"]
+__all__ = [
+    "CannotSay",
+    "Draft",
+    "Judge",
+    "Rule",
+    "Skipped",
+    "Verdict",
+    "as_list",
+    "finding",
+    "needed_outcome",
+    "rule",
+    "rules",
+    "too_short",
+    "unlogged",
+    "verdict_of",
+    "words",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Words:
+    """What a finding says besides what was read: why, what to change, how to make sure."""
+
+    cause: str = ""
+    fix: tuple[str, ...] = ()
+    confirm: str = ""
+    references: tuple[str, ...] = ()
+
+
+LABELS = re.compile(r"(cause|fix|confirm|see): ")
+
+
+def words(text: str) -> Words:
+    """Words from lines `cause:`, `fix:`, `confirm:`, `see:`; an indented line goes on the last."""
+    said: dict[str, list[str]] = {"cause": [], "fix": [], "confirm": [], "see": []}
+    entries: list[str] = []
+    for line in textwrap.dedent(text).strip().splitlines():
+        if line.startswith(" "):
+            entries[-1] += f" {line.strip()}"
+        else:
+            entries.append(line)
+    for entry in entries:
+        label = LABELS.match(entry)
+        assert label is not None, f"{entry!r} begins with no label"
+        said[label[1]].append(entry[label.end() :])
+    return Words(
+        cause=" ".join(said["cause"]),
+        fix=tuple(said["fix"]),
+        confirm=" ".join(said["confirm"]),
+        references=tuple(map(_reference, said["see"])),
+    )
+
+
+def _reference(text: str) -> str:
+    """`F17` is in docs/failures.md, `mathematics: Reach` is a section of docs/mathematics.md."""
+    if re.fullmatch(r"F\d+", text):
+        return failure(text)
+    return mathematics(text[13:]) if text.startswith("mathematics: ") else text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skipped:
     """A rule that cannot say, and what would let it."""
 
-    rule: str
+    rule: str = ""
+    """Its id; the rule itself leaves it out."""
     why: str
     metric: str = ""
     """The name of the catalogue that is missing, or too short."""
 
 
-Verdict: TypeAlias = Finding | Skipped | Iterable[Finding] | None
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """A finding as a rule makes it; the rule's id and words are added to it."""
+
+    title: str
+    severity: Severity | None
+    """Of what is proved; None where the strength of the sign decides it (`severity.weigh`)."""
+    strength: Strength
+    role: Role
+    basis: Basis
+    since_step: int | None
+    block: str | None
+    evidence: tuple[Evidence, ...]
+    words: Words | None
+    fix: tuple[str, ...]
+    values: Mapping[str, str]
+
+
+def finding(
+    title: str,
+    *evidence: Evidence | None,
+    severity: Severity | None = "warn",
+    strength: Strength | None = None,
+    role: Role = "plain",
+    basis: Basis = "heuristic",
+    since_step: int | None = None,
+    block: str | None = None,
+    words: Words | None = None,
+    fix: tuple[str, ...] = (),
+    **values: str,
+) -> Draft:
+    """What a rule found. Given a `strength` the outcome decides how bad it is, else `severity`
+    stands as given: for what is proved, and for tests that had the outcome in them. `words` and
+    `fix` replace the rule's own; `values` fill their braces."""
+    return Draft(
+        title=title,
+        severity=severity if strength is None else None,
+        strength=strength or "present",
+        role=role,
+        basis=basis,
+        since_step=since_step,
+        block=block,
+        evidence=tuple(each for each in evidence if each is not None),
+        words=words,
+        fix=fix,
+        values=values,
+    )
+
+
+Verdict: TypeAlias = Draft | Finding | Skipped | Iterable[Draft | Finding] | None
+Judge: TypeAlias = Callable[[RunData], Verdict]
+
+
+class CannotSay(Exception):
+    """Ends a rule that lacks something, from wherever it is noticed."""
+
+    def __init__(self, skipped: Skipped) -> None:
+        super().__init__(skipped.why)
+        self.skipped = skipped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,35 +188,83 @@ class Rule:
     id: str
     family: str
     needs: tuple[str, ...]
-    judge: Callable[[Chart], Verdict]
+    judge: Judge
+    words: Words = Words()
 
-    def __call__(self, chart: Chart) -> list[Finding] | Skipped:
+    def __call__(self, run: RunData) -> list[Finding] | Skipped:
         """The findings, none if all is well, or why it cannot be said."""
         for template in self.needs:
-            if not chart.has(template):
-                return Skipped(rule=self.id, why=how_to_log(template), metric=template)
-        with np.errstate(all="ignore"):  # a series may hold anything; what cannot be computed is not accused
-            found = self.judge(chart)
-        if found is None:
-            return []
-        if isinstance(found, Finding | Skipped):
-            return found if isinstance(found, Skipped) else [found]
-        return list(found)
+            if not run.has(template):
+                return replace(unlogged(template), rule=self.id)
+        # a series may hold anything; what cannot be computed is not accused
+        with np.errstate(all="ignore"):
+            found = verdict_of(self.judge, run)
+            if isinstance(found, Skipped):
+                return replace(found, rule=self.id)
+            whole = [self._whole(each, run) for each in as_list(found)]
+        return [each for each in whole if each is not None]
+
+    def _whole(self, found: Draft | Finding, run: RunData) -> Finding | None:
+        if isinstance(found, Finding):
+            return found
+        said, severity, title = found.words or self.words, found.severity, found.title
+        if severity is None:
+            weight = weigh(found.strength, outcome_of(run), found.basis, found.role)
+            if weight is None:
+                return None
+            severity, title = weight.severity, f"Watch: {title}" if weight.watch else title
+
+        def filled(text: str) -> str:
+            for name, value in found.values.items():
+                text = text.replace(f"{{{name}}}", value)
+            return text
+
+        return Finding(
+            id=self.id,
+            title=title,
+            severity=severity,
+            basis=found.basis,
+            since_step=found.since_step,
+            block=found.block,
+            evidence=found.evidence,
+            cause=filled(said.cause),
+            fix=tuple(map(filled, found.fix or said.fix)),
+            confirm=filled(said.confirm),
+            references=said.references,
+        )
+
+
+def verdict_of(judge: Judge, run: RunData) -> Verdict:
+    """What a rule says, also where it broke off."""
+    try:
+        return judge(run)
+    except CannotSay as broken:
+        return broken.skipped
+
+
+def as_list(verdict: Draft | Finding | Iterable[Draft | Finding] | None) -> list[Draft | Finding]:
+    """One finding, several, or none, as a list."""
+    if verdict is None:
+        return []
+    return [verdict] if isinstance(verdict, Draft | Finding) else list(verdict)
 
 
 _RULES: dict[str, Rule] = {}
 
 
-def rule(id: str, *, needs: tuple[str, ...] = ()) -> Callable[[Callable[[Chart], Verdict]], Callable[[Chart], Verdict]]:
-    """Register the decorated function as the rule that makes findings of this id."""
+def rule(
+    id: str, text: str = "", *, needs: tuple[str, ...] = (), family: str = ""
+) -> Callable[[Judge], Judge]:
+    """Register the decorated function as the rule of this id, with these words. Its family is the
+    file it stands in, unless told."""
     for template in needs:
         if template not in metrics.CATALOGUE:
             raise KeyError(f"rule {id!r} needs {template!r}, which is not in the catalogue")
 
-    def register(judge: Callable[[Chart], Verdict]) -> Callable[[Chart], Verdict]:
+    def register(judge: Judge) -> Judge:
         assert id not in _RULES, f"two rules are called {id!r}"
-        family = judge.__module__.rpartition(".")[2].partition("_")[0]
-        _RULES[id] = Rule(id=id, family=family, needs=needs, judge=judge)
+        place = family or judge.__module__.rpartition(".")[2].partition("_")[0]
+        _RULES[id] = Rule(id=id, family=place, needs=needs, judge=judge, words=words(text))
         return judge
 
     return register
@@ -88,6 +279,42 @@ def rules() -> tuple[Rule, ...]:
     return tuple(sorted(_RULES.values(), key=lambda each: (each.family, each.id)))
 
 
+def needed(run: RunData, template: str, least: float = 0, **parts: str) -> Series:
+    """A series the rule cannot do without; the rule ends here if it is missing or too short."""
+    series = run.get(template, **parts)
+    if series is None:
+        raise CannotSay(unlogged(template))
+    if len(series.finite) < least:
+        raise CannotSay(too_short(series, least))
+    return series
+
+
+def needed_outcome(run: RunData) -> Outcome:
+    """What became of the run, for a rule that cannot do without: it ends where that is unknown."""
+    found = outcome_of(run)
+    if found is None:
+        reward = trained_for(run)
+        least = thresholds.value("course/min_rewards")
+        raise CannotSay(unlogged("reward") if reward is None else too_short(reward, least))
+    return found
+
+
+def unlogged(template: str) -> Skipped:
+    """A rule's metric is not in the log."""
+    return Skipped(why=how_to_log(template), metric=template)
+
+
+def too_short(
+    found: Series | Iterable[Series], needed: float | str, *, metric: str | None = None
+) -> Skipped:
+    """Too few points in the longest series. `metric` where there may be none at all."""
+    series = [found] if isinstance(found, Series) else list(found)
+    name = series[0].metric.name if metric is None else metric
+    most = max((len(each.finite) for each in series), default=0)
+    told = f"{needed} needed" if not isinstance(needed, str) else needed
+    return Skipped(why=f"{name}: {most} points, {told}", metric=name)
+
+
 def how_to_log(template: str) -> str:
     """Where that metric comes from, in words for someone who does not have it."""
     metric = metrics.CATALOGUE[template]
@@ -100,7 +327,9 @@ def how_to_log(template: str) -> str:
     }
     theirs = sorted({f"{alias.name} ({alias.library})" for alias in metric.aliases})
     known = f"; also known as {', '.join(theirs[:3])}" if theirs else ""
-    how = origins.get(metric.origin, f"watch the training with gm.watch(..., tier={metric.origin!r})")
+    how = origins.get(
+        metric.origin, f"watch the training with gm.watch(..., tier={metric.origin!r})"
+    )
     if template.startswith("grad/pair/"):
         how = "name two modules to compare: gm.watch(..., pairs={...})"
     return f"no {template} in this log: {how}{known}"
@@ -110,5 +339,7 @@ def _log_it(template: str) -> str:
     if "<" in template:
         return f"log {template}"
     return (
-        f"log it: meter.log({template}=...)" if template.isidentifier() else f'log it: meter.log({{"{template}": ...}})'
+        f"log it: meter.log({template}=...)"
+        if template.isidentifier()
+        else f'log it: meter.log({{"{template}": ...}})'
     )

@@ -1,4 +1,4 @@
-"""Doors to other people's trainers: a file each, and a framework is imported in its own file only."""
+"""Callbacks for other people's trainers: a framework is imported only in the file of its name."""
 
 from __future__ import annotations
 

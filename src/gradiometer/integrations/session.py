@@ -1,4 +1,4 @@
-"""What every callback shares: a meter that opens when a training starts, is told things, and closes however it ends."""
+"""What every callback shares: a meter from the start of a training to its end, however it ends."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from threading import get_ident
-from typing import Any
+from typing import Any, Self
 
 from gradiometer.capture.blocks import Model, named_parameters
-from gradiometer.capture.isolation import guarded
+from gradiometer.capture.hooks import guarded
 from gradiometer.capture.meter import Meter
 from gradiometer.capture.watch import Optimizers, watch
 from gradiometer.errors import UnknownName
 
-__all__ = ["Session", "Unfinished"]
+__all__ = ["Session", "SessionContext", "Unfinished"]
 
 Config = Mapping[str, Any]
 OPTIONS = tuple(inspect.signature(watch).parameters)[2:]
@@ -32,10 +32,12 @@ class Unfinished(BaseException):  # like an interrupt: nobody knows in the middl
 
 
 class Session:
-    """One run of one model. Starting again with the same model goes on with the run, after its last step.
+    """One run of one model. Starting again with the same model goes on with the run, after its last
+    step.
 
-    A trainer without a hook for exceptions gets `with callback:` around it; or the run is closed when the callback is
-    collected, when the same thread starts a training on the same folder, or when the process ends.
+    A trainer without a hook for exceptions gets `with callback:` around it; or the run is closed
+    when the callback is collected, when the same thread starts a training on the same folder, or
+    when the process ends.
     """
 
     def __init__(self, run: str | os.PathLike[str] | None = "auto", **options: Any) -> None:
@@ -52,15 +54,21 @@ class Session:
         """The meter of the training in progress."""
         return self.meter if self.meter in _OPEN and not self.meter.closed else None
 
-    def start(self, model: Model, optimizers: Optimizers, *, config: Config | None = None, **defaults: Any) -> Meter:
-        """Watch, unless that is so already. The trainer gives `config` and `defaults` of `watch`; the user's own win."""
+    def start(
+        self, model: Model, optimizers: Optimizers, *, config: Config | None = None, **defaults: Any
+    ) -> Meter:
+        """Watch, unless that is so already; the user's options win over `config` and `defaults`."""
         if self.open is not None:
             return self.open
-        given = {**defaults, **self.options, "config": {**(config or {}), **(self.options.get("config") or {})}}
+        settings = {**(config or {}), **(self.options.get("config") or {})}
+        given = {**defaults, **self.options, "config": settings}
         watched, state = [id(p) for p in named_parameters(model).values() if p.requires_grad], {}
-        if self.meter is not None and watched == self._watched and (state := self.meter.state_dict()):
-            given |= {"run": self.meter.run, "resume": max(state["next_step"] - 1, 0), "overwrite": False}
-        for other in [one for one, (thread, _) in _OPEN.items() if thread == get_ident() and _in(one, given["run"])]:
+        last = self.meter if watched == self._watched else None
+        if last is not None and (state := last.state_dict()):
+            step = max(state["next_step"] - 1, 0)
+            given |= {"run": last.run, "resume": step, "overwrite": False}
+        here = [one for one, (thread, _) in _OPEN.items() if thread == get_ident()]
+        for other in [one for one in here if _in(one, given["run"])]:
             _end(other, _last_words())  # a training blocks its thread, so that one is over
         self.meter, self._watched = watch(model, optimizers, **given), watched
         self.meter.load_state_dict(state)
@@ -99,14 +107,32 @@ class Session:
             self.open.give_up(problem)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """The wishes only: a meter holds threads and hooks."""
+        """The options only: a meter holds threads and hooks."""
         return partial(Session, **self.options), ()
 
     def __del__(self) -> None:
-        # Not in another thread: the collector may run in the writer's own, which cannot wait for itself.
+        # Not in another thread: the collector may run in the writer's own, which cannot wait for
+        # itself.
         meter = getattr(self, "meter", None)
         if meter is not None and _OPEN is not None and _OPEN.get(meter, (0,))[0] == get_ident():
             _end(meter, _last_words())
+
+
+class SessionContext:
+    """What callbacks of trainers without a hook for exceptions share: `with callback:`."""
+
+    session: Session
+
+    @property
+    def meter(self) -> Meter | None:
+        """Of the training in progress, or else of the last one."""
+        return self.session.meter
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self.session.close(error)
 
 
 def _end(meter: Meter, error: BaseException | None) -> None:
@@ -117,7 +143,8 @@ def _end(meter: Meter, error: BaseException | None) -> None:
 
 def _last_words() -> BaseException:
     told, message = getattr(sys, "last_value", None), "the training stopped without a word"
-    return Unfinished(message if told is None else f"{message}; the last uncaught exception was {told!r}")
+    more = "" if told is None else f"; the last uncaught exception was {told!r}"
+    return Unfinished(message + more)
 
 
 def _in(meter: Meter, run: str | os.PathLike[str] | None) -> bool:

@@ -1,26 +1,27 @@
-"""torchrl: `GradiometerHook(run="runs/ppo").register(trainer)` for its Trainer, `.watch(loss_module, optim)` for own loops.
+"""torchrl: `GradiometerHook(run="runs/ppo").register(trainer)` for its Trainer,
+`.watch(loss_module, optim)` for own loops.
 
-The trainer's `optimizer` stage computes, clips, steps and zeroes in one call; capture is torch's own, so that does not
-matter. The terms of the loss are what a loss module returns as `loss_*`.
+The trainer's `optimizer` stage computes, clips, steps and zeroes in one call; capture is torch's
+own, so that does not matter. The terms of the loss are what a loss module returns as `loss_*`.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Self
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from gradiometer.capture import hooks
+from gradiometer.capture.hooks import guarded
 from gradiometer.capture.meter import Meter
 from gradiometer.capture.watch import Optimizers
 from gradiometer.errors import MissingExtra, UsageError
-from gradiometer.integrations.session import Session, Unfinished
-from gradiometer.integrations.torchrlparts import Splitter, optimizers_of, rewards
+from gradiometer.integrations.session import Session, SessionContext, Unfinished
 
 try:
     with warnings.catch_warnings():  # torchrl warns of a class of its own
@@ -31,14 +32,25 @@ except ModuleNotFoundError as error:
 
 __all__ = ["GradiometerHook"]
 
-ROLES = {"actor": r"^(actor|policy)_network", "critic": r"^(critic|value|qvalue)_network"}
-SETTINGS = ("total_frames", "frame_skip", "optim_steps_per_batch", "num_epochs", "clip_grad_norm", "clip_norm", "seed")
+TERMS = {"loss": "td", "loss_objective": "policy", "loss_qvalue": "q"}
+"""What the doctor calls them; any other `loss_x` is the term `x`."""
+SETTINGS = (
+    "total_frames",
+    "frame_skip",
+    "optim_steps_per_batch",
+    "num_epochs",
+    "clip_grad_norm",
+    "clip_norm",
+    "seed",
+)
 
 
-class GradiometerHook(TrainerHookBase):  # type: ignore[misc]
-    """Keeps the gradients, and what the trainer logs, in the folder `run`; takes the keyword arguments of `gm.watch`.
+class GradiometerHook(SessionContext, TrainerHookBase):  # type: ignore[misc]
+    """Keeps the gradients, and what the trainer logs, in the folder `run`; takes the keyword
+    arguments of `gm.watch`.
 
-    torchrl has no hook for an exception: put `with hook:` around the training, or the run is closed at exit.
+    torchrl has no hook for an exception: put `with hook:` around the training, or the run is closed
+    at exit.
     """
 
     def __init__(self, run: str | os.PathLike[str] | None = "auto", **options: Any) -> None:
@@ -48,46 +60,43 @@ class GradiometerHook(TrainerHookBase):  # type: ignore[misc]
         self._num_read: dict[str, int] = {}
         self._rollout = self._epoch = -1
 
-    @property
-    def meter(self) -> Meter | None:
-        """Of the training in progress, or else of the last one."""
-        return self.session.meter
-
     @contextmanager
-    def watch(self, loss_module: nn.Module, optimizers: Optimizers, **given: Any) -> Iterator[Meter]:
-        """For a loop of your own: `with hook.watch(loss_module, optim) as meter`; the loss is split by its terms."""
+    def watch(
+        self, loss_module: nn.Module, optimizers: Optimizers, **given: Any
+    ) -> Iterator[Meter]:
+        """For a loop of your own: `with hook.watch(loss_module, optim) as meter`."""
         with self:
             yield self._watch(loss_module, optimizers, **given)
 
     def _watch(self, loss_module: nn.Module, optimizers: Optimizers, **given: Any) -> Meter:
         self.session.close(Unfinished("a training began anew before this one had ended"))
-        names = [name for name, _ in loss_module.named_parameters()]
-        blocks = {role: words for role, words in ROLES.items() if any(re.match(words, name) for name in names)}
         if self._restored:
-            self.session = Session(**self.session.options)  # what it has measured since is not what comes before
+            # A new one: what this one has measured since is not what comes before.
+            self.session = Session(**self.session.options)
             given["resume"] = max(self._restored["next_step"] - 1, 0)
-        meter = self.session.start(loss_module, optimizers, **{"blocks": blocks or None, **given})
+        meter = self.session.start(loss_module, optimizers, **given)
         meter.load_state_dict(self._restored)
         self._restored = {}
-        self.session.at_end(hooks.observe_forward(loss_module, Splitter(meter).split))
+        self.session.at_end(hooks.observe_forward(loss_module, _Splitter(meter).split))
         return meter
 
     def log_batch(self, batch: Any, env_steps: int | None = None) -> None:
         """A collected batch: its rewards belong to the data that the next step starts from."""
         self._rollout, self._epoch = self._rollout + 1, -1
         self.session.at(env_steps=env_steps, rollout=self._rollout, epoch=0)
-        self.session.tell(lambda meter: meter.record({**rewards(batch), **self._unread()}))
+        self.session.tell(lambda meter: meter.record({**_rewards(batch), **self._unread()}))
 
     def register(self, trainer: Any, name: str = "gradiometer") -> Self:
-        """Put the hook into every stage of the trainer that has something to tell; register it after your own hooks."""
+        """Put the hook into the stages of the trainer; register it after your own hooks."""
         if getattr(trainer, "learner_backend", "local") != "local":
             raise UsageError(
-                "learner_backend='ray' trains in another process, which no hook reaches: use the local one"
+                "learner_backend='ray' trains in another process, which no hook reaches: use the"
+                " local one"
             )
         self._trainer = trainer
         trainer.register_module(name, self)
-        stages = {"setup": self._start, "shutdown": self._end, "pre_steps_log": self._batch_collected}
-        stages |= {"pre_epoch_log": self._epoch_begins}
+        stages: dict[str, Any] = {"setup": self._start, "shutdown": self._end}
+        stages |= {"pre_steps_log": self._batch_collected, "pre_epoch_log": self._epoch_begins}
         stages |= dict.fromkeys(("post_optim_log", "post_steps", "post_steps_log"), self._read)
         for stage, op in stages.items():
             trainer.register_op(stage, op)
@@ -95,8 +104,9 @@ class GradiometerHook(TrainerHookBase):  # type: ignore[misc]
 
     def _start(self) -> None:
         trainer = self._trainer
-        config = {key: getattr(trainer, key, None) for key in SETTINGS} | {"loss": type(trainer.loss_module).__name__}
-        self._watch(trainer.loss_module, optimizers_of(trainer), config=config, seed=trainer.seed)
+        config = {key: getattr(trainer, key, None) for key in SETTINGS}
+        config["loss"] = type(trainer.loss_module).__name__
+        self._watch(trainer.loss_module, _optimizers_of(trainer), config=config, seed=trainer.seed)
 
     def _batch_collected(self, batch: Any) -> None:
         self.log_batch(batch, self._trainer.collected_frames)
@@ -109,9 +119,10 @@ class GradiometerHook(TrainerHookBase):  # type: ignore[misc]
         self.session.tell(lambda meter: meter.log(self._unread()))
 
     def _unread(self) -> dict[str, Any]:
-        """What the trainer has logged since the last call: it keeps all of it, also what its logger did not get."""
+        """What the trainer has logged since the last call; it keeps all of it."""
         kept = getattr(self._trainer, "_log_dict", {})
-        fresh = {key: values[-1] for key, values in kept.items() if len(values) > self._num_read.get(key, 0)}
+        read = self._num_read
+        fresh = {key: values[-1] for key, values in kept.items() if len(values) > read.get(key, 0)}
         self._num_read = {key: len(values) for key, values in kept.items()}
         return {key: x for key, x in fresh.items() if not isinstance(x, Tensor) or x.numel() == 1}
 
@@ -121,14 +132,47 @@ class GradiometerHook(TrainerHookBase):  # type: ignore[misc]
 
     def state_dict(self) -> dict[str, Any]:
         """For the trainer's checkpoint."""
-        return {"meter": {} if self.meter is None else self.meter.state_dict(), "rollout": self._rollout}
+        meter = {} if self.meter is None else self.meter.state_dict()
+        return {"meter": meter, "rollout": self._rollout}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from there when the training starts."""
         self._restored, self._rollout = dict(state_dict["meter"]), state_dict["rollout"]
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self.session.close(error)
+class _Splitter:
+    """Takes the terms out of a loss module's output; it holds no hook, so one can be collected."""
+
+    def __init__(self, meter: Meter) -> None:
+        self.seconds = self.entered = 0.0
+        self.give_up = meter.give_up
+        self._meter = meter
+
+    @guarded
+    def split(self, losses: Any, trained: bool) -> None:
+        """The trainer adds the terms up itself and goes backward; here each is looked at first."""
+        found = {key: x for key, x in losses.items() if key.startswith("loss") and x.numel() == 1}
+        if trained and found:
+            terms = {TERMS.get(key, key.removeprefix("loss_")): x for key, x in found.items()}
+            with self._meter.terms(**terms):
+                pass
+
+
+def _optimizers_of(trainer: Any) -> list[Optimizer]:
+    """The trainer's own, those of its optimizer hooks, and those its stepper holds."""
+    ops = [getattr(op, "__wrapped__", op) for op, _ in getattr(trainer, "_optimizer_ops", ())]
+    stepper = getattr(trainer, "optimization_stepper", None)
+    of_ops = (getattr(op, "optimizer", None) for op in ops)
+    found = [trainer.optimizer, *of_ops, *vars(stepper or object).values()]
+    return list({id(one): one for one in found if isinstance(one, Optimizer)}.values())
+
+
+def _rewards(batch: Any) -> dict[str, Any]:
+    """The mean return of ended episodes (RewardSum keeps it), else the mean reward of a frame."""
+    if batch is None:
+        return {}
+    if (total := batch.get(("next", "episode_reward"), None)) is not None:
+        ended = total[batch.get(("next", "done")).expand_as(total)]
+        return {"reward": ended.float().mean()} if ended.numel() else {}
+    reward = batch.get(("next", "reward"), None)
+    return {} if reward is None else {"r_training": reward.float().mean()}

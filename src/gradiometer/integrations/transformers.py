@@ -1,7 +1,9 @@
-"""The Hugging Face `Trainer` and every trainer made of it: `Trainer(..., callbacks=[GradiometerCallback(run="runs/lm")])`.
+"""The Hugging Face `Trainer` and every trainer made of it: `Trainer(...,
+callbacks=[GradiometerCallback(run="runs/lm")])`.
 
-The callback only says when a training begins and ends and what the trainer logs; gradients are seen by the meter itself, for
-transformers' own `on_pre_optimizer_step` comes after clipping. Step n is the optimizer step that makes `state.global_step` n.
+The callback only says when a training begins and ends and what the trainer logs; gradients are seen
+by the meter itself, for transformers' own `on_pre_optimizer_step` comes after clipping. Step n is
+the optimizer step that makes `state.global_step` n.
 """
 
 from __future__ import annotations
@@ -13,10 +15,10 @@ import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
-from typing import Any, Self
+from typing import Any
 
 from gradiometer.errors import MissingExtra
-from gradiometer.integrations.session import Session, Unfinished
+from gradiometer.integrations.session import Session, SessionContext, Unfinished
 from gradiometer.store.database import DATABASE_NAME
 
 try:
@@ -27,20 +29,23 @@ except ModuleNotFoundError as error:
 __all__ = ["GradiometerCallback"]
 
 
-class GradiometerCallback(TrainerCallback):
-    """Measures the gradients of `trainer.train()`; takes the keyword arguments of `gradiometer.watch`.
+class GradiometerCallback(SessionContext, TrainerCallback):
+    """Measures the gradients of `trainer.train()`; takes the keyword arguments of
+    `gradiometer.watch`.
 
-    A training that goes on from a checkpoint (`resume_from_checkpoint=`) goes on with the run of the same folder: what lies
-    beyond the checkpoint's step is removed. `train()` called again goes on after the last step. When it raises, the run gets
-    an event `exception` and is closed; a callback added later by `trainer.add_callback` learns of it too late for the first
-    `train()`: put `with callback:` around that, or the run is closed by the next training or at the end of the process.
+    A training that goes on from a checkpoint (`resume_from_checkpoint=`) goes on with the run of
+    the same folder: what lies beyond the checkpoint's step is removed. `train()` called again goes
+    on after the last step. When it raises, the run gets an event `exception` and is closed; a
+    callback added later by `trainer.add_callback` learns of it too late for the first `train()`:
+    put `with callback:` around that, or the run is closed by the next training or at the end of the
+    process.
     """
 
     def __init__(self, run: str | os.PathLike[str] | None = "auto", **options: Any) -> None:
         self.session = Session(run, **options)
 
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The trainer is being made; transformers tells callbacks of the end of a training, but not of an exception."""
+        """The trainer is being made; of an exception in `train` transformers tells no callback."""
         trainer = _calling_trainer()
         if trainer is not None:
             trainer.train = _closing(trainer, weakref.ref(self))
@@ -67,28 +72,31 @@ class GradiometerCallback(TrainerCallback):
     def begun(self, trainer: Any) -> None:
         """For those who know more of a trainer: the meter of its training is there."""
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
+    def on_log(
+        self,
+        args: Any,
+        state: Any,
+        control: Any,
+        logs: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
         """What the trainer logs, under its own names, whatever trackers it reports to."""
-        self.session.log({name: x for name, x in (logs or {}).items() if isinstance(x, (int, float))})
+        logged = (logs or {}).items()
+        self.session.log({name: x for name, x in logged if isinstance(x, (int, float))})
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The run is one finished file from here on."""
         self.session.close()
 
     def _go_on_from(self, step: int) -> None:
-        """A checkpoint was loaded: the run that was kept beside it goes on there, a new one begins there."""
+        """A checkpoint was loaded: the run beside it goes on there, or a new one begins there."""
         options, last = dict(self.session.options), self.session.meter
         folder = options["run"] if last is None or last.run is None else last.run
         options["run"] = folder
-        if options.get("resume") is None and folder not in (None, "auto") and (Path(folder) / DATABASE_NAME).is_file():
+        kept = folder not in (None, "auto") and (Path(folder) / DATABASE_NAME).is_file()
+        if kept and options.get("resume") is None:
             options |= {"resume": step, "overwrite": False}
         self.session = Session(**options)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self.session.close(error)
 
 
 def _calling_trainer() -> Any:
@@ -118,5 +126,5 @@ def _closing(trainer: Any, callback: weakref.ref[GradiometerCallback]) -> Any:
 
 
 def _plain(args: Any) -> dict[str, Any]:
-    """The trainer's arguments as plain values; tokens are blanked by transformers, and once more by the run."""
+    """The trainer's arguments as plain values; transformers blanks tokens, and so does the run."""
     return {name: value for name, value in args.to_dict().items() if not callable(value)}

@@ -1,7 +1,9 @@
-"""TRL: `GRPOTrainer(..., callbacks=[GradiometerCallback(run="runs/grpo")])`, and every other trainer of TRL the same way.
+"""TRL: `GRPOTrainer(..., callbacks=[GradiometerCallback(run="runs/grpo")])`, and every other
+trainer of TRL the same way.
 
-With `GRPOTrainer` measured steps also split the loss into its terms, `meter.at` says which generation and which pass over it
-a step belongs to, and `anatomy_every=` takes the anatomy of a generation before it is trained on.
+With `GRPOTrainer` measured steps also split the loss into its terms, `meter.at` says which
+generation and which pass over it a step belongs to, and `anatomy_every=` takes the anatomy of a
+generation before it is trained on.
 """
 
 from __future__ import annotations
@@ -20,8 +22,13 @@ from torch import Tensor
 from gradiometer.capture.meter import Meter
 from gradiometer.errors import GradiometerWarning, MissingExtra, UsageError
 from gradiometer.integrations import transformers
-from gradiometer.integrations.grpo import Through, loss_terms, noting_forward, replaced
-from gradiometer.integrations.grpoanatomy import anatomy_of
+from gradiometer.integrations.grpo import (
+    Through,
+    anatomy_of,
+    loss_terms,
+    noting_forward,
+    replaced,
+)
 from gradiometer.probes.anatomy import Anatomy
 
 try:
@@ -38,8 +45,9 @@ LISTENED = ("_compute_loss", "_calculate_rewards", "_generate_and_score_completi
 class GradiometerCallback(transformers.GradiometerCallback):
     """The callback for the Hugging Face `Trainer`, and what can be seen of GRPO beside it.
 
-    `terms=False` leaves the loss whole. `anatomy_every=n` takes the anatomy of the first generation in every n steps, with
-    `anatomy` as keyword arguments of `gm.anatomy`; `callback.anatomy()` takes that of the last generation when you ask.
+    `terms=False` leaves the loss whole. `anatomy_every=n` takes the anatomy of the first generation
+    in every n steps, with `anatomy` as keyword arguments of `gm.anatomy`; `callback.anatomy()`
+    takes that of the last generation when you ask.
     """
 
     def __init__(
@@ -51,38 +59,47 @@ class GradiometerCallback(transformers.GradiometerCallback):
         anatomy: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(run, **options)
+        super().__init__(run, terms="auto" if terms else "manual", **options)
         if anatomy_every is not None and anatomy_every < 1:
-            raise UsageError(f"anatomy_every is a number of steps, 1 or more, or None; found {anatomy_every!r}")
+            raise UsageError(
+                f"anatomy_every is a number of steps, 1 or more, or None; found {anatomy_every!r}"
+            )
         self._terms, self._anatomy_every, self._anatomy = terms, anatomy_every, dict(anatomy or {})
         self._anatomy_due = 0
         self._trainer: Callable[[], Any] = lambda: None
         self._generation: tuple[Batch, Tensor] | None = None
 
     def begun(self, trainer: Any) -> None:
-        """Listen to the methods that make loss and rewards, on this trainer alone and until its training ends."""
-        if "GRPOTrainer" not in (kind.__name__ for kind in type(trainer).__mro__):  # importing it would take seconds
+        """Listen to the methods that make loss and rewards, until the training ends."""
+        # By name: importing it would take seconds.
+        if "GRPOTrainer" not in (kind.__name__ for kind in type(trainer).__mro__):
             return
         self._trainer, names = weakref.ref(trainer), LISTENED
         own = {name: getattr(trainer, name) for name in names}
         stack = ExitStack()
-        stack.enter_context(replaced(trainer, **{name: partial(getattr(self, name), own[name]) for name in names}))
+        ours = {name: partial(getattr(self, name), own[name]) for name in names}
+        stack.enter_context(replaced(trainer, **ours))
         self.session.at_end(stack.close)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Which generation the step trains on, and in which pass over it."""
         if (trainer := self._trainer()) is not None:
-            generation, rest = divmod(trainer._step, args.steps_per_generation * trainer.num_iterations)
+            steps = args.steps_per_generation * trainer.num_iterations
+            generation, rest = divmod(trainer._step, steps)
             self.session.at(rollout=generation, epoch=rest // args.steps_per_generation)
 
     def anatomy(self, **options: Any) -> Anatomy:
-        """The anatomy of the last generation; `options` are those of `gm.anatomy`, over what the callback was given."""
+        """The anatomy of the last generation; `options` of `gm.anatomy` win over the callback's."""
         trainer = self._trainer()
         if trainer is None or self._generation is None:
-            raise UsageError("there is no generation to take apart: train a GRPOTrainer that has this callback first")
+            raise UsageError(
+                "there is no generation to take apart: train a GRPOTrainer that has this callback"
+                " first"
+            )
         batch, rewards = self._generation
         groups = (torch.arange(len(rewards)) // trainer.num_generations).tolist()
-        return anatomy_of(trainer, batch, rewards, groups, **{"meter": self.session.open, **self._anatomy, **options})
+        options = {"meter": self.session.open, **self._anatomy, **options}
+        return anatomy_of(trainer, batch, rewards, groups, **options)
 
     # These stand in place of the trainer's, and call them.
 
@@ -95,14 +112,17 @@ class GradiometerCallback(transformers.GradiometerCallback):
         try:
             terms = loss_terms(trainer, model, inputs, seen[-1])
             passed: Tensor = Through.apply(loss, *terms.values())  # type: ignore[no-untyped-call]
-        except Exception as problem:  # TRL's code is asked for what another version of it may not give
+        except Exception as problem:  # another version of TRL may not give what is asked for
             self._terms = False
-            _say(meter, "terms-unmeasurable", f"Gradiometer cannot take GRPO's loss apart: {problem!r}")
+            message = f"Gradiometer cannot take GRPO's loss apart: {problem!r}"
+            _say(meter, "terms-unmeasurable", message)
             return loss
         with meter.terms(**terms):  # type: ignore[arg-type]
             return passed
 
-    def _calculate_rewards(self, calculate: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+    def _calculate_rewards(
+        self, calculate: Callable[..., Tensor], *args: Any, **kwargs: Any
+    ) -> Tensor:
         rewards, weights = calculate(*args, **kwargs), self._trainer().reward_weights
         self._rewards = (rewards * weights.to(rewards.device)).nansum(dim=1)
         return rewards

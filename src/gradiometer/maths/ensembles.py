@@ -1,4 +1,4 @@
-"""One curve from several runs: their mean and spread at steps where each of them has something to say.
+"""One curve from several runs: their mean and spread at steps that all of them cover.
 
 Plain numpy: reading a run needs no torch.
 """
@@ -18,12 +18,12 @@ Floats = np.ndarray[Any, np.dtype[np.float64]]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 ENOUGH_COMMON = 0.5
-"""Of the points of the run with the fewest: with this share at common steps nothing needs to be interpolated."""
+"""Of the points of the shortest run: with so many at common steps nothing is interpolated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ensemble:
-    """Mean and sample standard deviation over n runs by step; NaN where one of the runs has a NaN."""
+    """Mean and sample standard deviation over n runs by step; NaN where a run has one."""
 
     steps: Ints
     mean: Floats
@@ -46,11 +46,12 @@ class Ensemble:
 
 
 def ensemble(members: Sequence[tuple[Ints, Floats]]) -> Ensemble:
-    """m_t = Σ x_i(t) / n and s_t² = Σ (x_i(t) − m_t)² / (n − 1) over the n runs, each (steps, values) in order of steps.
+    """m_t = Σ x_i(t)/n, s_t² = Σ (x_i(t) − m_t)²/(n − 1) over n runs, each (steps, values).
 
-    t are the steps all runs have. Where these are few because the cadences differ, t are the steps of any run and x_i(t)
-    lies on the straight line between the neighbours of t. Never outside what all runs cover, so a step that was there
-    stays as it is while the runs grow. A run without points must be left out before.
+    t are the steps all runs have. Where these are few because the cadences differ, t are the steps
+    of any run and x_i(t) lies on the straight line between the neighbours of t. Never outside what
+    all runs cover, so a step that was there stays as it is while the runs grow. A run without
+    points must be left out before.
     """
     first = max(int(steps[0]) for steps, _ in members)
     last = min(int(steps[-1]) for steps, _ in members)
@@ -59,9 +60,13 @@ def ensemble(members: Sequence[tuple[Ints, Floats]]) -> Ensemble:
     with np.errstate(all="ignore"):
         std = values.std(axis=0, ddof=1) if len(members) > 1 else np.full(len(grid), np.nan)
         return Ensemble(
-            steps=grid, mean=values.mean(axis=0), std=std, lowest=values.min(axis=0), count=len(members),
+            steps=grid,
+            mean=values.mean(axis=0),
+            std=std,
+            lowest=values.min(axis=0),
+            count=len(members),
             interpolated=interpolated,
-        )  # fmt: skip
+        )
 
 
 def _grid(inside: Sequence[Ints]) -> tuple[Ints, bool]:
@@ -75,7 +80,7 @@ def _grid(inside: Sequence[Ints]) -> tuple[Ints, bool]:
 
 
 def _at(grid: Ints, steps: Ints, values: Floats) -> Floats:
-    """The values of a run at steps of its range: its own where it was measured, else between the neighbours'."""
+    """A run at steps of its range: its own values, else on the line between its neighbours."""
     if np.array_equal(grid, steps):
         return values
     with np.errstate(all="ignore"):

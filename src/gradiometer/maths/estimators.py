@@ -1,14 +1,16 @@
-"""Policy-gradient estimators: from the rewards of n rollouts to the weight of each rollout's ∇log π.
+"""Policy-gradient estimators: from rewards of n rollouts to the weight of each rollout's ∇log π.
 
-Rewards [..., n] in, weights [..., n] out: the leading axes are instances, the last one is the rollouts of one instance.
-The gradient estimate of an instance is Σ_i w_i ∇log π(rollout i), divided by n where the estimator's `reduction` is "mean".
-R_(1) ≤ … ≤ R_(n) are the rewards in order and C(a, b) is the binomial coefficient. All is computed in float64, detached
-from any graph, and given back in the type of the rewards (float32 for half precision and for whole numbers).
+Rewards [..., n] in, weights [..., n] out: the leading axes are instances, the last one is the
+rollouts of one instance. The gradient estimate of an instance is Σ_i w_i ∇log π(rollout i), divided
+by n where the estimator's `reduction` is "mean". R_(1) ≤ … ≤ R_(n) are the rewards in order and
+C(a, b) is the binomial coefficient. All is computed in float64, detached from any graph, and given
+back in the type of the rewards (float32 for half precision and for whole numbers).
 
-Tied rollouts get the same weight to the last bit, in whatever order they stand. The one exception is `leader_reward`, whose
-definition gives the bonus to the first of tied leaders.
+Tied rollouts get the same weight to the last bit, in whatever order they stand. The one exception
+is `leader_reward`, whose definition gives the bonus to the first of tied leaders.
 
-`ESTIMATORS` is the registry, `find` looks into it, and `bias_sources` says what is biased about an estimator as it is set.
+`ESTIMATORS` is the registry, `find` looks into it, and `bias_sources` says what is biased about an
+estimator as it is set.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from gradiometer.errors import UnknownName, UsageError
+from gradiometer.errors import UnknownName, UsageError, check_known
 
 __all__ = [
     "ALIASES",
@@ -47,21 +49,39 @@ __all__ = [
 ]
 
 BASELINES = ("none", "sample_loo", "sample_loo_scaled", "subloo", "hybrid", "hybrid_source")
-MIN_GAP = 0.01  # what min_gap=True stands for: the source's share of the range of rewards
+MIN_GAP = 0.01  # what min_gap=True stands for: the max@K study's share of the range
 ZSCORE_EPSILON = 1e-8
 GRPO_EPSILON = 1e-6
 
-OWN_REWARD = "the baseline contains the rollout's own reward: (n−1)/n of the gradient of the mean reward"
-LEADER_BONUS = "the leader's bonus pushes beyond the gradient of the mean reward, towards no stated objective"
-STD_DIVISION = "divides by the std of the instance's rewards: instances whose rewards vary little weigh more"
-PPO_CLIP = "the clip of the loss drops terms once the policy has left the one that sampled (none while the ratio is 1)"
-ZSCORE = "zscore: divides by the std of the instance's own weights, so instances are rescaled by chance and by spread"
-MIN_GAP_FLOOR = "min_gap: leading rollouts weigh at least a share of the range of rewards, whatever they add to max@K"
+OWN_REWARD = (
+    "the baseline contains the rollout's own reward: (n−1)/n of the gradient of the mean reward"
+)
+LEADER_BONUS = (
+    "the leader's bonus pushes beyond the gradient of the mean reward, towards no stated objective"
+)
+STD_DIVISION = (
+    "divides by the std of the instance's rewards: instances whose rewards vary little weigh more"
+)
+PPO_CLIP = (
+    "the clip of the loss drops terms once the policy has left the one that sampled (none while the"
+    " ratio is 1)"
+)
+ZSCORE = (
+    "zscore: divides by the std of the instance's own weights, so instances are rescaled by chance"
+    " and by spread"
+)
+MIN_GAP_FLOOR = (
+    "min_gap: leading rollouts weigh at least a share of the range of rewards, whatever they add to"
+    " max@K"
+)
 HYBRID = "hybrid: the (1−λ) part aims at the mean reward, not at max@K"
 NORMALIZE = "normalize: divides by the std of the batch's own advantages"
-STARTS_MEAN = "multi-start: rollouts are not i.i.d., the objective is the mean over the forced starts"
+STARTS_MEAN = (
+    "multi-start: rollouts are not i.i.d., the objective is the mean over the forced starts"
+)
 STARTS_MAX = (
-    "multi-start: rollouts are not i.i.d., the objective is the best of K different starts, not of K free rollouts"
+    "multi-start: rollouts are not i.i.d., the objective is the best of K different starts, not of"
+    " K free rollouts"
 )
 
 Reduction = Literal["sum", "mean"]
@@ -71,7 +91,7 @@ F = TypeVar("F", bound=Callable[..., Tensor])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimator:
-    """One line of the registry; called with rewards [..., n] and options it gives weights [..., n]."""
+    """One line of the registry; from rewards [..., n] and options to weights [..., n]."""
 
     name: str
     function: Callable[..., Tensor]
@@ -80,7 +100,7 @@ class Estimator:
     options: Mapping[str, Any]
     """The other options, with their defaults."""
     reduction: Reduction
-    """How the source sums over rollouts. With "sum" the weights hold the 1/n already, as those of max@K do."""
+    """How the max@K study sums over rollouts. With "sum" the weights hold the 1/n."""
     objective: Objective
     """Whose gradient it estimates."""
     bias: tuple[str, ...]
@@ -104,7 +124,13 @@ class Estimator:
 
 ESTIMATORS: dict[str, Estimator] = {}
 ALIASES = MappingProxyType(
-    {"maxk_pomo": "maxk", "max@k": "maxk", "leader": "leader_reward", "pass@k": "pass_at_k", "dr.grpo": "dr_grpo"}
+    {
+        "maxk_pomo": "maxk",
+        "max@k": "maxk",
+        "leader": "leader_reward",
+        "pass@k": "pass_at_k",
+        "dr.grpo": "dr_grpo",
+    }
 )
 
 
@@ -119,9 +145,10 @@ def find(name: str) -> Estimator:
 
 
 def bias_sources(name: str, *, iid: bool = True, **options: Any) -> tuple[str, ...]:
-    """What biases the estimator as set, for the gradient of its objective; nothing if it is unbiased.
+    """What biases the estimator as set, for the gradient of its objective; nothing if unbiased.
 
-    `iid=False` says that rollouts start at forced first actions (multi-start, POMO): independent, but not alike.
+    `iid=False` says that rollouts start at forced first actions (multi-start, POMO): independent,
+    but not alike.
     """
     estimator = find(name)
     estimator.check_options(options)
@@ -137,15 +164,18 @@ def bias_sources(name: str, *, iid: bool = True, **options: Any) -> tuple[str, .
     return estimator.bias + tuple(source for source, applies in stated.items() if applies)
 
 
-def _registered(*, reduction: Reduction, objective: Objective, bias: tuple[str, ...] = ()) -> Callable[[F], F]:
+def _registered(
+    *, reduction: Reduction, objective: Objective, bias: tuple[str, ...] = ()
+) -> Callable[[F], F]:
     def register(function: F) -> F:
         parameters = list(inspect.signature(function).parameters.values())[1:]
         name = function.__name__
+        options = {p.name: p.default for p in parameters if p.default is not p.empty}
         ESTIMATORS[name] = Estimator(
             name=name,
             function=function,
             required=tuple(p.name for p in parameters if p.default is p.empty),
-            options=MappingProxyType({p.name: p.default for p in parameters if p.default is not p.empty}),
+            options=MappingProxyType(options),
             reduction=reduction,
             objective=objective,
             bias=bias,
@@ -156,9 +186,9 @@ def _registered(*, reduction: Reduction, objective: Objective, bias: tuple[str, 
 
 
 def max_at_k(rewards: Tensor, k: int) -> Tensor:
-    """ρ(n, K) [...], the mean over all subsets of K rollouts of their best reward; unbiased for E max of K rollouts.
+    """ρ(n, K) [...], the mean best reward over all subsets of K rollouts: unbiased for E max.
 
-    ρ = Σ_j p_j R_(j),    p_j = C(j−1, K−1)/C(n, K), the chance that rank j is the best of a random subset
+    ρ = Σ_j p_j R_(j),    p_j = C(j−1, K−1)/C(n, K): rank j is the best of a random subset
     """
     r = _rewards(rewards)
     p = _best_ranks(r, _size(k, r.shape[-1]))
@@ -175,22 +205,24 @@ def maxk(
     min_gap: bool | float = False,
     zscore: bool = False,
 ) -> Tensor:
-    """The gradient of E[max of K rollouts]. Over subsets S of K rollouts that hold i, and ρ_−i without rollout i:
+    """The gradient of E[max of K rollouts]. S: subsets of K rollouts with i; ρ_−i: without i.
 
-    none               s_i = C(n, K)⁻¹ Σ_S max_S R                        Σ s_i = K ρ(n, K)
-    sample_loo         s_i − ρ_−i(n−1, K)                                 unbiased, but its baseline is n/K times too large
+    none               s_i = C(n, K)⁻¹ Σ_S max_S R              Σ s_i = K ρ(n, K)
+    sample_loo         s_i − ρ_−i(n−1, K)                       unbiased; baseline n/K too large
     sample_loo_scaled  s_i − (K/n) ρ_−i(n−1, K)
-    subloo             C(n, K)⁻¹ Σ_S (max_S R − max_{S∖i} R)              ≥ 0, and 0 below rank K
-    hybrid             λ subloo_i + (1−λ)(R_i − R̄)/n,    λ = lam
+    subloo             C(n, K)⁻¹ Σ_S (max_S R − max_{S∖i} R)    ≥ 0, and 0 below rank K
+    hybrid             λ subloo_i + (1−λ)(R_i − R̄)/n            λ = lam
     hybrid_source      the same without the 1/n, so that λ mixes O(K/n) with O(1)
 
-    By the gaps g_m = R_(m) − R_(m−1) of ordered rewards, with p_j of `max_at_k` and d_i = Σ_{m≤i} p_(m−1) g_m at rank i:
+    By the gaps g_m = R_(m) − R_(m−1) of ordered rewards, with p_j of `max_at_k` and d_i = Σ_{m≤i}
+    p_(m−1) g_m at rank i:
 
     s_i = (K/n) ρ + d_i − d̄,    ρ_−i(n−1, K) = n/(n−K) (ρ − s_i),    subloo_i = Σ_{m≤i} p_m g_m
 
-    so s_i − (K/n) ρ_−i = n/(n−K) (d_i − d̄): what is shift-invariant is made of gaps alone, and a tie is a gap of 0.
-    `min_gap`, a share of the range (True: 0.01), floors subloo_i at min_gap · (R_(n) − R_(1)) · p_j, where j is the rank of
-    i, for tied rollouts the highest of theirs. `zscore` gives (w − w̄)/(std + 1e-8) per instance. Both bias.
+    so s_i − (K/n) ρ_−i = n/(n−K) (d_i − d̄): what is shift-invariant is made of gaps alone, and a
+    tie is a gap of 0. `min_gap`, a share of the range (True: 0.01), floors subloo_i at min_gap ·
+    (R_(n) − R_(1)) · p_j, where j is the rank of i, for tied rollouts the highest of theirs.
+    `zscore` gives (w − w̄)/(std + 1e-8) per instance. Both bias.
     """
     r = _rewards(rewards)
     n, k = r.shape[-1], _size(k, r.shape[-1])
@@ -206,7 +238,8 @@ def maxk(
     else:
         w = _running(p[1:] * gaps)
         if floor:
-            w = torch.maximum(w, floor * (ordered[..., -1:] - ordered[..., :1]) * _tied_high(p, ordered))
+            range_ = ordered[..., -1:] - ordered[..., :1]
+            w = torch.maximum(w, floor * range_ * _tied_high(p, ordered))
         if baseline != "subloo":
             w = lam * w + (1 - lam) * _centred(ordered) / (n if baseline == "hybrid" else 1)
     if zscore:
@@ -216,7 +249,7 @@ def maxk(
 
 @_registered(reduction="sum", objective="max@K")
 def pass_at_k(rewards: Tensor, k: int) -> Tensor:
-    """The gradient of pass@k, for rewards 0 and 1 of which c are 1; equal to `maxk` without a baseline.
+    """The gradient of pass@k, for rewards 0 and 1, of which c are 1: `maxk` without a baseline.
 
     w_i = k/n if right,    (k/n) ρ(n−1, c, k−1) if wrong,    ρ(n, c, k) = 1 − C(n−c, k)/C(n, k)
     """
@@ -225,7 +258,9 @@ def pass_at_k(rewards: Tensor, k: int) -> Tensor:
     other = (r != 0) & (r != 1)
     if other.any():
         place, value = _first(other, r)
-        raise UsageError(f"pass@k takes rewards of 0 and 1, found {value:g} at {place}: use maxk, or round them.")
+        raise UsageError(
+            f"pass@k takes rewards of 0 and 1, found {value:g} at {place}: use maxk, or round them."
+        )
     wrong = n - r.sum(-1, keepdim=True)
     others_fail = _subset_shares(n - 1, k - 1, r)[(wrong - 1).clamp(min=0).long()]
     return _like(k / n * torch.where(r == 1, 1.0, 1 - others_fail), rewards)
@@ -233,13 +268,13 @@ def pass_at_k(rewards: Tensor, k: int) -> Tensor:
 
 @_registered(reduction="mean", objective="mean reward", bias=(OWN_REWARD,))
 def pomo(rewards: Tensor) -> Tensor:
-    """R_i − R̄: the rollouts of an instance share their mean as the baseline. Reference: Kwon et al. (2020)."""
+    """R_i − R̄: the baseline is the mean of the instance's rollouts (Kwon et al. 2020)."""
     return _like(_centred(_rewards(rewards, "pomo")), rewards)
 
 
 @_registered(reduction="mean", objective="mean reward", bias=(OWN_REWARD, LEADER_BONUS))
 def leader_reward(rewards: Tensor, *, alpha: float = 1.0) -> Tensor:
-    """R_i − R̄ + α 1{i is the leader}(R_max − R̄), where the leader is the first rollout with the best reward.
+    """R_i − R̄ + α 1{i is the leader}(R_max − R̄); the leader is the first of the best rollouts.
 
     Of tied leaders one gets the bonus, so Σ w_i = α (R_max − R̄) with ties as without.
     Reference: Wang et al. (2024), Leader Reward for POMO-Based Neural Combinatorial Optimization.
@@ -259,20 +294,20 @@ def rloo(rewards: Tensor) -> Tensor:
 
 @_registered(reduction="mean", objective="mean reward", bias=(OWN_REWARD, STD_DIVISION))
 def grpo(rewards: Tensor) -> Tensor:
-    """(R_i − R̄)/(std + 1e-6), std² = Σ (R_i − R̄)²/(n−1). Reference: Shao et al. (2024), DeepSeekMath."""
+    """(R_i − R̄)/(std + 1e-6), std² = Σ (R_i − R̄)²/(n−1) (Shao et al. 2024, DeepSeekMath)."""
     r = _rewards(rewards, "grpo")
     return _like(_centred(r) / (_std(r) + GRPO_EPSILON), rewards)
 
 
 @_registered(reduction="mean", objective="mean reward", bias=(OWN_REWARD,))
 def dr_grpo(rewards: Tensor) -> Tensor:
-    """R_i − R̄: GRPO without the division by std; `pomo` under another name. Reference: Liu et al. (2025)."""
+    """R_i − R̄: GRPO without the division by std, which is `pomo` (Liu et al. 2025)."""
     return _like(_centred(_rewards(rewards, "dr_grpo")), rewards)
 
 
 @_registered(reduction="mean", objective="mean reward")
 def reinforce(rewards: Tensor, baseline: float | Tensor = 0.0) -> Tensor:
-    """R_i − b, with b a number or [..., 1] or [..., n]; unbiased if b was fixed before the rollouts were drawn."""
+    """R_i − b, b a number, [..., 1] or [..., n]; unbiased if b was fixed before the rollouts."""
     return _like(_advantages(rewards, baseline), rewards)
 
 
@@ -280,8 +315,9 @@ def reinforce(rewards: Tensor, baseline: float | Tensor = 0.0) -> Tensor:
 def ppo(rewards: Tensor, *, baseline: float | Tensor = 0.0, normalize: bool = False) -> Tensor:
     """R_i − V, the advantage that `losses.policy_loss` clips; V is given as to `reinforce`.
 
-    At the policy that sampled, the ratio is 1, nothing is clipped, and ∇ of the surrogate is A ∇log π. `normalize` gives
-    (A − Ā)/(std + 1e-8) over all instances and rollouts given, so the weights then depend on how a batch was cut.
+    At the policy that sampled, the ratio is 1, nothing is clipped, and ∇ of the surrogate is A ∇log
+    π. `normalize` gives (A − Ā)/(std + 1e-8) over all instances and rollouts given, so the weights
+    then depend on how a batch was cut.
     """
     a = _advantages(rewards, baseline)
     if normalize:
@@ -299,13 +335,14 @@ def _advantages(rewards: Tensor, baseline: float | Tensor) -> Tensor:
     axes = zip(b.shape[::-1], r.shape[::-1], strict=False)
     if b.ndim > r.ndim or any(own not in (1, size) for own, size in axes):
         raise UsageError(
-            f"a baseline is a number, [..., 1] or like the rewards {list(r.shape)}, found {list(b.shape)}."
+            f"a baseline is a number, [..., 1] or like the rewards {list(r.shape)}, found"
+            f" {list(b.shape)}."
         )
     return r - b
 
 
 def _subset_shares(n: int, k: int, like: Tensor) -> Tensor:
-    """C(j, k)/C(n, k) for j = 0..n, from above: C(j−1, k)/C(j, k) = (j−k)/j. Tiny ones underflow to 0, none overflows."""
+    """C(j, k)/C(n, k) for j = 0..n, from above by (j−k)/j: tiny ones underflow, none overflows."""
     j = torch.arange(n, 0, -1, dtype=torch.float64, device=like.device)
     return pad(((j - k).clamp(min=0) / j).cumprod(0), (1, 0), value=1.0).flip(0)
 
@@ -327,13 +364,13 @@ def _tied_high(p: Tensor, ordered: Tensor) -> Tensor:
 
 
 def _centred(x: Tensor) -> Tensor:
-    """x − x̄ over the last axis; taken from the first value first, so that equal values give exactly 0."""
+    """x − x̄ over the last axis; by way of the first value, so that equal values give exactly 0."""
     shifted = x - x[..., :1]
     return shifted - shifted.mean(-1, keepdim=True)
 
 
 def _std(x: Tensor) -> Tensor:
-    """The unbiased standard deviation over the last axis, kept as an axis of 1; exactly 0 for equal values."""
+    """The unbiased standard deviation over the last axis, [..., 1]; exactly 0 for equal values."""
     return (_centred(x).square().sum(-1, keepdim=True) / (x.shape[-1] - 1)).sqrt()
 
 
@@ -342,14 +379,20 @@ def _like(x: Tensor, rewards: Tensor) -> Tensor:
 
 
 def _rewards(rewards: Tensor, needs_two: str = "") -> Tensor:
-    """The rewards in float64, [..., n] with n ≥ 1 and all of them finite; `needs_two` names who needs n ≥ 2."""
+    """The rewards in float64, [..., n], n ≥ 1, all finite; `needs_two` names who needs n ≥ 2."""
     if rewards.ndim == 0 or rewards.shape[-1] == 0:
-        raise UsageError(f"rewards are [..., n] with at least one rollout, found the shape {list(rewards.shape)}.")
+        raise UsageError(
+            "rewards are [..., n] with at least one rollout, found the shape"
+            f" {list(rewards.shape)}."
+        )
     r = rewards.detach().double()
     bad = ~r.isfinite()
     if bad.any():
         place, value = _first(bad, r)
-        raise UsageError(f"the reward of {place} is {value}, and rewards must be finite: leave that instance out.")
+        raise UsageError(
+            f"the reward of {place} is {value}, and rewards must be finite: leave that instance"
+            " out."
+        )
     if needs_two:
         _at_least_two(r, needs_two)
     return r
@@ -364,7 +407,9 @@ def _first(mask: Tensor, r: Tensor) -> tuple[str, float]:
 
 def _at_least_two(x: Tensor, who: str) -> None:
     if x.shape[-1] < 2:
-        raise UsageError(f"{who} compares rollouts and needs at least 2, found 1: sample more, or use reinforce.")
+        raise UsageError(
+            f"{who} compares rollouts and needs at least 2, found 1: sample more, or use reinforce."
+        )
 
 
 def _size(k: int, n: int) -> int:
@@ -377,22 +422,38 @@ def _size(k: int, n: int) -> int:
     return size
 
 
-def _check_maxk(n: int, k: int, baseline: str, lam: float, min_gap: bool | float, zscore: bool) -> float:
-    """Raises where an option has no meaning; gives the floor as a share of the range, 0 for none."""
-    if baseline not in BASELINES:
-        raise UnknownName("baseline of max@K", baseline, BASELINES, hint=f"The known ones are {', '.join(BASELINES)}.")
+def _check_maxk(
+    n: int, k: int, baseline: str, lam: float, min_gap: bool | float, zscore: bool
+) -> float:
+    """Raises where an option has no meaning; gives the floor as a share of the range, 0 if none."""
+    check_known("baseline of max@K", baseline, BASELINES)
     if baseline.startswith("sample_loo") and n <= k:
-        raise UsageError(f"the baseline {baseline} leaves one rollout out and needs n > K, found n={n} and K={k}.")
+        raise UsageError(
+            f"the baseline {baseline} leaves one rollout out and needs n > K, found n={n} and"
+            f" K={k}."
+        )
     with_gaps = baseline in ("subloo", "hybrid", "hybrid_source")
     if with_gaps and k < 2:
-        raise UsageError(f"the baseline {baseline} takes the best of the K−1 others and needs K ≥ 2, found K={k}.")
+        raise UsageError(
+            f"the baseline {baseline} takes the best of the K−1 others and needs K ≥ 2, found"
+            f" K={k}."
+        )
     floor = MIN_GAP if min_gap is True else float(min_gap)
     if not 0 <= floor < math.inf:
-        raise UsageError(f"min_gap is a share of the range of rewards, at least 0, found {min_gap}.")
+        raise UsageError(
+            f"min_gap is a share of the range of rewards, at least 0, found {min_gap}."
+        )
     if floor and not with_gaps:
-        raise UsageError(f"min_gap floors the gaps of subloo and hybrid, found the baseline {baseline}: leave it off.")
+        raise UsageError(
+            f"min_gap floors the gaps of subloo and hybrid, found the baseline {baseline}: leave it"
+            " off."
+        )
     if not 0 <= lam <= 1:
-        raise UsageError(f"lam mixes subloo with the mean reward and must be in [0, 1], found {lam}.")
+        raise UsageError(
+            f"lam mixes subloo with the mean reward and must be in [0, 1], found {lam}."
+        )
     if zscore and n < 2:
-        raise UsageError("zscore divides by a standard deviation and needs at least 2 rollouts, found 1.")
+        raise UsageError(
+            "zscore divides by a standard deviation and needs at least 2 rollouts, found 1."
+        )
     return floor

@@ -1,7 +1,8 @@
-"""How ill a gradient looks, as a number between 0 and 1: severities against a tensor's own history, and one glance.
+"""How ill a gradient looks, from 0 to 1: severities against its own history, and one glance.
 
-Health is for people to look at. A band around a tensor's own history calls a run that was broken from its first step
-healthy, so no finding rests on it.
+Health is for people to look at. A band around a tensor's own history calls a run that was broken
+from its first step healthy, so no finding rests on it. What is called Esper's here is of the
+gradient collector of that trainer, and kept so that its numbers can be compared.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gradiometer.maths.series import array
+from gradiometer.maths.trends import array
 
 __all__ = [
     "DECADES",
@@ -36,45 +37,44 @@ Array = npt.NDArray[np.float64]
 State = Literal["finite", "nonfinite", "missing", "frozen"]
 
 DECADES = 6.0
-"""Decades beyond its threshold at which a severity is 1: 1e-8 and 1e-20 are not the same illness."""
+"""Decades beyond its threshold where a severity is 1: 1e-8 and 1e-20 are different illnesses."""
 
 BAND_SIGMAS = 5.0
-"""Half width of the band. Log-norms have heavy tails, and of a few hundred healthy tensors 3σ would flag one at every step."""
+"""Half width of the band. Tails are heavy: at 3σ a few hundred tensors flag one at every step."""
 
 SIGMA_FLOOR = 0.1
-"""Decades. A tensor whose norm hardly moves is not ill when it first moves by a quarter: the band is never below ×3."""
+"""Decades. A norm that hardly moved may first move by a quarter: the band is never below ×3."""
 
 MIN_OBSERVATIONS = 20
-"""The MAD of so many has a standard error of a quarter, and the first steps of a run are its least typical."""
+"""The MAD of so many errs by a quarter, and the first steps of a run are its least typical."""
 
 FALLBACK_LOW = 1e-10
-"""Until there is a history. Healthy PPO passes under the source's 1e-7: a clipped surrogate, an advantage near 0, an
-entropy bonus of coefficient 1e-4 on a late policy. At this norm Adam's ε of 1e-8 leaves under 1 % of a step."""
+"""Until there is a history. Healthy PPO passes under Esper's 1e-7: a clipped surrogate, an
+advantage near 0, an entropy bonus of coefficient 1e-4 on a late policy. At this norm Adam's ε of
+1e-8 leaves under 1 % of a step."""
 
 FALLBACK_HIGH = 1e4
-"""Until there is a history. Norms follow the scale of the reward: returns in the hundreds make a squared value loss pass
-the source's 100 in its first steps. Above this float16 gradients are near their 65504."""
+"""Until there is a history. Norms follow the scale of the reward: returns in the hundreds make a
+squared value loss pass Esper's 100 in its first steps. Above this float16 gradients are near
+their 65504."""
 
 IMBALANCE_ALLOWANCE = 3.0
-"""Decades between layers that cost nothing. Early layers are naturally smaller, and small initial policy heads (gain 0.01)
-add two decades; AutoTrainer's ratio of 70 (1.85 decades) is for supervised networks."""
+"""Decades between layers that cost nothing. Early layers are naturally smaller, and small initial
+policy heads (gain 0.01) add two decades; AutoTrainer's ratio of 70 (1.85 decades) is for supervised
+networks."""
 
 IMBALANCE_SPAN = 3.0
-"""Decades beyond the allowance until the imbalance is 1: at six in all the squares are twelve apart, and a
-float32 norm over both no longer holds the smaller one."""
+"""Decades beyond the allowance until the imbalance is 1: at six in all the squares are twelve
+apart, and a float32 norm over both no longer holds the smaller one."""
 
 VANISHING_WEIGHT = 1.0
 """All tensors gone: nothing is learnt and nothing is left of health."""
 
 EXPLODING_WEIGHT = 1.6
-"""Worse than vanishing, which wastes steps where this undoes them: the source's 0.8 against 0.5, kept as a ratio."""
+"""Vanishing wastes steps, this undoes them: Esper's 0.8 against 0.5, kept as a ratio."""
 
 IMBALANCE_WEIGHT = 0.3
 """Worth a look, no more: Adam cancels a constant scale of each tensor."""
-
-SOURCE_VANISHING = 1e-7
-SOURCE_EXPLODING = 100.0
-"""The source's thresholds, for `has_vanishing` and `has_exploding` alone: its old numbers can be reproduced."""
 
 
 class Band(NamedTuple):
@@ -96,7 +96,7 @@ def vanishing_severity(norm: npt.ArrayLike, threshold: npt.ArrayLike) -> Array:
 
 
 def exploding_severity(norm: npt.ArrayLike, threshold: npt.ArrayLike) -> Array:
-    """How far above its threshold τ a norm n is: clip((log10 n − log10 τ)/6, 0, 1); 1 when it is not finite."""
+    """How far a norm n is above τ: clip((log10 n − log10 τ)/6, 0, 1); 1 when it is not finite."""
     n = array(norm)
     finite = np.isfinite(n)
     distance = _log10(np.where(finite, n, 1.0)) - _log10(threshold)
@@ -109,10 +109,10 @@ def _log10(x: npt.ArrayLike) -> Array:
 
 
 def band(log10_history: npt.ArrayLike, count: npt.ArrayLike) -> Band:
-    """Median ± 5 robust σ of log10 n_p over each tensor's own history [T, P]; `count` [P] observations were made so far.
+    """Median ± 5 robust σ of log10 n_p over each tensor's history [T, P], `count` [P] rows long.
 
-    Only the first `count` rows are read, so that a buffer may be longer than its content; NaNs and −inf (norms of 0) are
-    left out. Below 20 observations the band is 1e-10 to 1e4.
+    Only the first `count` rows are read, so that a buffer may be longer than its content; NaNs and
+    −inf (norms of 0) are left out. Below 20 observations the band is 1e-10 to 1e4.
     """
     history = array(log10_history)
     filled = np.arange(history.shape[0])[:, None] < array(count)
@@ -138,7 +138,7 @@ def robust_level(log10_history: npt.ArrayLike) -> tuple[Array, Array, npt.NDArra
 
 
 def _column_medians(x: Array, seen: npt.NDArray[np.intp]) -> Array:
-    """Median of the values of each column that are not NaN: sorting puts NaNs last, so no slow `nanmedian` is needed."""
+    """Medians of each column without its NaNs: sorting puts them last; `nanmedian` is slow."""
     if x.shape[0] == 0:
         return np.full(x.shape[1], math.nan)
     ordered = np.sort(x, axis=0)
@@ -148,9 +148,10 @@ def _column_medians(x: Array, seen: npt.NDArray[np.intp]) -> Array:
 
 
 def depth_imbalance(layer_rms: npt.ArrayLike) -> float:
-    """How unequal the layers of a network are: clip((log10(max/min) − 3)/3, 0, 1) over their RMS gradients [L].
+    """How unequal layers are: clip((log10(max/min) − 3)/3, 0, 1) over their RMS gradients [L].
 
-    A layer of exactly 0 among others makes it 1, the limit of ever smaller ones; layers that are not finite are left out.
+    A layer of exactly 0 among others makes it 1, the limit of ever smaller ones; layers that are
+    not finite are left out.
     """
     rms = array(layer_rms)
     rms = rms[np.isfinite(rms)]
@@ -163,12 +164,17 @@ def depth_imbalance(layer_rms: npt.ArrayLike) -> float:
 
 
 def health(
-    vanishing: npt.ArrayLike, exploding: npt.ArrayLike, imbalance: float, *, any_nonfinite: bool, any_gradient: bool
+    vanishing: npt.ArrayLike,
+    exploding: npt.ArrayLike,
+    imbalance: float,
+    *,
+    any_nonfinite: bool,
+    any_gradient: bool,
 ) -> float | None:
     """One glance at all tensors: max(0, 1 − mean vanishing − 1.6 mean exploding − 0.3 imbalance).
 
-    Severities are [P], of the tensors that have a gradient. 0 when any element is not finite; None when there is no
-    gradient at all, which is no sign of health.
+    Severities are [P], of the tensors that have a gradient. 0 when any element is not finite; None
+    when there is no gradient at all, which is no sign of health.
     """
     v, e = array(vanishing), array(exploding)
     if not any_gradient or v.size == 0:
@@ -177,17 +183,22 @@ def health(
 
 
 def scores(
-    vanishing: npt.ArrayLike, exploding: npt.ArrayLike, imbalance: npt.ArrayLike, nonfinite: npt.ArrayLike
+    vanishing: npt.ArrayLike,
+    exploding: npt.ArrayLike,
+    imbalance: npt.ArrayLike,
+    nonfinite: npt.ArrayLike,
 ) -> Array:
     """The same for many blocks at once, from the mean severities of each, [B]."""
     loss = (
-        VANISHING_WEIGHT * array(vanishing) + EXPLODING_WEIGHT * array(exploding) + IMBALANCE_WEIGHT * array(imbalance)
+        VANISHING_WEIGHT * array(vanishing)
+        + EXPLODING_WEIGHT * array(exploding)
+        + IMBALANCE_WEIGHT * array(imbalance)
     )
     return np.where(nonfinite, 0.0, np.clip(1.0 - loss, 0.0, 1.0))
 
 
 def state_of(members: Iterable[State]) -> State:
-    """The state of a block: the first of nonfinite, finite, missing that any member is in, otherwise frozen."""
+    """The first of nonfinite, finite, missing that any member is in, otherwise frozen."""
     found = set(members)
     order: tuple[State, ...] = ("nonfinite", "finite", "missing")
     return next((state for state in order if state in found), "frozen")
@@ -196,7 +207,8 @@ def state_of(members: Iterable[State]) -> State:
 def concentration(block_energies: npt.ArrayLike) -> float | None:
     """How evenly the squared norms e_b are spread over B blocks: −Σ p ln p / ln B with p = e/Σe.
 
-    1 when all blocks are equal, 0 when one has everything; None for one block, no energy, or one that is not finite.
+    1 when all blocks are equal, 0 when one has everything; None for one block, no energy, or one
+    that is not finite.
     """
     energies = array(block_energies)
     if energies.size < 2 or not np.all(np.isfinite(energies)) or float(energies.max()) <= 0.0:
@@ -206,11 +218,11 @@ def concentration(block_energies: npt.ArrayLike) -> float | None:
     return min(1.0, max(0.0, -float((share * np.log(share)).sum()) / math.log(energies.size)))
 
 
-def has_vanishing(norms: npt.ArrayLike) -> bool:
-    """The source's flag: any n_p < 1e-7."""
-    return bool(np.any(array(norms) < SOURCE_VANISHING))
+def has_vanishing(norms: npt.ArrayLike, threshold: npt.ArrayLike = FALLBACK_LOW) -> bool:
+    """Whether any norm has a vanishing severity: where this is so, health is below 1."""
+    return bool(np.any(vanishing_severity(norms, threshold) > 0))
 
 
-def has_exploding(norms: npt.ArrayLike) -> bool:
-    """The source's flag: any n_p > 100."""
-    return bool(np.any(array(norms) > SOURCE_EXPLODING))
+def has_exploding(norms: npt.ArrayLike, threshold: npt.ArrayLike = FALLBACK_HIGH) -> bool:
+    """Whether any norm has an exploding severity: where this is so, health is below 1."""
+    return bool(np.any(exploding_severity(norms, threshold) > 0))

@@ -1,8 +1,8 @@
 """A histogram of |x| over sixteen decades that counts every element, zeros and non-finite ones too.
 
-The leading bits of a float are its logarithm in steps of 2⁻⁷: they are counted as integers, and the counts are added up
-between the edges. On a CPU that is about ten times as fast as `torch.bucketize` and five times as fast as `torch.histc`
-of a logarithm.
+The leading bits of a float are its logarithm in steps of 2⁻⁷: they are counted as integers, and the
+counts are added up between the edges. On a CPU that is about ten times as fast as `torch.bucketize`
+and five times as fast as `torch.histc` of a logarithm.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ __all__ = ["EDGES", "LABELS", "log_histogram"]
 LOWEST_DECADE, HIGHEST_DECADE, PER_DECADE = -12, 4, 2
 HALF_DECADES = range(LOWEST_DECADE * PER_DECADE, HIGHEST_DECADE * PER_DECADE + 1)
 
-# Rounded to bfloat16 (by 0.4 % at most), so that every edge is a number of leading bits with nothing behind them.
+# Rounded to bfloat16 (by 0.4 % at most), so that every edge is a number of leading bits with
+# nothing behind them.
 EDGES: tuple[float, ...] = tuple(
     torch.tensor([10.0 ** (i / PER_DECADE) for i in HALF_DECADES]).to(torch.bfloat16).tolist()
 )
@@ -37,7 +38,7 @@ CHUNK = 2**18
 
 
 class Layout(NamedTuple):
-    """How a float lies in memory: the integer of its size, its bits without the sign, and the bits a code drops."""
+    """A float in memory: the integer of its size, its bits without the sign, bits a code drops."""
 
     integer: torch.dtype
     magnitude: int
@@ -53,7 +54,7 @@ LAYOUTS = {
 
 @torch.no_grad()
 def log_histogram(x: Tensor) -> Tensor:
-    """Counts of |x|: zeros, below EDGES[0], the bins [lo, hi), above, NaN, Inf; int64 [len(LABELS)], no sync.
+    """Counts of |x|: zeros, below EDGES[0], bins [lo, hi), above, NaN, Inf; int64 [len(LABELS)].
 
     Their sum is the number of elements. Half precision is read as float32, which changes no value.
     """
@@ -78,12 +79,14 @@ def between_edges(counts: Tensor, nonzero: Tensor, dtype: torch.dtype) -> Tensor
     total = less[-1:]
     zeros = total - nonzero
     finite, up_to_inf = less[:-2], less[-2:-1]
-    return torch.cat([zeros, finite.diff(prepend=zeros), total - up_to_inf, up_to_inf - finite[-1:]])
+    return torch.cat(
+        [zeros, finite.diff(prepend=zeros), total - up_to_inf, up_to_inf - finite[-1:]]
+    )
 
 
 @functools.cache
 def last_codes(dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The last code below each edge, the last finite one, that of Inf and the last of all (a NaN)."""
+    """The last code below each edge, the last finite one, that of Inf and the last, a NaN."""
     integer, magnitude, dropped = LAYOUTS[dtype]
     edges = torch.tensor([*EDGES, torch.inf], dtype=dtype).view(integer) >> dropped
     infinite, last = int(edges[-1]), magnitude >> dropped
@@ -98,6 +101,6 @@ def counted(codes: Tensor, num_codes: int) -> Tensor:
 
 
 def scattered(codes: Tensor, num_codes: int) -> Tensor:
-    """`bincount` for an accelerator, where torch's own waits for the largest code to come back to the host."""
+    """`bincount` for an accelerator, where torch's own waits for the largest code."""
     zeros = torch.zeros(num_codes, dtype=torch.int64, device=codes.device)
     return zeros.scatter_add_(0, codes.long(), torch.ones_like(codes, dtype=torch.int64))

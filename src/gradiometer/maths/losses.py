@@ -1,12 +1,12 @@
 """The losses of policy optimisation, token by token, and the ways to make one number of them.
 
-Every loss here is elementwise: N sequences of T tokens in, [N, T] out, nothing reduced. How tokens are averaged decides
-which sequences speak loudest, so that is separate: for every aggregation
+Every loss here is elementwise: N sequences of T tokens in, [N, T] out, nothing reduced. How tokens
+are averaged decides which sequences speak loudest, so that is separate: for every aggregation
 
     L = Σ_it w_it l_it / Σ_i T_i,    w = token_weights [N, T],    T = sequence_weights [N]
 
-over any set of rows. Numerators and denominators of parts therefore add, and the loss of a bucket does not depend on how
-it was cut into micro-batches.
+over any set of rows. Numerators and denominators of parts therefore add, and the loss of a bucket
+does not depend on how it was cut into micro-batches.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from gradiometer.errors import UnknownName, UsageError
+from gradiometer.errors import UsageError, check_known
 from gradiometer.maths.stats import HALF
 
 __all__ = [
@@ -31,7 +31,12 @@ __all__ = [
     "token_weights",
 ]
 
-AGGREGATIONS = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
+AGGREGATIONS = (
+    "token-mean",
+    "seq-mean-token-sum",
+    "seq-mean-token-mean",
+    "seq-mean-token-sum-norm",
+)
 
 # The names trainers use, and the estimator each of them is.
 KL_KINDS = MappingProxyType(
@@ -58,38 +63,41 @@ def policy_loss(
     clip_high: float = 0.28,
     clip_c: float | None = 3.0,
 ) -> Tensor:
-    """PPO's clipped surrogate with a second clip, for each token [N, T]; `clip_c=None` is PPO without it.
+    """PPO's clipped surrogate of each token [N, T], with a second clip unless `clip_c=None`.
 
     r = exp(clamp(log π − log π_old, ±20))
     l = max(−A r, −A clip(r, 1 − low, 1 + high)),    and where A < 0: min(l, −A c)
 
     The second clip bounds the loss of an action that was bad and has become far more likely.
-    Reference: Schulman et al. (2017); dual clip, Ye et al. (2020), Mastering Complex Control in MOBA Games.
+    Reference: Schulman et al. (2017); dual clip, Ye et al. (2020), Mastering Complex Control in
+    MOBA Games.
     """
     if clip_c is not None and clip_c <= 1:
         raise UsageError(
-            f"clip_c bounds the ratio from above and must be more than 1, found {clip_c}; None turns it off."
+            f"clip_c bounds the ratio from above and must be more than 1, found {clip_c}; None"
+            " turns it off."
         )
     ratio = (log_probs - old_log_probs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-    loss = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1 - clip_low, 1 + clip_high))
+    clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
+    loss = torch.maximum(-advantages * ratio, -advantages * clipped)
     if clip_c is None:
         return loss
     return torch.where(advantages < 0, torch.minimum(loss, -advantages * clip_c), loss)
 
 
 def kl_loss(log_probs: Tensor, ref_log_probs: Tensor, kind: str = "k3") -> Tensor:
-    """An estimate of KL(π‖π_ref) from the sampled action, for each token [N, T]; with d = log π_ref − log π:
+    """KL(π‖π_ref) estimated from the sampled action of each token [N, T]; d = log π_ref − log π:
 
     k1 = −d,    k2 = ½ d²,    k3 = e^d − d − 1
 
-    On-policy k1 and k3 have the mean KL(π‖π_ref), but as losses they are not alike: E[∇k1] = 0, E[∇k2] = ∇KL(π‖π_ref),
-    E[∇k3] = ∇KL(π_ref‖π). Off-policy each needs the weight π/π_old, and with π's own gradient in that weight E[∇] of k1
-    and of k3 is ∇KL(π‖π_ref). verl clamps d to ±20 and k3 to ±10, where its gradient ends; here nothing is clamped.
+    On-policy k1 and k3 have the mean KL(π‖π_ref), but as losses they are not alike: E[∇k1] = 0,
+    E[∇k2] = ∇KL(π‖π_ref), E[∇k3] = ∇KL(π_ref‖π). Off-policy each needs the weight π/π_old, and with
+    π's own gradient in that weight E[∇] of k1 and of k3 is ∇KL(π‖π_ref). verl clamps d to ±20 and
+    k3 to ±10, where its gradient ends; here nothing is clamped.
 
     Reference: Schulman (2020), Approximating KL Divergence.
     """
-    if kind not in KL_KINDS:
-        raise UnknownName("KL kind", kind, KL_KINDS, hint=f"The known ones are {', '.join(KL_KINDS)}.")
+    check_known("KL kind", kind, KL_KINDS)
     d = ref_log_probs - log_probs
     match KL_KINDS[kind]:
         case "k1":
@@ -101,9 +109,9 @@ def kl_loss(log_probs: Tensor, ref_log_probs: Tensor, kind: str = "k3") -> Tenso
 
 
 def entropy(logits: Tensor) -> Tensor:
-    """H = −Σ p log p in nats over the last axis: [..., V] to [...]. A logit of −∞ is an action that cannot be taken."""
+    """H = −Σ p log p in nats, [..., V] to [...]; a logit of −∞ is an impossible action."""
     log_p = _log_softmax(logits)
-    # 0 · log 0 = 0. Filled before it is multiplied: 0 · (−∞) would be NaN, and so would its gradient.
+    # 0 · log 0 = 0. Filled before it is multiplied: 0 · (−∞) and its gradient would be NaN.
     return -(log_p.exp() * log_p.masked_fill(log_p == -torch.inf, 0.0)).sum(-1)
 
 
@@ -111,7 +119,8 @@ def token_log_probs(logits: Tensor, actions: Tensor) -> Tensor:
     """log π(a) of the actions taken: logits [..., V], actions [...] to [...]."""
     if actions.shape != logits.shape[:-1]:
         raise UsageError(
-            f"every distribution needs one action, found logits {list(logits.shape)} and actions {list(actions.shape)}."
+            f"every distribution needs one action, found logits {list(logits.shape)} and actions"
+            f" {list(actions.shape)}."
         )
     return _log_softmax(logits).gather(-1, actions.unsqueeze(-1)).squeeze(-1)
 
@@ -125,8 +134,8 @@ def token_weights(mask: Tensor, aggregation: str, *, horizon: float | None = Non
 
     token-mean               m_it            every token speaks alike, so long sequences louder
     seq-mean-token-sum       m_it
-    seq-mean-token-mean      m_it/Σ_t m_it   every sequence speaks alike, so tokens of long ones more quietly
-    seq-mean-token-sum-norm  m_it/horizon    the width of the mask, unless given
+    seq-mean-token-mean      m_it/Σ_t m_it   every sequence speaks alike, tokens of long ones less
+    seq-mean-token-sum-norm  m_it/horizon    the width of the mask if no horizon is given
 
     Give the `horizon` where parts are padded to different widths, or it differs from part to part.
     """
@@ -137,40 +146,48 @@ def token_weights(mask: Tensor, aggregation: str, *, horizon: float | None = Non
     if aggregation == "seq-mean-token-sum-norm":
         width = m.shape[-1] if horizon is None else horizon
         if not width > 0:
-            raise UsageError(f"the horizon is a number of tokens and must be above 0, found {width}.")
+            raise UsageError(
+                f"the horizon is a number of tokens and must be above 0, found {width}."
+            )
         return m / width
     return m
 
 
 def sequence_weights(mask: Tensor, aggregation: str) -> Tensor:
-    """T [N], what each sequence adds to the denominator: its tokens for token-mean, otherwise 1, or 0 if it has none."""
+    """T [N], what each sequence adds to the denominator: its tokens for token-mean, else 1 or 0."""
     lengths = _weights_of(mask, aggregation).sum(-1)
     return lengths if aggregation == "token-mean" else (lengths > 0).to(lengths.dtype)
 
 
-def aggregate(losses: Tensor, mask: Tensor, aggregation: str, *, horizon: float | None = None) -> Tensor:
-    """L = Σ w l/Σ T, a scalar, of losses [N, T]; what stands at masked tokens does not matter, be it NaN.
+def aggregate(
+    losses: Tensor, mask: Tensor, aggregation: str, *, horizon: float | None = None
+) -> Tensor:
+    """L = Σ w l/Σ T, a scalar, of losses [N, T]; what stands at masked tokens may be NaN.
 
-    Older versions of verl divide seq-mean-token-sum-norm by the width alone and not by the number of sequences; here it is
-    the mean over sequences, as the name says.
+    Older versions of verl divide seq-mean-token-sum-norm by the width alone and not by the number
+    of sequences; here it is the mean over sequences, as the name says.
     """
     if losses.shape != mask.shape:
-        raise UsageError(f"losses and mask must have one shape, found {list(losses.shape)} and {list(mask.shape)}.")
-    weights, total = token_weights(mask, aggregation, horizon=horizon), sequence_weights(mask, aggregation).sum()
+        raise UsageError(
+            f"losses and mask must have one shape, found {list(losses.shape)} and"
+            f" {list(mask.shape)}."
+        )
+    weights = token_weights(mask, aggregation, horizon=horizon)
+    total = sequence_weights(mask, aggregation).sum()
     if total == 0:
         raise UsageError(
-            f"the mask {list(mask.shape)} is zero everywhere, so there is no loss to average: check which tokens the mask "
-            "marks, or leave the batch out."
+            f"the mask {list(mask.shape)} is zero everywhere, so there is no loss to average: check"
+            " which tokens the mask marks, or leave the batch out."
         )
     return (weights * losses.masked_fill(weights == 0, 0.0)).sum() / total
 
 
 def _weights_of(mask: Tensor, aggregation: str) -> Tensor:
-    """The mask as weights: float32, for a count of tokens past 256 is not exact in bfloat16, unless it is float64."""
-    if aggregation not in AGGREGATIONS:
-        raise UnknownName(
-            "aggregation", aggregation, AGGREGATIONS, hint=f"The known ones are {', '.join(AGGREGATIONS)}."
-        )
+    """The mask as weights: float64 stays, else float32 (bfloat16 counts no tokens past 256)."""
+    check_known("aggregation", aggregation, AGGREGATIONS)
     if mask.ndim != 2:
-        raise UsageError(f"a mask is [sequences, tokens], found {list(mask.shape)}; per-sample losses are [N, 1].")
+        raise UsageError(
+            f"a mask is [sequences, tokens], found {list(mask.shape)}; per-sample losses are"
+            " [N, 1]."
+        )
     return mask if mask.dtype == torch.float64 else mask.float()

@@ -1,14 +1,19 @@
 """A linear sketch of gradients: k numbers that stand in for millions in norms and inner products.
 
-A vector is cut into tiles. Tile t is multiplied by a fixed pattern of signs T and a sign of its own, and added to a
-plane at a shift of its own; at the end the plane is hashed to k buckets, once and not once per tile:
+A vector is cut into tiles. Tile t is multiplied by a fixed pattern of signs T and a sign of its
+own, and added to a plane at a shift of its own; at the end the plane is hashed to k buckets, once
+and not once per tile:
 
     plane[s_t + p] += u_t · T[p] · x_t[p],    S(x) = H(plane),    E<S(a), S(b)> = <a, b>
 
-so a sketch costs one pass over the gradient. T decides between the elements of a tile, u and s between tiles. Tiles
-folded to rows of k would be simpler, but then a gradient that lives in one column of its matrix falls into a few
-buckets; the plane is far wider than k, and H scatters it at random. Signs, shifts and H are hashes of (seed, key, tile
-index), so two processes agree without a word and no random generator is touched.
+so a sketch costs one pass over the gradient. T decides between the elements of a tile, u and s
+between tiles. Tiles folded to rows of k would be simpler, but then a gradient that lives in one
+column of its matrix falls into a few buckets; the plane is far wider than k, and H scatters it at
+random. Signs, shifts and H are hashes of (seed, key, tile index), so two processes agree without a
+word and no random generator is touched.
+
+One hash gives one vector one error, however often it is sketched. Where a mean over steps is
+wanted, and nothing is compared over steps, every step has a shift of its own.
 
 Reference: count sketch, Charikar, Chen & Farach-Colton (2002).
 """
@@ -26,21 +31,33 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-__all__ = ["Sketcher", "cosine", "cosine_error", "key_of", "norm_error"]
+__all__ = [
+    "SHIFTS",
+    "Joined",
+    "Sketcher",
+    "Tiles",
+    "cosine",
+    "cosine_error",
+    "key_of",
+    "norm_error",
+    "shift_of",
+]
 
-# Elements p and p + r·WIDTH of a tile (r < ROWS) always meet in the plane's first fold. This prime keeps r·WIDTH at
-# least 15 away from a multiple of the usual row lengths (256 to 14336), so they do not lie in one column of a matrix.
+# Elements p and p + r·WIDTH of a tile (r < ROWS) always meet in the plane's first fold. This prime
+# keeps r·WIDTH at least 15 away from a multiple of the usual row lengths (256 to 14336), so they do
+# not lie in one column of a matrix.
 WIDTH = 17393
 ROWS = 16
-# Two tiles with the same shift meet element by element, under one sign: 1/SHIFTS must be well below 1/k.
+# Two tiles with the same shift meet element by element, under one sign: 1/SHIFTS must be well below
+# 1/k.
 SHIFTS = 32768
-# The largest tile: about 1 MB each for the plane and for T. Fewer, larger operations win over cache (measured: 48k
-# elements 1.6 × clip_grad_norm_, 240k 1.1 ×).
+# The largest tile: about 1 MB each for the plane and for T. Fewer, larger operations win over cache
+# (measured: 48k elements 1.6 × clip_grad_norm_, 240k 1.1 ×).
 TILE = ROWS * WIDTH - SHIFTS
 MAX_K = SHIFTS // 8
 
 WORD = 2**64 - 1
-SIGN_STREAM, ORDER_STREAM, TILE_STREAM = 1, 2, 3
+SIGN_STREAM, ORDER_STREAM, TILE_STREAM, SHIFT_STREAM = 1, 2, 3, 4
 
 
 class Placing(NamedTuple):
@@ -53,51 +70,98 @@ class Placing(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """What all tiles share: T [TILE], and the order in which the folded plane is dealt to buckets [⌈WIDTH/k⌉ · k]."""
+    """What all tiles share: T [TILE], and the order in which buckets are dealt [⌈WIDTH/k⌉ · k]."""
 
     signs: Tensor
     order: Tensor
 
 
+class Tiles(NamedTuple):
+    """Tensors of one tile each, one after the other in a vector [L]: what each element meets."""
+
+    starts: Tensor
+    """Of each tensor, [n]."""
+    lengths: Tensor
+    places: Tensor
+    """Of each element within its tile, [L]."""
+    signs: Tensor
+    longest: int
+
+
+class Joined(NamedTuple):
+    """Many small tensors of one group, in one vector."""
+
+    group: int
+    vector: Tensor
+    tiles: Tiles
+
+
 @dataclass(frozen=True, slots=True)
 class Sketcher:
-    """A linear map from the parameters to k numbers, fixed by its seed; sketches of the same seed and k can be compared.
+    """A linear map from the parameters to k numbers; those of one seed and k can be compared.
 
-    Every tensor has a key (`key_of` its name), and its sketch depends on seed, key and elements alone. The elements must
-    be dense and in the same places each time: the values of a sparse gradient are not.
+    Every tensor has a key (`key_of` its name), and its sketch depends on seed, key and elements
+    alone. The elements must be dense and in the same places each time: the values of a sparse
+    gradient are not.
     """
 
     seed: int = 0
     k: int = 1024
-    _tables: dict[torch.device, Tables] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _tables: dict[torch.device, Tables] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
     _placings: dict[tuple[int, int], tuple[Placing, ...]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
-    _planes: dict[torch.device, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _planes: dict[torch.device, Tensor] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         if not 1 <= self.k <= MAX_K:
-            raise ValueError(f"k must lie in 1..{MAX_K}, found {self.k}: with more, keep the exact vectors.")
+            raise ValueError(
+                f"k must lie in 1..{MAX_K}, found {self.k}: with more, keep the exact vectors."
+            )
 
     def sketch(self, tensors: Sequence[Tensor], keys: Sequence[int]) -> Tensor:
         """The sketch [k] of all tensors taken as one vector, in float32 on their device."""
         return self.sketch_groups(tensors, keys, [range(len(tensors))])[0]
 
     @torch.no_grad()
-    def sketch_groups(self, tensors: Sequence[Tensor], keys: Sequence[int], groups: Sequence[Sequence[int]]) -> Tensor:
-        """One sketch for each group of indices into `tensors` [len(groups), k]."""
+    def sketch_groups(
+        self,
+        tensors: Sequence[Tensor],
+        keys: Sequence[int],
+        groups: Sequence[Sequence[int]],
+        *,
+        shift: int = 0,
+        joined: Sequence[Joined] = (),
+    ) -> Tensor:
+        """One sketch for each group of indices into `tensors` [len(groups), k]; small tensors may
+        come joined.
+
+        Every tile begins `shift` further on the plane, and so meets other buckets: sketches of
+        different shifts cannot be compared, and their errors are not the same ones.
+        """
         if not len(set(keys)) == len(keys) == len(tensors):
-            raise ValueError(f"every tensor needs a key of its own, found {len(set(keys))} for {len(tensors)} tensors.")
-        device = tensors[0].device if tensors else torch.device("cpu")
+            raise ValueError(
+                f"every tensor needs a key of its own, found {len(set(keys))} for {len(tensors)}"
+                " tensors."
+            )
+        vectors = [*tensors, *(each.vector for each in joined)]
+        device = vectors[0].device if vectors else torch.device("cpu")
         tables = self._tables_on(device)
-        # A new megabyte is 256 page faults, a tenth of the time. Popped, not read, so that no two threads share it.
+        # A new megabyte is 256 page faults, a tenth of the time. Popped, not read, so that no two
+        # threads share it.
         plane = self._planes.pop(device, None)
         if plane is None:
             plane = torch.zeros(ROWS * WIDTH, device=device)
         folded = torch.zeros(len(tables.order), device=device)
         sketches = torch.empty(len(groups), self.k, device=device)
-        for group, row in zip(groups, sketches, strict=True):
-            stop = max((self._place(plane, tables.signs, tensors[i], keys[i]) for i in group), default=0)
+        for number, (group, row) in enumerate(zip(groups, sketches, strict=True)):
+            ends = [self._place(plane, tables.signs, tensors[i], keys[i], shift) for i in group]
+            ends += [_place_joined(plane, each, shift) for each in joined if each.group == number]
+            stop = max(ends, default=0)
             used = plane[: math.ceil(stop / WIDTH) * WIDTH]
             torch.sum(used.view(-1, WIDTH), 0, out=folded[:WIDTH])
             torch.sum(folded.index_select(0, tables.order).view(-1, self.k), 0, out=row)
@@ -105,16 +169,33 @@ class Sketcher:
         self._planes[device] = plane
         return sketches
 
-    def _place(self, plane: Tensor, signs: Tensor, x: Tensor, key: int) -> int:
+    def _place(self, plane: Tensor, signs: Tensor, x: Tensor, key: int, shift: int) -> int:
         """plane[s_t + p] += u_t T[p] x_t[p] for each tile; gives where the last of them ends."""
-        # reshape copies a tensor that is not contiguous (channels last): one temporary of that tensor's size
+        # reshape copies a tensor that is not contiguous (channels last): one temporary of that
+        # tensor's size
         flat, last = x.reshape(-1), 0
         for first, length, start, sign in self._placings_of(key, x.numel()):
             # float() bounds the temporary of a half-precision tensor by a tile
             tile = flat[first : first + length].float()
+            start = (start + shift) % SHIFTS
             plane[start : start + length].addcmul_(tile, signs[:length], value=sign)
             last = max(last, start + length)
         return last
+
+    def tiles_of(self, keys: Sequence[int], lengths: Sequence[int], device: torch.device) -> Tiles:
+        """How tensors that are no longer than a tile meet the plane, when they come joined."""
+        first = [self._placings_of(key, n)[0] for key, n in zip(keys, lengths, strict=True)]
+        counts = np.asarray(lengths)
+        places = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        at = torch.from_numpy(places).to(device)
+        own = np.repeat(np.array([each.sign for each in first], np.float32), counts)
+        return Tiles(
+            torch.tensor([each.start for each in first], device=device),
+            torch.tensor(lengths, device=device),
+            at,
+            self._tables_on(device).signs[at] * torch.from_numpy(own).to(device),
+            max(lengths),
+        )
 
     def _placings_of(self, key: int, numel: int) -> tuple[Placing, ...]:
         if (key, numel) not in self._placings:
@@ -129,11 +210,27 @@ class Sketcher:
     def _tables_on(self, device: torch.device) -> Tables:
         if device not in self._tables:
             signs = signs_of(random_words(TILE, self.seed, SIGN_STREAM))
-            order = np.argsort(random_words(-(-WIDTH // self.k) * self.k, self.seed, ORDER_STREAM), kind="stable")
+            words = random_words(-(-WIDTH // self.k) * self.k, self.seed, ORDER_STREAM)
+            order = np.argsort(words, kind="stable")
             self._tables[device] = Tables(
-                torch.from_numpy(signs.astype(np.float32)).to(device), torch.from_numpy(order).to(device)
+                torch.from_numpy(signs.astype(np.float32)).to(device),
+                torch.from_numpy(order).to(device),
             )
         return self._tables[device]
+
+
+def _place_joined(plane: Tensor, joined: Joined, shift: int) -> int:
+    """The same as `_place` of each tensor; gives a bound of where the last of them ends."""
+    tiles = joined.tiles
+    starts = (tiles.starts + shift) % SHIFTS
+    at = torch.repeat_interleave(starts, tiles.lengths, output_size=len(joined.vector))
+    plane.index_add_(0, at.add_(tiles.places), joined.vector.float() * tiles.signs)
+    return SHIFTS + tiles.longest
+
+
+def shift_of(number: int) -> int:
+    """A shift for the round of that number, the same in every process."""
+    return int(random_words(1, SHIFT_STREAM, number)[0] % np.uint64(SHIFTS))
 
 
 def key_of(name: str) -> int:
@@ -142,7 +239,7 @@ def key_of(name: str) -> int:
 
 
 def random_words(count: int, *stream: int) -> NDArray[np.uint64]:
-    """`count` words of 64 random bits, a function of the stream's numbers alone (splitmix64, Steele et al. 2014)."""
+    """`count` words of 64 random bits, a function of the stream alone (splitmix64)."""
     state = np.zeros(1, np.uint64)
     for number in stream:
         state = mixed(state ^ np.uint64(number & WORD))
@@ -163,7 +260,7 @@ def signs_of(words: NDArray[np.uint64]) -> NDArray[np.float64]:
 
 
 def norm_error(k: int) -> float:
-    """Relative standard error of ‖S(x)‖² as an estimate of ‖x‖²; that of the norm itself is half of it."""
+    """Relative standard error of ‖S(x)‖² as an estimate of ‖x‖²; of the norm it is half."""
     return math.sqrt(2 / k)
 
 

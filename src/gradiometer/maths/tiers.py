@@ -1,9 +1,10 @@
-"""The weights of a tensor by their size: the largest 5 %, the smallest 5 % and the rest, and what a gradient does on each.
+"""Weights by size, the largest 5 %, the smallest 5 % and the rest, and a gradient on each.
 
-With m = max(1, ⌊0.05 n⌋) of n weights there are two ways to cut. The source's: top is |w| ≥ the m-th largest, bottom is
-0 < |w| ≤ the m-th smallest that is not zero, middle what is in neither; weights that tie with a threshold are in, so a tier
-may hold more than m, and in a tiny tensor one weight may be top and bottom. The sound one: exactly m each, the earlier of
-tied weights first, and top wins. Weights that are exactly zero are never bottom: nothing about them is small by training.
+With m = max(1, ⌊0.05 n⌋) of n weights there are two ways to cut. Prismatic's: top is |w| ≥ the
+m-th largest, bottom is 0 < |w| ≤ the m-th smallest that is not zero, middle what is in neither;
+weights that tie with a threshold are in, so a tier may hold more than m, and in a tiny tensor one
+weight may be top and bottom. The sound one: exactly m each, the earlier of tied weights first, and
+top wins. Weights that are exactly zero are never bottom: nothing about them is small by training.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ __all__ = [
 ]
 
 FRACTION = 0.05
-IN_CACHE = 2**15  # elements of a row that are cut at once: with the five rows made of them they stay in a core's cache
+# Elements of a row that are cut at once: they and five rows made of them stay in a core's cache.
+IN_CACHE = 2**15
 TIERS = ("top", "bottom", "middle")
 
 
@@ -47,7 +49,7 @@ class Tiers(NamedTuple):
 
 
 class TierSums(NamedTuple):
-    """Σ g² of N gradients over each tier of their weights, and how many weights the tiers hold; no sync."""
+    """Σ g² of N gradients over each tier of their weights, and the sizes of the tiers; no sync."""
 
     source: Tensor
     """Top, bottom, middle, and all of it, [N, 4]."""
@@ -63,7 +65,7 @@ def tier_size(numel: int, fraction: float = FRACTION) -> int:
 
 
 def tier_masks(weight: Tensor, fraction: float = FRACTION) -> Tiers:
-    """The sound tiers: exactly m largest, and the m smallest of those that are not zero, unless they are top already."""
+    """The sound tiers: the m largest, and the m smallest non-zero ones that are not among them."""
     size = weight.detach().abs().reshape(-1)
     m = tier_size(len(size), fraction)
     top, bottom = torch.zeros_like(size, dtype=torch.bool), torch.zeros_like(size, dtype=torch.bool)
@@ -73,14 +75,14 @@ def tier_masks(weight: Tensor, fraction: float = FRACTION) -> Tiers:
 
 
 def source_tiers(weight: Tensor, fraction: float = FRACTION) -> Tiers:
-    """The source's tiers: everything at or beyond the m-th weight from either end."""
+    """Prismatic's tiers: everything at or beyond the m-th weight from either end."""
     size = weight.detach().abs()
     low, high = thresholds(size.reshape(1, -1), fraction)[0]
     return Tiers(size >= high, (size > 0) & (size <= low))
 
 
 def thresholds(sizes: Tensor, fraction: float = FRACTION) -> Tensor:
-    """(m-th smallest that is not zero, m-th largest) of each row |w|, [N, n] → [N, 2]; Inf where fewer are not zero."""
+    """(m-th smallest non-zero, m-th largest) of each row |w|, [N, n] → [N, 2]; Inf if fewer."""
     m = tier_size(sizes.shape[1], fraction)
     return on_host(sizes, m) if sizes.device.type == "cpu" else on_device(sizes, m)
 
@@ -88,11 +90,13 @@ def thresholds(sizes: Tensor, fraction: float = FRACTION) -> Tensor:
 def on_device(sizes: Tensor, m: int) -> Tensor:
     """The two thresholds of each row without a sync."""
     nonzero = torch.where(sizes > 0, sizes, torch.inf)
-    return torch.stack([nonzero.topk(m, largest=False).values[:, -1], sizes.topk(m).values[:, -1]], 1)
+    return torch.stack(
+        [nonzero.topk(m, largest=False).values[:, -1], sizes.topk(m).values[:, -1]], 1
+    )
 
 
 def on_host(sizes: Tensor, m: int) -> Tensor:
-    """The same on a CPU, where there is no sync to avoid and numpy selects three to ten times as fast."""
+    """The same on a CPU, where no sync is to avoid and numpy selects three to ten times as fast."""
     plain = (sizes if sizes.dtype in (torch.float32, torch.float64) else sizes.float()).numpy()
     nonzero = np.where(plain == 0, plain.dtype.type(np.inf), plain)
     place = plain.shape[1] - m
@@ -102,20 +106,23 @@ def on_host(sizes: Tensor, m: int) -> Tensor:
 
 @torch.no_grad()
 def tier_sums(grads: Tensor, weights: Tensor, cuts: Tensor, *, exact: bool = False) -> TierSums:
-    """What each of N gradients has on the tiers of its weights as they are now; both [N, n] in single or double.
+    """What each of N gradients has on the tiers of its weights now; both float32 or 64, [N, n].
 
-    `cuts` are their `thresholds` [N, 2], which may be somewhat older than the weights. With `exact` the sound tiers are cut
-    anew and resolve ties; otherwise they count ties as the source does.
+    `cuts` are their `thresholds` [N, 2], which may be somewhat older than the weights. With `exact`
+    the sound tiers are cut anew and resolve ties; otherwise they count ties as Prismatic does.
     """
     square, size = grads * grads, weights.abs()
-    # Comparing in place leaves zeros and ones in a float tensor, and a product with those is four times as fast as a mask.
+    # Comparing in place leaves zeros and ones in a float tensor, and a product with those is four
+    # times as fast as a mask.
     top = size.clone().ge_(cuts[:, 1:])
     bottom = size.clone().le_(cuts[:, :1]).sub_(size.le_(0.0))
     source = torch.stack([top, bottom, torch.maximum(top, bottom).le_(0.0)])
     sums = _over(square, source)
     sound = _cut_anew(weights).to(square.dtype) if exact else source
     return TierSums(
-        torch.cat([sums, square.sum(1, keepdim=True)], 1), _over(square, sound) if exact else sums, sound.sum(2).T
+        torch.cat([sums, square.sum(1, keepdim=True)], 1),
+        _over(square, sound) if exact else sums,
+        sound.sum(2).T,
     )
 
 
@@ -132,12 +139,16 @@ def _over(square: Tensor, masks: Tensor) -> Tensor:
 
 @torch.no_grad()
 def tier_sums_by_row(
-    grads: Sequence[Tensor], weights: Sequence[Tensor], cuts: Tensor, *, scratch: Tensor | None = None
+    grads: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    cuts: Tensor,
+    *,
+    scratch: Tensor | None = None,
 ) -> Tensor:
-    """The same of N large rows [n] on a CPU, [N, 7]: the source's top, bottom, middle and all, and the three sizes.
+    """The same of N large rows [n] on a CPU, [N, 7]: top, bottom, middle, all, and three sizes.
 
-    So few columns of one row are cut at a time that they, and the `scratch` [5, columns] that is used again for each, stay
-    in the cache; memory that is new to it takes a third of the time more.
+    So few columns of one row are cut at a time that they, and the `scratch` [5, columns] that is
+    used again for each, stay in the cache; memory that is new to it takes a third of the time more.
     """
     room = torch.empty(5, IN_CACHE, dtype=cuts.dtype) if scratch is None else scratch
     limits = [cut.unbind() for cut in cuts.unbind()]

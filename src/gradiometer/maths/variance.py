@@ -1,8 +1,9 @@
-"""How much a gradient estimate varies from one draw of its samples to the next, and between the instances it averages.
+"""How much a gradient estimate varies from draw to draw, and between the instances.
 
-R replicates of a gradient over the same instances, which are taken in units u of n_u instances. g_ru is the gradient of
-unit u in replicate r, G_r = Σ n_u g_ru/N that of them all. A bar is a mean over replicates. Per unit only two numbers
-are needed, so memory does not grow with instances, and intervals resample units, never the few replicates:
+R replicates of a gradient over the same instances, which are taken in units u of n_u instances.
+g_ru is the gradient of unit u in replicate r, G_r = Σ n_u g_ru/N that of them all. A bar is a mean
+over replicates. Per unit only two numbers are needed, so memory does not grow with instances, and
+intervals resample units, never the few replicates:
 
     v_u = Σ_r ‖g_ru − ḡ_u‖²/(R − 1),      s_u = ‖ḡ_u‖²
 
@@ -17,20 +18,22 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from gradiometer.maths.gram import MIN_UNITS, jackknife_width, sign_flip_p_value
+from gradiometer.maths.means import StudentMean, student
+
 __all__ = [
-    "MIN_UNITS",
     "Interval",
+    "SignalShare",
     "Units",
-    "jackknife_width",
     "mean_cosine",
     "replicate_trace",
+    "signal_share",
     "signal_sq",
     "variance_ratio",
 ]
 
 Floats = NDArray[np.float64]
-MIN_UNITS = 4
-CONFIDENCE = 0.95
+EXACT_REPLICATES = 12  # up to here all 2^(R-1) sign vectors are tried: 2048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,13 +41,18 @@ class Interval:
     """A value with its 95 % interval; no ends where there are too few units to tell."""
 
     value: float
-    low: float | None
-    high: float | None
+    low: float | None = None
+    high: float | None = None
+
+    def over(self, divisor: float) -> Interval:
+        """The same in another unit."""
+        low, high = (None if end is None else end / divisor for end in (self.low, self.high))
+        return Interval(value=self.value / divisor, low=low, high=high)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Units:
-    """What is left of the units: counts n [U], within v [U], mean squares s [U], and ‖Ḡ‖² of them all."""
+    """What is left of units: counts n [U], within v [U], mean squares s [U], and ‖Ḡ‖² of all."""
 
     counts: Floats
     within: Floats
@@ -55,19 +63,14 @@ class Units:
     @property
     def sampling_trace(self) -> Interval:
         """tr Cov of G over samples, the instances being fixed: Σ n_u² v_u/N²."""
-        per_instance = _jackknifed(self.counts * self.within, self.counts)
-        size = float(self.counts.sum())
-        return Interval(
-            value=per_instance.value / size,
-            low=None if per_instance.low is None else per_instance.low / size,
-            high=None if per_instance.high is None else per_instance.high / size,
-        )
+        return _jackknifed(self.counts * self.within, self.counts).over(float(self.counts.sum()))
 
     @property
     def instance_trace(self) -> float | None:
-        """tr Cov of G over instances, samples averaged out; signed, for it is a difference. None with one unit.
+        """tr Cov of G over instances, without that of samples; signed. None with one unit.
 
-        Σ n_u ‖ḡ_u − Ḡ‖²/(U − 1) has expectation σ²_instance + Σ n_u v_u/(U R); divided by N it is of the mean.
+        Σ n_u ‖ḡ_u − Ḡ‖²/(U − 1) has expectation σ²_instance + Σ n_u v_u/(U R); divided by N it is
+        of the mean.
         """
         units = len(self.counts)
         if units < 2:
@@ -79,7 +82,7 @@ class Units:
 
 
 def signal_sq(products: ArrayLike) -> float | None:
-    """‖E G‖² from the products of the replicates [R, R], unbiased: Σ_{r≠s} <G_r, G_s>/(R(R − 1)); None with one."""
+    """‖E G‖², unbiased, from products [R, R]: Σ_{r≠s} <G_r, G_s>/(R(R − 1)); None with one."""
     matrix = np.asarray(products, np.float64)
     count = len(matrix)
     return None if count < 2 else float((matrix.sum() - np.trace(matrix)) / (count * (count - 1)))
@@ -103,23 +106,23 @@ def mean_cosine(products: ArrayLike) -> float | None:
 
 
 def variance_ratio(first: Units, second: Units) -> Interval:
-    """tr Cov of one estimator over that of another on the same units: a jackknife of the logarithm over units."""
+    """tr Cov of one estimator over another's on the same units: a jackknife of its logarithm."""
     counts = first.counts
     above, below = counts**2 * first.within, counts**2 * second.within
     if not (above.sum() > 0 and below.sum() > 0):
-        return Interval(value=float("nan"), low=None, high=None)
+        return Interval(value=float("nan"))
     value = math.log(above.sum() / below.sum())
     if len(counts) < MIN_UNITS:
-        return Interval(value=math.exp(value), low=None, high=None)
+        return Interval(value=math.exp(value))
     with np.errstate(divide="ignore", invalid="ignore"):
         without = np.log((above.sum() - above) / (below.sum() - below))
     return _around(value, jackknife_width(without))
 
 
 def _around(logarithm: float, width: float) -> Interval:
-    """An interval on the scale of the logarithm, of what is positive; no ends where one unit has all the variance."""
+    """An interval on a logarithm's scale; no ends where one unit has all the variance."""
     if not math.isfinite(width):
-        return Interval(value=math.exp(logarithm), low=None, high=None)
+        return Interval(value=math.exp(logarithm))
     low, high = (math.exp(min(logarithm + end, 700.0)) for end in (-width, width))
     return Interval(value=math.exp(logarithm), low=low, high=high)
 
@@ -128,18 +131,45 @@ def _jackknifed(values: Floats, weights: Floats) -> Interval:
     """Σ w x/Σ w over units, x ≥ 0, with an interval that stays above zero."""
     value = float((weights * values).sum() / weights.sum())
     if len(values) < MIN_UNITS or not value > 0:
-        return Interval(value=value, low=None, high=None)
+        return Interval(value=value)
     with np.errstate(divide="ignore", invalid="ignore"):
         without = np.log(((weights * values).sum() - weights * values) / (weights.sum() - weights))
     return _around(math.log(value), jackknife_width(without))
 
 
-def jackknife_width(without: Floats) -> float:
-    """Half of the 95 % interval, from the delete-one-unit values and Student's t."""
-    from scipy.special import stdtrit  # 40 ms to import
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignalShare:
+    """What replicates have in common: ‖E g‖² as a share of E‖g‖²."""
 
-    count = len(without)
-    if not np.isfinite(without).all():
-        return math.nan
-    error = math.sqrt((count - 1) / count * float(((without - without.mean()) ** 2).sum()))
-    return float(stdtrit(count - 1, 0.5 + CONFIDENCE / 2)) * error
+    share: StudentMean
+    p_value: float
+    """Of "their mean is zero", by sign flips."""
+
+    @property
+    def snr(self) -> float:
+        """‖E g‖² over the noise's power."""
+        return self.share.mean / (1.0 - self.share.mean) if self.share.mean < 1.0 else math.inf
+
+
+def signal_share(vectors: ArrayLike) -> SignalShare:
+    """Σ_{r≠s} <g_r, g_s>/(R(R − 1)) over the mean of ‖g_r‖², from the replicates [R, k]."""
+    x = np.asarray(vectors, np.float64)
+    products, count = x @ x.T, len(x)
+    share = _share(products)
+    left_out = [_share(np.delete(np.delete(products, r, 0), r, 1)) for r in range(count)]
+    # Pseudo-values of the jackknife: their mean is unbiased to first order, their spread is that of
+    # the estimate.
+    pseudo = student([count * share - (count - 1) * other for other in left_out])
+    shift = share - pseudo.mean
+    low, high = (None if end is None else end + shift for end in (pseudo.low, pseudo.high))
+    return SignalShare(
+        share=StudentMean(mean=share, low=low, high=high, count=count),
+        p_value=sign_flip_p_value(products, exact=EXACT_REPLICATES),
+    )
+
+
+def _share(products: Floats) -> float:
+    count, power = len(products), float(np.trace(products))
+    if power <= 0.0 or count < 2:
+        return 0.0
+    return (float(products.sum()) - power) / (count - 1) / power

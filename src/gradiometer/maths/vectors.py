@@ -1,13 +1,14 @@
-"""Named gradient vectors, kept until their inner products are wanted: in full, or as linear sketches.
+"""Named gradient vectors, kept for their inner products: in full, or as linear sketches.
 
-One interface for both, chosen by a memory limit. Adding to a name adds the vectors, so a gradient may come in pieces
-(micro-batches). Products are taken in float64: in float32 the norm of a sum of 10M-parameter gradients, c'Gc, can come
-out negative. A parameter may belong to one atom; the products of a block are the sum over its atoms.
+One interface for both, chosen by a memory limit. Adding to a name adds the vectors, so a gradient
+may come in pieces (micro-batches). Products are taken in float64: in float32 the norm of a sum of
+10M-parameter gradients, c'Gc, can come out negative. A parameter may belong to one atom; the
+products of a block are the sum over its atoms.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -34,18 +35,24 @@ class Vectors(Protocol):
     def add(self, name: str, gradients: Gradients, scale: float = 1.0) -> None:
         """Add scale × gradient to the vector of that name, which starts at zero."""
 
-    def products(self, names: Sequence[str], others: Sequence[str] | None = None, *, wide: bool = True) -> Tensor:
+    def products(
+        self, names: Sequence[str], others: Sequence[str] | None = None, *, wide: bool = True
+    ) -> Tensor:
         """<a, b> for each atom, [atoms, names, others] in float64 on the device.
 
-        With wide=False chunks are multiplied in the vectors' own precision and added up in float64: a third of the time,
-        an error of about 1e-7 of the norms, for many vectors of which no tiny difference is wanted.
+        With wide=False chunks are multiplied in the vectors' own precision and added up in float64:
+        a third of the time, an error of about 1e-7 of the norms, for many vectors of which no tiny
+        difference is wanted.
         """
 
     def row(self, name: str) -> Tensor:
-        """The vector of that name as it is kept, to be added to in place; zero if there is none yet."""
+        """The vector of that name as it is kept, to be added to in place; zero at first."""
 
     def names(self) -> list[str]:
         """In the order they came."""
+
+    def clear(self, parameters: Iterable[int]) -> None:
+        """Make every vector zero on these parameters; where each is an atom of its own."""
 
 
 class ExactVectors:
@@ -53,10 +60,12 @@ class ExactVectors:
 
     cosine_error: float | None = None
 
-    def __init__(self, parameters: Sequence[Tensor], atoms: Sequence[Sequence[int]] | None = None) -> None:
+    def __init__(
+        self, parameters: Sequence[Tensor], atoms: Sequence[Sequence[int]] | None = None
+    ) -> None:
         self._sizes = [_size(p) for p in parameters]
         self._starts = np.cumsum([0, *self._sizes]).tolist()
-        self._atoms = [[i] for i in range(len(parameters))] if atoms is None else [list(atom) for atom in atoms]
+        self._atoms = _listed(atoms, len(parameters))
         self._device = parameters[0].device
         self._chunk = CHUNK if self._device.type == "cpu" else DEVICE_CHUNK
         self._dtype = torch.float64 if _itemsize(parameters) == 8 else torch.float32
@@ -68,30 +77,37 @@ class ExactVectors:
         row = self.row(name)
         for gradient, start, size in zip(gradients, self._starts, self._sizes, strict=False):
             if gradient is not None:
-                row[start : start + size].add_(stats.filled(gradient).reshape(-1).to(self._device), alpha=scale)
+                flat = stats.filled(gradient).reshape(-1).to(self._device)
+                row[start : start + size].add_(flat, alpha=scale)
 
     @torch.no_grad()
-    def products(self, names: Sequence[str], others: Sequence[str] | None = None, *, wide: bool = True) -> Tensor:
+    def products(
+        self, names: Sequence[str], others: Sequence[str] | None = None, *, wide: bool = True
+    ) -> Tensor:
         """<a, b> for each atom, [atoms, names, others]."""
         rows = [self.row(name) for name in names]
         columns = rows if others is None else [self.row(name) for name in others]
-        out = torch.zeros(len(self._atoms), len(rows), len(columns), dtype=_wide(self._device), device=self._device)
+        shape = len(self._atoms), len(rows), len(columns)
+        out = torch.zeros(shape, dtype=_wide(self._device), device=self._device)
         dtype = out.dtype if wide else self._dtype
         for total, atom in zip(out, self._atoms, strict=True):
             for start, stop in _runs(atom, self._starts):
                 for at in range(start, stop, self._chunk):
                     part = slice(at, min(at + self._chunk, stop))
                     left = torch.stack([row[part] for row in rows]).to(dtype)
-                    right = left if others is None else torch.stack([row[part] for row in columns]).to(dtype)
+                    right = left
+                    if others is not None:
+                        right = torch.stack([row[part] for row in columns]).to(dtype)
                     total += left @ right.T
         return out
 
     @torch.no_grad()
     def against(self, names: Sequence[str], gradients: Gradients) -> Tensor:
-        """Products [2, 2] of the sum of the named vectors and of one more gradient, over the parameters that one has."""
+        """Products [2, 2] of the sum of named vectors and a gradient, over its parameters."""
         rows = [self._rows[name] for name in names]
         out = torch.zeros(2, 2, dtype=_wide(self._device), device=self._device)
-        scratch = torch.empty(2, min(self._chunk, max(self._sizes)), dtype=out.dtype, device=self._device)
+        width = min(self._chunk, max(self._sizes))
+        scratch = torch.empty(2, width, dtype=out.dtype, device=self._device)
         for gradient, start, size in zip(gradients, self._starts, self._sizes, strict=False):
             if gradient is None:
                 continue
@@ -116,6 +132,12 @@ class ExactVectors:
         """In the order they came."""
         return list(self._rows)
 
+    def clear(self, parameters: Iterable[int]) -> None:
+        """Zero on these parameters."""
+        for i in parameters:
+            for row in self._rows.values():
+                row[self._starts[i] : self._starts[i + 1]] = 0.0
+
 
 class SketchedVectors:
     """k numbers for each atom of each vector, linear in the gradient; products are estimates."""
@@ -128,7 +150,7 @@ class SketchedVectors:
         k: int = 1024,
         seed: int = 0,
     ) -> None:
-        self._atoms = [[i] for i in range(len(parameters))] if atoms is None else [list(atom) for atom in atoms]
+        self._atoms = _listed(atoms, len(parameters))
         self._device = parameters[0].device
         self._sketcher = sketch.Sketcher(seed, k)
         self._keys = [sketch.key_of(str(i)) for i in range(len(parameters))]
@@ -142,15 +164,18 @@ class SketchedVectors:
         place = {i: at for at, i in enumerate(there)}
         dense = [self._filled(gradients[i]) for i in there]
         groups = [[place[i] for i in atom if i in place] for atom in self._atoms]
-        taken = self._sketcher.sketch_groups(dense, [self._keys[i] for i in there], groups).to(self._device)
-        self.row(name).add_(taken, alpha=scale)
+        taken = self._sketcher.sketch_groups(dense, [self._keys[i] for i in there], groups)
+        self.row(name).add_(taken.to(self._device), alpha=scale)
 
     @torch.no_grad()
-    def products(self, names: Sequence[str], others: Sequence[str] | None = None, *, wide: bool = True) -> Tensor:
+    def products(
+        self, names: Sequence[str], others: Sequence[str] | None = None, *, wide: bool = True
+    ) -> Tensor:
         """<S(a), S(b)> for each atom, [atoms, names, others]: unbiased, sd about ‖a‖‖b‖/√k."""
         dtype = _wide(self._device)
-        left = torch.stack([self.row(name) for name in names], 1).to(dtype)
-        right = left if others is None else torch.stack([self.row(name) for name in others], 1).to(dtype)
+        left = right = torch.stack([self.row(name) for name in names], 1).to(dtype)
+        if others is not None:
+            right = torch.stack([self.row(name) for name in others], 1).to(dtype)
         return left @ right.transpose(1, 2)
 
     def row(self, name: str) -> Tensor:
@@ -162,6 +187,12 @@ class SketchedVectors:
     def names(self) -> list[str]:
         """In the order they came."""
         return list(self._rows)
+
+    def clear(self, parameters: Iterable[int]) -> None:
+        """Zero on these parameters."""
+        for i in parameters:
+            for row in self._rows.values():
+                row[i] = 0.0
 
     def _filled(self, gradient: Tensor | None) -> Tensor:
         assert gradient is not None
@@ -184,9 +215,18 @@ def vectors_for(
     return SketchedVectors(parameters, atoms, k=k, seed=seed)
 
 
-def products_of(vectors: Vectors, names: Sequence[str], *, wide: bool = True) -> NDArray[np.float64]:
+def products_of(
+    vectors: Vectors, names: Sequence[str], *, wide: bool = True
+) -> NDArray[np.float64]:
     """The products on the host, [atoms, names, names]: a sync."""
     return vectors.products(names, wide=wide).cpu().numpy().astype(np.float64, copy=False)
+
+
+def _listed(atoms: Sequence[Sequence[int]] | None, num_parameters: int) -> list[list[int]]:
+    """The atoms, or each parameter as one."""
+    if atoms is None:
+        return [[i] for i in range(num_parameters)]
+    return [list(atom) for atom in atoms]
 
 
 def _size(parameter: Tensor) -> int:

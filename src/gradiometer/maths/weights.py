@@ -1,10 +1,12 @@
-"""How weights are spread over rollouts: effective sample sizes, cancellation, and the share of the largest.
+"""How weights are spread over rollouts: effective sample sizes, cancellation, largest share.
 
-Weights [..., n] in, one number per instance [...] out, in float64. Where all weights of an instance are 0 (its rewards were
-equal) a ratio of them is 0/0 and reads NaN: such an instance has no concentration, rather than one of 0.
+Weights [..., n] in, one number per instance [...] out, in float64. Where all weights of an instance
+are 0 (its rewards were equal) a ratio of them is 0/0 and reads NaN: such an instance has no
+concentration, rather than one of 0.
 
-The source's effective sample size is signed, (Σw)²/Σw². Weights with a baseline sum to about 0, so it reads about 0 however
-they are spread: `ess_undefined` marks that, and `ess_abs` is what one wants.
+The effective sample size of the max@K study is signed, (Σw)²/Σw². Weights with a baseline sum to
+about 0, so it reads about 0 however they are spread: `ess_undefined` marks that, and `ess_abs` is
+what one wants.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ __all__ = [
     "top_share",
 ]
 
-EPSILON = 1e-12  # the source's, beside Σw²: it makes the signed ESS of all-zero weights 0
+EPSILON = 1e-12  # the study's, beside Σw²: it makes the signed ESS of all-zero weights 0
 CENTRED = 1e-6  # |Σw| below this share of Σ|w| is rounding
 
 
@@ -66,9 +68,10 @@ def concentration(w: Tensor) -> Concentration:
 def summary(w: Tensor) -> dict[str, float]:
     """Means over instances, each over those that have the quantity; NaN where none has it.
 
-    For every field `x` of `Concentration`: `x`, its mean, and `x_left_out`, how many instances were NaN; `instances` is how
-    many there are. `ess_signed` and `abs_max` are the source's ess_mean and weights_abs_max_mean: plain means over all
-    instances, undefined ones too. `ess_undefined` is the share of instances whose `ess_signed` says nothing.
+    For every field `x` of `Concentration`: `x`, its mean, and `x_left_out`, how many instances were
+    NaN; `instances` is how many there are. `ess_signed` and `abs_max` are the study's ess_mean and
+    weights_abs_max_mean: plain means over all instances, undefined ones too. `ess_undefined` is the
+    share of instances whose `ess_signed` says nothing.
     """
     spread = concentration(w)
     found: dict[str, float] = {"instances": float(spread.abs_max.numel())}
@@ -80,13 +83,13 @@ def summary(w: Tensor) -> dict[str, float]:
 
 
 def ess_signed(w: Tensor) -> Tensor:
-    """(Σw)²/(Σw² + 1e-12), the source's; cancellation lowers it as concentration does."""
+    """(Σw)²/(Σw² + 1e-12), the study's; cancellation lowers it as concentration does."""
     w = _weights(w)
     return w.sum(-1).square() / (w.square().sum(-1) + EPSILON)
 
 
 def ess_undefined(w: Tensor) -> Tensor:
-    """|Σw| ≤ 1e-6 Σ|w|, bool [...]: the weights cancel, or all are 0, and `ess_signed` says nothing of their spread."""
+    """|Σw| ≤ 1e-6 Σ|w|, bool [...]: weights cancel or are all 0; `ess_signed` means nothing."""
     w = _weights(w)
     return w.sum(-1).abs() <= CENTRED * w.abs().sum(-1)
 
@@ -107,7 +110,7 @@ def ess_negative(w: Tensor) -> Tensor:
 
 
 def cancellation(w: Tensor) -> Tensor:
-    """|Σw|/Σ|w|, in [0, 1]: 0 when positive and negative weights cancel, 1 when all have one sign."""
+    """|Σw|/Σ|w|, in [0, 1]: 0 when weights of both signs cancel, 1 when all have one sign."""
     w = _weights(w)
     return w.sum(-1).abs() / w.abs().sum(-1)
 
@@ -124,12 +127,14 @@ def abs_max(w: Tensor) -> Tensor:
 
 
 def _ess(w: Tensor) -> Tensor:
-    """(Σw)²/Σw² of weights ≥ 0. Divided by the largest first: squares of tiny weights underflow. 0/0 is NaN."""
+    """(Σw)²/Σw² of weights ≥ 0, by the largest first: tiny squares underflow. 0/0 is NaN."""
     w = w / w.amax(-1, keepdim=True)
     return w.sum(-1).square() / w.square().sum(-1)
 
 
 def _weights(w: Tensor) -> Tensor:
     if w.ndim == 0 or w.shape[-1] == 0:
-        raise UsageError(f"weights are [..., n] with at least one rollout, found the shape {list(w.shape)}.")
+        raise UsageError(
+            f"weights are [..., n] with at least one rollout, found the shape {list(w.shape)}."
+        )
     return w.detach().to(torch.float64)

@@ -1,240 +1,376 @@
-"""A replicate study as the figures see it: numbers by the catalogue's templates, and why one of them is not there.
-
-Everything is read from the tables and not from the series: a sweep measures one estimator several times, under one name.
-"""
+"""The figures of a replicate study, an estimator a row: layouts of the charts that the page shows
+of it."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from gradiometer.errors import UsageError
-from gradiometer.metrics import CATALOGUE
-from gradiometer.plots.panels import Reading
-from gradiometer.store.logs import Log
-from gradiometer.store.reader import Run
+import numpy as np
 
-__all__ = [
-    "ESS",
-    "NORM",
-    "PROJECTION",
-    "SNR",
-    "TOP_SHARE",
-    "TRACE",
-    "Comparison",
-    "Curve",
-    "Series",
-    "Studies",
-    "Study",
-    "bias_notes",
-    "read_studies",
-    "unit_of",
-]
+from gradiometer.charts.estimators import (
+    curve_charts,
+    measured_on,
+    replicate_charts,
+    study_charts,
+    trace_chart,
+)
+from gradiometer.charts.model import Bars, Chart, Dots
+from gradiometer.charts.studies import ESS, SNR, TOP_SHARE, TRACE, Studies, bias_notes, unit_of
+from gradiometer.plots.panels import (
+    Estimated,
+    absent,
+    floats,
+    label_numbers,
+    mark,
+    readings,
+    row_axis,
+    row_grid,
+    unity,
+    whisker,
+)
+from gradiometer.plots.scales import around_one, log_scale, row_scale, set_scale, signed_scale
+from gradiometer.plots.style import (
+    GREY,
+    INK,
+    OTHER_COLOURS,
+    TERM_COLOURS,
+    WIDTH,
+    headline,
+    legend_key,
+    sheet,
+    shortened,
+    under,
+)
+from gradiometer.words import typeset
 
-NORM = "variance/<algorithm>/grad_norm"
-PROJECTION = "variance/<algorithm>/grad_proj"
-TRACE = "variance/<algorithm>/trace"
-SNR = "variance/<algorithm>/snr"
-ESS = "variance/<algorithm>/ess_abs"
-TOP_SHARE = "variance/<algorithm>/top_share"
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-RECORDS, COMPARISON, CURVE = "replicates", "comparison", "curve"
-AXES = {"rollouts": "{} rollouts", "k": "K = {}"}
+__all__ = ["draw_curve", "draw_ratio", "draw_replicates", "draw_variance", "look_of"]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Series:
-    """A number of every replicate, with the source's mean and standard deviation (ddof 0)."""
-
-    values: tuple[float, ...]
-    mean: float
-    std: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Study:
-    """One estimator, replicated."""
-
-    name: str
-    """As short as it can be among its neighbours: `subloo`, `16 rollouts`, or the estimator with its options."""
-    config: Mapping[str, Any]
-    series: Mapping[str, Series]
-    readings: Mapping[str, Reading]
-    """By template; a Reading without a value where it is undefined, nothing where it was not measured."""
-    controls: Mapping[str, Reading]
-    """The SNR of shuffled rewards and of a random policy."""
-    bias: tuple[str, ...]
-    num_units: int | None
-
-    def reading(self, template: str) -> Reading:
-        """A number of the extended pass."""
-        return self.readings.get(template, Reading(value=None))
-
-    def absence(self, template: str) -> str:
-        """Why a number has no value."""
-        if template not in self.readings:
-            return "not measured"
-        return "undefined: 1 replicate" if self.num_replicates == 1 else "undefined"
-
-    @property
-    def num_replicates(self) -> int:
-        """How often the gradient was taken."""
-        return len(self.series[NORM].values)
-
-    @property
-    def rollouts(self) -> int | None:
-        """On each instance, where the record says so."""
-        found = self.config.get("num_starts")
-        return found if isinstance(found, int) else None
+COLOURS = (*(TERM_COLOURS[term] for term in ("task", "entropy", "kl")), *OTHER_COLOURS[:3])
+MARKERS = ("o", "s", "^", "v", "P", "h", "D")
+"""One more than colours, so that the seventh estimator looks like none before it."""
+CONTROLS: dict[str, dict[str, Any]] = {
+    "shuffled_rewards": {"marker": "d", "color": GREY, "markersize": 3.6},
+    "random_policy": {"marker": "s", "color": GREY, "markersize": 3.2, "markerfacecolor": "white"},
+}
+OPEN: dict[str, Any] = {"markerfacecolor": "white"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """Variance ratios to the first, in the order of the studies, and the verdicts in words."""
-
-    ratios: tuple[Reading, ...]
-    sentences: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Curve:
-    """SNR against rollouts or K, and the answer in words."""
-
-    axis: str
-    values: tuple[float, ...]
-    snr: tuple[Reading, ...]
-    answer: str
+def charts_of(found: Studies) -> dict[str, Chart]:
+    """The page's charts of a study, by their ids."""
+    curves = curve_charts([("", "", found)]) if found.curve is not None else ()
+    made = (*study_charts(found), *trace_chart(found), *replicate_charts(found), *curves)
+    return {chart.id: chart for chart in made}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Studies:
-    """What one `gradiometer variance` measured."""
-
-    run: str
-    records: Sequence[Mapping[str, Any]]
-    """As they were kept."""
-    studies: tuple[Study, ...]
-    comparison: Comparison | None = None
-    curve: Curve | None = None
-
-    def common(self, fact: str) -> Any:
-        """What all studies have in common; None where they differ, or do not say."""
-        found = [study.config.get(fact) for study in self.studies]
-        return found[0] if all(each == found[0] for each in found) else None
+def _framed(width: float, rows: float) -> Figure:
+    """Room for the rows, their axis and the header; `under` adds what it needs."""
+    figure = sheet(width, 1.1 + max(rows, 0.5))
+    engine: Any = figure.get_layout_engine()
+    engine.set(wspace=0.06)
+    return figure
 
 
-def unit_of(template: str) -> str:
-    """The catalogue's unit."""
-    return CATALOGUE[template].unit
+def _header(figure: Figure, found: Studies, title: str, *, intervals: bool = True) -> None:
+    """What is shown, of which run, and what it was measured on."""
+    words = f"{title} · {shortened(found.run)}"
+    headline(figure, words, measured_on(found, intervals=intervals))
 
 
-def read_studies(run: Run | Log) -> Studies | None:
-    """The replicates of a run; None when it holds none."""
-    if RECORDS not in run.table_names():
-        return None
-    kept = {name: run.table(name).content for name in (RECORDS, COMPARISON, CURVE) if name in run.table_names()}
-    try:
-        return _studies(run.name, kept)
-    except (AttributeError, KeyError, TypeError, ValueError) as problem:
-        raise UsageError(
-            f"the table {RECORDS!r} of {run.path} is not what `gradiometer variance` keeps "
-            f"({type(problem).__name__}: {problem}); measure again, or give the table another name"
-        ) from problem
+def _shaded(scale: str) -> str:
+    return ", shaded: linear" if scale in ("function", "symlog") else ""
 
 
-def _studies(run: str, kept: Mapping[str, Any]) -> Studies:
-    records = kept[RECORDS]
-    if not records:
-        raise ValueError("no record in it")
-    comparison = _comparison(kept[COMPARISON], len(records)) if COMPARISON in kept else None
-    curve = _curve(kept[CURVE], len(records)) if CURVE in kept else None
-    if comparison is not None:
-        names = [str(row["label"]) for row in kept[COMPARISON]["rows"]]
-    elif curve is not None:
-        names = [AXES.get(curve.axis, "{}").format(f"{value:g}") for value in curve.values]
-    else:
-        names = [str(record["config"]["label"]) for record in records]
-    studies = tuple(_study(name, record) for name, record in zip(_distinct(names), records, strict=True))
-    return Studies(run=run, records=records, studies=studies, comparison=comparison, curve=curve)
+def look_of(found: Studies, row: int) -> dict[str, Any]:
+    """An estimator's colour and marker, the same in every figure; a sweep is of one estimator."""
+    place = 0 if found.curve is not None else row
+    return {"color": COLOURS[place % len(COLOURS)], "marker": MARKERS[place % len(MARKERS)]}
 
 
-def _distinct(names: Sequence[str]) -> list[str]:
-    """A name that occurs again gets a number."""
-    seen: Counter[str] = Counter()
-    found = []
-    for name in names:
-        seen[name] += 1
-        found.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
-    return found
+def _lacks_interval(reading: Estimated) -> bool:
+    value, low, _ = reading
+    return value is not None and math.isfinite(value) and low is None
 
 
-def _study(name: str, record: Mapping[str, Any]) -> Study:
-    extended = record.get("extended")
-    readings: dict[str, Reading] = {}
-    if extended is not None:
-        readings |= {template: _interval(extended[_last(template)]) for template in (TRACE, SNR)}
-        readings |= {
-            template: Reading(value=float(extended["concentration"][_last(template)])) for template in (ESS, TOP_SHARE)
-        }
-    about = extended or {}
-    return Study(
-        name=name,
-        config=dict(record["config"]),
-        series={template: _series(record, _last(template)) for template in (NORM, PROJECTION)},
-        readings=readings,
-        controls={name: _interval(numbers[_last(SNR)]) for name, numbers in about.get("controls", {}).items()},
-        bias=tuple(map(str, about.get("bias", ()))),
-        num_units=about.get("num_units"),
+def _no_interval_key() -> Any:
+    half = {"fillstyle": "left", "markerfacecoloralt": "white"}
+    return legend_key("no interval: fewer than 4 units", **half)
+
+
+def draw_variance(found: Studies) -> Figure:
+    """A row an estimator: variance, SNR beside the controls, how few rollouts carry it."""
+    charts = charts_of(found)
+    with_controls = any(study.controls for study in found.studies)
+    figure = _framed(WIDTH, len(found.studies) * (0.5 if with_controls else 0.34))
+    axes = figure.subplots(1, 4, sharey=True, width_ratios=(1.25, 1.5, 1.0, 1.0))
+    row_axis(axes[0], [study.name for study in found.studies])
+    for ax, draw in zip(axes, (_trace_panel, _snr_panel, _ess_panel, _share_panel), strict=True):
+        row_grid(ax, len(found.studies))
+        draw(ax, found, charts)
+    under(figure, _summary_marks(found, charts), bias_notes(found))
+    _header(figure, found, "Variance of the gradient")
+    return figure
+
+
+def _rows(found: Studies, charts: dict[str, Chart], id: str, role: str = "") -> list[Estimated]:
+    """A reading for each estimator, from the bars or dots of a role of a chart."""
+    chart = charts.get(id)
+    items: tuple[Bars | Dots, ...] = (*chart.marks, *chart.bars) if chart is not None else ()
+    own = next((item for item in items if item.role == role), None)
+    return [(None, None, None)] * len(found.studies) if own is None else readings(own)
+
+
+def _row_marks(
+    ax: Axes,
+    found: Studies,
+    rows: Sequence[Estimated],
+    template: str,
+    *,
+    shift: float = 0.0,
+    sure: bool = True,
+) -> list[float]:
+    drawn: list[float] = []
+    for row, (study, reading) in enumerate(zip(found.studies, rows, strict=True)):
+        if reading[0] is None:
+            absent(ax, row, study.absence(template))
+        else:
+            drawn += mark(ax, row + shift, reading, sure=sure, **look_of(found, row))
+    return drawn
+
+
+def _trace_panel(ax: Axes, found: Studies, charts: dict[str, Chart]) -> None:
+    ax.set_title("Variance, tr Cov")
+    drawn = _row_marks(ax, found, _rows(found, charts, "trace"), TRACE)
+    label_numbers(ax, unit_of(TRACE) + _shaded(log_scale(ax, drawn)), drawn)
+
+
+def _controls(found: Studies, charts: dict[str, Chart]) -> dict[str, list[Estimated]]:
+    bars = charts["snr"].bars if "snr" in charts else ()
+    roles = [each.role for each in bars if each.role.startswith("control:")]
+    return {role.removeprefix("control:"): _rows(found, charts, "snr", role) for role in roles}
+
+
+def _snr_panel(ax: Axes, found: Studies, charts: dict[str, Chart]) -> None:
+    ax.set_title("Signal-to-noise")
+    rows, controls = _rows(found, charts, "snr"), _controls(found, charts)
+    beside = {
+        row
+        for row, study in enumerate(found.studies)
+        if rows[row][0] is not None and study.controls
+    }
+    drawn = _row_marks(ax, found, rows, SNR, shift=-0.22 if beside else 0.0)
+    for row in sorted(beside):
+        for place, name in enumerate(found.studies[row].controls):
+            reading = controls.get(name, rows)[row]
+            if name in controls and reading[0] is not None:
+                drawn += mark(ax, row + 0.06 + 0.22 * place, reading, **_control_look(name))
+    scale = ""
+    if drawn:
+        scale = row_scale(ax, [*drawn, 1.0], **around_one(drawn))
+        unity(ax)
+    label_numbers(ax, f"‖E g‖² / tr Cov ({unit_of(SNR)})" + _shaded(scale), drawn)
+
+
+def _ess_panel(ax: Axes, found: Studies, charts: dict[str, Chart]) -> None:
+    ax.set_title("|ESS|")
+    rows = _rows(found, charts, "ess", "kind:ess_abs")
+    drawn = _row_marks(ax, found, rows, ESS, sure=False)
+    for row, (study, reading) in enumerate(zip(found.studies, rows, strict=True)):
+        if drawn and study.rollouts is not None and reading[0] is not None:
+            look: dict[str, Any] = {
+                "marker": "|",
+                "color": GREY,
+                "markersize": 9,
+                "markeredgewidth": 1.2,
+            }
+            ax.plot([study.rollouts], [row], zorder=2, **look)
+            drawn.append(float(study.rollouts))
+    row_scale(ax, drawn)
+    label_numbers(ax, unit_of(ESS), drawn)
+
+
+def _share_panel(ax: Axes, found: Studies, charts: dict[str, Chart]) -> None:
+    ax.set_title("Top-1 share")
+    drawn = _row_marks(ax, found, _rows(found, charts, "top-share"), TOP_SHARE, sure=False)
+    row_scale(ax, drawn, decades=math.inf)
+    label_numbers(ax, f"of Σ|w| ({unit_of(TOP_SHARE)})", drawn)
+
+
+def _control_look(name: str) -> dict[str, Any]:
+    return dict(CONTROLS.get(name, {"marker": "x", "color": GREY, "markersize": 3.4}))
+
+
+def _summary_marks(found: Studies, charts: dict[str, Chart]) -> list[Any]:
+    rows = [*_rows(found, charts, "trace"), *_rows(found, charts, "snr")]
+    sure = any(low is not None for _, low, _ in rows)
+    marks = [legend_key("estimate, 95 % interval", linestyle="-")] if sure else []
+    marks += [_no_interval_key()] if any(map(_lacks_interval, rows)) else []
+    for name in sorted(_controls(found, charts), reverse=True):
+        words = f"SNR with {name.replace('_', ' ')}"
+        marks.append(legend_key(words, linestyle="-", **_control_look(name)))
+    ess = zip(found.studies, _rows(found, charts, "ess", "kind:ess_abs"), strict=True)
+    if any(study.rollouts is not None and reading[0] is not None for study, reading in ess):
+        look = {"marker": "|", "color": GREY, "markersize": 8, "markeredgewidth": 1.2}
+        marks.append(legend_key("rollouts an instance", **look))
+    return marks
+
+
+def draw_replicates(found: Studies) -> Figure:
+    """Norm and projection of every replicate, with their mean and standard deviation."""
+    charts = charts_of(found)
+    figure = _framed(WIDTH, 0.38 * len(found.studies))
+    axes = figure.subplots(1, 2, sharey=True)
+    row_axis(axes[0], [study.name for study in found.studies])
+    panels = (
+        ("replicate-norm", "Gradient norm, noise included"),
+        ("replicate-projection", "Along one fixed N(0, I) direction"),
     )
-
-
-def _last(template: str) -> str:
-    """A record calls a quantity by the last part of its name."""
-    return template.rpartition("/")[2]
-
-
-def _series(record: Mapping[str, Any], name: str) -> Series:
-    values = tuple(map(float, record["per_replicate"][name]))
-    if not values:
-        raise ValueError(f"no replicate in {name}")
-    mean, std = (float(record["metrics"][f"{name}_{what}"]) for what in ("mean", "std"))
-    return Series(values=values, mean=mean, std=std if len(values) > 1 else math.nan)
-
-
-def _interval(found: Mapping[str, float | None] | None) -> Reading:
-    return Reading(value=None) if found is None else Reading(**{end: found[end] for end in ("value", "low", "high")})
-
-
-def _triple(found: Sequence[float | None] | None) -> Reading:
-    value, low, high = found or (None, None, None)
-    return Reading(value=value, low=low, high=high)
-
-
-def _comparison(content: Mapping[str, Any], count: int) -> Comparison:
-    ratios = tuple(_triple(row["variance_ratio"]) for row in content["rows"])
-    if len(ratios) != count:
-        raise ValueError(f"{len(ratios)} ratios for {count} records")
-    return Comparison(ratios=ratios, sentences=tuple(map(str, content["sentences"])))
-
-
-def _curve(content: Mapping[str, Any], count: int) -> Curve:
-    values, snr = tuple(map(float, content["values"])), tuple(map(_triple, content["snr"]))
-    if not len(values) == len(snr) == count:
-        raise ValueError(f"{len(values)} values and {len(snr)} SNRs for {count} records")
-    return Curve(axis=str(content["axis"]), values=values, snr=snr, answer=str(content["answer"]))
-
-
-def bias_notes(found: Studies) -> list[str]:
-    """Each source of bias once, with whom it concerns."""
-    whose: dict[str, list[str]] = {}
-    for study in found.studies:
-        for source in study.bias:
-            whose.setdefault(source, []).append(study.name)
-    everyone = len(found.studies)
-    return [
-        f"Biased{'' if len(names) == everyone else ' (' + ', '.join(names) + ')'}: {source}."
-        for source, names in whose.items()
+    for ax, (id, title) in zip(axes, panels, strict=True):
+        row_grid(ax, len(found.studies))
+        *each, means = charts[id].marks
+        groups = [
+            _replicate_row(ax, row, dots, mean, found)
+            for row, (dots, mean) in enumerate(zip(each, readings(means), strict=True))
+        ]
+        drawn = [number for group in groups for number in group]
+        scale = row_scale(ax, drawn) if id == "replicate-norm" else signed_scale(ax, groups)
+        ax.set_title(title)
+        label_numbers(ax, charts[id].y.title + _shaded(scale), drawn)
+    several = any(study.num_replicates > 1 for study in found.studies)
+    words = "mean ± standard deviation" if several else "mean"
+    marks = [
+        legend_key("one replicate", color=GREY, markersize=3.4),
+        legend_key(words, marker="|", markersize=9, linestyle="-" * several),
     ]
+    under(figure, marks, ())
+    _header(figure, found, "Every replicate", intervals=False)
+    return figure
+
+
+def _replicate_row(ax: Axes, row: int, dots: Dots, mean: Estimated, found: Studies) -> list[float]:
+    finite = [value for value in floats(dots.y) if value is not None and math.isfinite(value)]
+    heights = row + 0.12 + 0.22 * np.modf(np.arange(len(finite)) * 0.618034)[0]
+    look: dict[str, Any] = {"marker": "o", "markersize": 3.4, "clip_on": False}
+    look |= {"color": look_of(found, row)["color"], "markeredgewidth": 0, "alpha": 0.75}
+    ax.plot(finite, heights, linestyle="", zorder=3, **look)
+    drawn, (middle, low, high) = list(finite), mean
+    if middle is None or not math.isfinite(middle):
+        mark(ax, row - 0.12, (math.nan if middle is None else middle, None, None))
+        return drawn
+    if low is not None and high is not None:
+        whisker(ax, row - 0.12, low, high, upright=False, color=INK, size=3.4)
+        drawn += [low, high]
+    look = {"marker": "|", "color": INK, "markersize": 9, "markeredgewidth": 1.4}
+    ax.plot([middle], [row - 0.12], zorder=3, **look)
+    return drawn
+
+
+def draw_ratio(found: Studies) -> Figure:
+    """tr Cov over that of the first estimator, with its interval; the verdicts below."""
+    assert found.comparison is not None
+    chart = charts_of(found)["ratio"]
+    ratios = readings(chart.marks[0])
+    figure = _framed(WIDTH * 0.86, 0.34 * len(found.studies))
+    ax = figure.subplots()
+    row_axis(ax, [study.name for study in found.studies])
+    drawn = [1.0]
+    for row, (study, ratio) in enumerate(zip(found.studies, ratios, strict=True)):
+        value, look = ratio[0], look_of(found, row)
+        if value is None or (math.isnan(value) and study.num_replicates == 1):
+            absent(ax, row, "undefined: 1 replicate")
+        elif row == 0 and math.isfinite(value):
+            drawn += mark(ax, row, (value, None, None), sure=False, **look)
+            _beside(ax, row, "1 by definition")
+        else:
+            drawn += mark(ax, row, ratio, **look | (OPEN if _may_be_chance(ratio) else {}))
+            _beside(ax, row, _written(ratio))
+    log_scale(ax, drawn)
+    unity(ax)
+    ax.set_xlabel(f"{chart.y.title} (1)")
+    sure = any(low is not None for _, low, _ in ratios[1:])
+    marks = [legend_key(chart.marks[0].label, linestyle="-")] if sure else []
+    if any(map(_may_be_chance, ratios[1:])):
+        marks.append(legend_key("interval includes 1", **OPEN))
+    if any(map(_lacks_interval, ratios[1:])):
+        marks.append(_no_interval_key())
+    under(figure, marks, found.comparison.sentences)
+    _header(figure, found, chart.title, intervals=sure)
+    return figure
+
+
+def _may_be_chance(ratio: Estimated) -> bool:
+    _, low, high = ratio
+    return low is not None and high is not None and low <= 1 <= high
+
+
+def _beside(ax: Axes, row: int, words: str) -> None:
+    where = ax.get_yaxis_transform()
+    ax.text(1.02, row, words, transform=where, ha="left", va="center", fontsize=6.5, color=INK)
+
+
+def _written(reading: Estimated) -> str:
+    value, low, high = reading
+    if value is None or not math.isfinite(value):
+        return ""
+    ends = "" if low is None or high is None else f" ({typeset(low)} – {typeset(high)})"
+    return f"{typeset(value)}{ends}"
+
+
+def draw_curve(found: Studies) -> Figure:
+    """SNR against rollouts or K, with intervals; the answer below."""
+    assert found.curve is not None
+    chart = charts_of(found).get("curve-snr")
+    dots = Dots(label="", x=sorted(found.curve.values), y=[None] * len(found.curve.values))
+    dots = chart.marks[0] if chart is not None else dots
+    values, rows = [float(value or 0) for value in dots.x], readings(dots)
+    figure = _framed(WIDTH * 0.72, 2.0)
+    ax = figure.subplots()
+    wide = min(values) > 0 and max(values) / min(values) >= 4
+    places = [math.log2(value) if wide else value for value in values]
+    gaps = np.diff(sorted(set(places)))
+    step = float(gaps.min()) if gaps.size else 1.0
+    look = look_of(found, 0)
+    drawn: list[float] = []
+    for place, reading in zip(places, rows, strict=True):
+        if reading[0] is None:
+            absent(ax, place, "undefined: 1 replicate", upright=True, width=0.5 * step)
+        else:
+            drawn += mark(ax, place, reading, upright=True, **look)
+    line = [math.nan if value is None else value for value, _, _ in rows]
+    ax.plot(places, line, color=look["color"], linewidth=0.8, alpha=0.6)
+    _curve_axes(ax, found.curve.axis, places, values, step=step, wide=wide)
+    if drawn:
+        set_scale(ax, [*drawn, 1.0], **around_one(drawn))
+        unity(ax, upright=True)
+    else:
+        ax.tick_params(axis="y", left=False, labelleft=False)
+    marks = [legend_key("SNR, 95 % interval", linestyle="-", **look)] if drawn else []
+    marks += [_no_interval_key()] if any(map(_lacks_interval, rows)) else []
+    under(figure, marks, [found.curve.answer])
+    whose = found.common("label") or found.common("algorithm") or "the gradient"
+    _header(figure, found, f"SNR of {whose}")
+    return figure
+
+
+def _curve_axes(
+    ax: Axes,
+    axis: str,
+    places: Sequence[float],
+    values: Sequence[float],
+    *,
+    step: float,
+    wide: bool,
+) -> None:
+    ax.set_xticks(places, [f"{value:g}" for value in values])
+    room = max(0.5 * step, 0.06 * (max(places) - min(places)))
+    ax.set_xlim(min(places) - room, max(places) + room)
+    what = "rollouts an instance" if axis == "rollouts" else "K"
+    ax.set_xlabel(what + (", log scale" if wide else ""))
+    ax.set_ylabel(f"SNR ({unit_of(SNR)})")
+    ax.grid(axis="y")
+    ax.set_axisbelow(True)

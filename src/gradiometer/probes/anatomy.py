@@ -1,49 +1,74 @@
 """Anatomy: what each loss term does to the weights, on which samples, and with how much certainty.
 
-A batch of rollouts in groups is sorted by how much rewards vary inside each group, cut into buckets, and every loss term's
-gradient is taken on every group by itself: one forward for each micro-batch, one backward for each term. All else is
-arithmetic on inner products (`maths.gram`): norms of buckets and of their sum, cosines, shares, and, with whole groups as
-independent units, the part of a norm that is signal and the part that is noise.
+A batch of rollouts in groups is sorted by how much rewards vary inside each group, cut into
+buckets, and every loss term's gradient is taken on every group by itself: one forward for each
+micro-batch, one backward for each term. All else is arithmetic on inner products (`maths.gram`):
+norms of buckets and of their sum, cosines, shares, and, with whole groups as independent units, the
+part of a norm that is signal and the part that is noise.
 
-Reference: RAGEN's gradient analysis by reward-variance buckets (source 003), whose keys these are. It ran a forward and
-a backward for each bucket and term and dropped what did not divide over the ranks; nothing is dropped here.
+Reference: RAGEN's gradient analysis by reward-variance buckets, whose keys these are.
+It ran a forward and a backward for each bucket and term and dropped what did not divide over the
+ranks; nothing is dropped here.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor
 
 from gradiometer.capture.blocks import Blocks, Model, Selector, find_blocks, named_parameters
 from gradiometer.errors import UnknownName, UsageError
 from gradiometer.maths import gram
+from gradiometer.maths.gram import signed_root
 from gradiometer.maths.groups import RolloutFilter
 from gradiometer.maths.sketch import MAX_K
-from gradiometer.maths.vectors import ExactVectors
-from gradiometer.probes import plan as planning
-from gradiometer.probes import report
-from gradiometer.probes.plan import ALL, Plan
-from gradiometer.probes.stillness import held_still
-from gradiometer.probes.survey import NULL, LossTerms, Progress, Survey, Trim, gathered
+from gradiometer.maths.vectors import ExactVectors, Vectors, products_of
+from gradiometer.metrics import key
+from gradiometer.probes.stillness import check_whole, held_still, need_gradients
+from gradiometer.probes.survey import (
+    ALL,
+    NULL,
+    LossTerms,
+    Plan,
+    Progress,
+    Survey,
+    Trim,
+    Weights,
+    check_batch,
+    gathered,
+    make_plan,
+    part_name,
+    permuted_inside,
+    weights_of,
+)
 
 if TYPE_CHECKING:
     from gradiometer.capture.meter import Meter
 
 __all__ = ["Anatomy", "anatomy"]
 
+Floats = NDArray[np.float64]
+
 MEMORY_LIMIT = 2**30
+LOSS_NAMES = {"task": "policy"}
+"""What RAGEN calls the loss of a term whose gradient it calls otherwise."""
+MANY = 12  # buckets; their pairs grow with the square
+SMALL = 1e-25  # a squared norm below which float32 products have lost digits
 Null = bool | Callable[[Tensor], Mapping[str, Tensor]] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Anatomy:
-    """The result: `metrics` by name, `tables` by name (groups of each bucket, and how it was measured)."""
+    """The result: `metrics` and `tables` by name (groups of each bucket, how it was measured)."""
 
     metrics: dict[str, float]
     tables: dict[str, Any] = field(repr=False)
@@ -79,55 +104,87 @@ def anatomy(
     meter: Meter | None = None,
     progress: Progress | None = None,
 ) -> Anatomy:
-    """Take the gradient of `model` apart, by loss term and by reward-variance bucket; nothing of the training changes.
+    """Take the gradient of `model` apart, by loss term and by reward-variance bucket.
 
-    `batch` holds tensors with a row for each of N samples, `rewards` [N] one number each, `groups` [N] which samples share
-    a prompt. `loss_terms(rows)` gets some rows of the batch and gives, by name, the losses of each token [n, T] (or of each
-    sample [n], without a `mask`), coefficients included and not reduced; the first term is the task's. `aggregation` is
-    token-mean, seq-mean-token-sum, seq-mean-token-mean or seq-mean-token-sum-norm, taken over a whole bucket.
+    Nothing of the training changes.
 
-    `rollout_filter` drops groups first. `bucket_mode` is quantile, quantile_source, fixed_rv or pass_rate. `null` also
-    measures the task with rewards permuted inside groups: True permutes batch["advantages"] [N]; a function gets the order
-    [N] (row i has the reward of row order[i]) and gives the entries of the batch that change. A loss_terms that returns a
-    term `null` for an entry `null_advantages` saves the second forward. `cross_fit` sorts groups by half of their rollouts
-    and takes gradients of the other half. `horizon` is the divisor of seq-mean-token-sum-norm, by default the mask's width.
-    `trim` names an attention mask (and then the entries to cut, by default all of its width) whose padding at the right
-    is cut off; rows of similar width then go together. Hooks of yours on the model fire in the probe too.
+    `batch` holds tensors with a row for each of N samples, `rewards` [N] one number each, `groups`
+    [N] which samples share a prompt. `loss_terms(rows)` gets some rows of the batch and gives, by
+    name, the losses of each token [n, T] (or of each sample [n], without a `mask`), coefficients
+    included and not reduced; the first term is the task's. `aggregation` is token-mean,
+    seq-mean-token-sum, seq-mean-token-mean or seq-mean-token-sum-norm, taken over a whole bucket.
 
-    Vectors are kept in full up to `memory_limit` bytes, otherwise as sketches of `sketch_size` numbers. With `meter` the
-    result is kept in its run, at its step. Under torch.distributed every rank calls this with the same batch.
+    `rollout_filter` drops groups first. `bucket_mode` is quantile, quantile_source, fixed_rv or
+    pass_rate. `null` also measures the task with rewards permuted inside groups: True permutes
+    batch["advantages"] [N]; a function gets the order [N] (row i has the reward of row order[i])
+    and gives the entries of the batch that change. A loss_terms that returns a term `null` for an
+    entry `null_advantages` saves the second forward. `cross_fit` sorts groups by half of their
+    rollouts and takes gradients of the other half. `horizon` is the divisor of
+    seq-mean-token-sum-norm, by default the mask's width. `trim` names an attention mask (and then
+    the entries to cut, by default all of its width) whose padding at the right is cut off; rows of
+    similar width then go together. Hooks of yours on the model fire in the probe too.
+
+    Vectors are kept in full up to `memory_limit` bytes, otherwise as sketches of `sketch_size`
+    numbers. With `meter` the result is kept in its run, at its step. Under torch.distributed every
+    rank calls this with the same batch.
     """
-    planning.whole("num_buckets", num_buckets, 1)
     rules = {"rollout_filter": rollout_filter, "bucket_mode": bucket_mode, "cross_fit": cross_fit}
-    plan = planning.make_plan(rewards, groups, num_buckets=num_buckets, **rules)  # type: ignore[arg-type]
-    planning.check_batch(batch, len(rewards))
-    _check_sizes(micro_batch_size, memory_limit, sketch_size, seed)
-    weights = planning.weights_of(mask, len(rewards), aggregation, horizon)
+    _check_sizes(num_buckets, micro_batch_size, memory_limit, sketch_size, seed)
+    plan = make_plan(rewards, groups, num_buckets=num_buckets, **rules)  # type: ignore[arg-type]
+    check_batch(batch, len(rewards))
+    weights = weights_of(mask, len(rewards), aggregation, horizon)
     _check_ranks(batch, plan, weights)
     trained = {name: p for name, p in named_parameters(model).items() if p.requires_grad}
     atoms = Atoms.of(find_blocks(trained, blocks), len(trained))
-    parameters = list(trained.values())
-    survey = Survey(parameters, atoms.members, plan, weights, memory_limit=memory_limit, k=sketch_size, seed=seed)
+    survey = Survey(
+        list(trained.values()),
+        atoms.members,
+        plan,
+        weights,
+        memory_limit=memory_limit,
+        k=sketch_size,
+        seed=seed,
+    )
+    need_gradients()
     with held_still(model):
-        replaced = _replaced(null, batch, planning.permuted_inside(groups, seed))
-        survey.run(batch, loss_terms, null=replaced, micro_batch_size=micro_batch_size, trim=trim, progress=progress)
-        result = _result(survey, plan, weights, atoms, {"aggregation": aggregation, **rules}, seed=seed)
+        survey.run(
+            batch,
+            loss_terms,
+            null=_replaced(null, batch, permuted_inside(groups, seed)),
+            micro_batch_size=micro_batch_size,
+            trim=trim,
+            progress=progress,
+        )
+        result = _result(survey, plan, weights, atoms, aggregation, rules, seed=seed)
     if meter is not None:
         meter.record(result.metrics, tables=result.tables)
     return result
 
 
 def _result(
-    survey: Survey, plan: Plan, weights: planning.Weights, atoms: Atoms, rules: dict[str, Any], *, seed: int
+    survey: Survey,
+    plan: Plan,
+    weights: Weights,
+    atoms: Atoms,
+    aggregation: str,
+    rules: Mapping[str, Any],
+    *,
+    seed: int,
 ) -> Anatomy:
     """From vectors to products, from products to numbers."""
-    products = report.measure(survey, plan)
-    chosen: RolloutFilter | None = rules.pop("rollout_filter")
-    about = {**rules, "filter": None if chosen is None else dataclasses.asdict(chosen), **_circumstances(survey, plan)}
-    blocks = _block_norms(products, survey, plan, weights, atoms)
+    products = measure(survey, plan)
+    chosen: RolloutFilter | None = rules["rollout_filter"]
+    about = {
+        "aggregation": aggregation,
+        "bucket_mode": rules["bucket_mode"],
+        "cross_fit": rules["cross_fit"],
+        "filter": None if chosen is None else dataclasses.asdict(chosen),
+        **_circumstances(survey, plan),
+        "blocks": _block_norms(products, survey, plan, weights, atoms),
+    }
     return Anatomy(
-        metrics=report.metrics_of(products, plan, weights, survey.losses, seed=seed),
-        tables={**_group_tables(plan), "anatomy": {**about, "blocks": blocks}},
+        metrics=metrics_of(products, plan, weights, survey.losses, seed=seed),
+        tables={**_group_tables(plan), "anatomy": about},
         terms=tuple(about["terms"]),
         dead=tuple(about["dead"]),
         buckets=tuple(plan.buckets),
@@ -150,18 +207,21 @@ def _circumstances(survey: Survey, plan: Plan) -> dict[str, Any]:
     }
 
 
-def _check_sizes(micro_batch_size: int | None, memory_limit: int, sketch_size: int, seed: int) -> None:
+def _check_sizes(
+    num_buckets: int, micro_batch_size: int | None, memory_limit: int, sketch_size: int, seed: int
+) -> None:
+    check_whole("num_buckets", num_buckets, 1)
     if micro_batch_size is not None:
-        planning.whole("micro_batch_size", micro_batch_size, 1)
-    planning.whole("memory_limit", memory_limit, 0)
-    planning.whole("sketch_size", sketch_size, 1)
-    planning.whole("seed", seed, 0)
+        check_whole("micro_batch_size", micro_batch_size, 1)
+    check_whole("memory_limit", memory_limit, 0)
+    check_whole("sketch_size", sketch_size, 1)
+    check_whole("seed", seed, 0)
     if sketch_size > MAX_K:
         raise UsageError(f"sketch_size is at most {MAX_K}; found {sketch_size}")
 
 
-def _check_ranks(batch: Mapping[str, Tensor], plan: Plan, weights: planning.Weights) -> None:
-    """Ranks share one batch's micro-batches. With a batch each, as in training, the sums would be of nothing."""
+def _check_ranks(batch: Mapping[str, Tensor], plan: Plan, weights: Weights) -> None:
+    """Ranks share one batch's micro-batches; with a batch each, sums would be of nothing."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return
     parts = [(part.id, part.reward_std, part.rows.tolist()) for part in plan.parts]
@@ -169,8 +229,9 @@ def _check_ranks(batch: Mapping[str, Tensor], plan: Plan, weights: planning.Weig
     mine = hashlib.blake2b(repr((parts, shapes, weights.row.tolist())).encode()).hexdigest()
     if len(set(gathered(mine))) > 1:
         raise UsageError(
-            "under torch.distributed every rank calls gm.anatomy with the same batch, rewards and groups, and takes its turn "
-            "of the micro-batches; here they differ. Gather the batch to all ranks first (all_gather)"
+            "under torch.distributed every rank calls gm.anatomy with the same batch, rewards and"
+            " groups, and takes its turn of the micro-batches; here they differ. Gather the batch"
+            " to all ranks first (all_gather)"
         )
 
 
@@ -180,7 +241,7 @@ def _replaced(null: Null, batch: Mapping[str, Tensor], order: Tensor) -> dict[st
         return None
     if callable(null):
         entries = dict(null(order))
-        planning.check_batch(entries, len(order))
+        check_batch(entries, len(order))
         for name in entries:
             if name not in batch:
                 raise UnknownName("entry of the batch, given by null=,", name, batch)
@@ -189,36 +250,45 @@ def _replaced(null: Null, batch: Mapping[str, Tensor], order: Tensor) -> dict[st
     if advantages is None or advantages.ndim != 1:
         found = "no such entry" if advantages is None else f"the shape {list(advantages.shape)}"
         raise UsageError(
-            f'null=True permutes batch["advantages"] of shape [N]; found {found}. Give a function of the order instead: '
-            'null=lambda order: {"advantages": advantages_from(rewards[order])}'
+            f'null=True permutes batch["advantages"] of shape [N]; found {found}. Give a function'
+            ' of the order instead: null=lambda order: {"advantages":'
+            " advantages_from(rewards[order])}"
         )
     return {"advantages": advantages[order.to(advantages.device)]}
 
 
 @dataclass(frozen=True, slots=True)
 class Atoms:
-    """The finest parts that the named blocks have in common, and which of them each block is made of."""
+    """The finest parts that the named blocks have in common."""
 
     members: list[list[int]]
     of_block: dict[str, list[int]]
+    """Which of them each block is made of."""
 
     @classmethod
     def of(cls, blocks: Blocks, num_parameters: int) -> Self:
         """Parameters that lie in the same named blocks are one atom."""
-        names, parts = blocks.names[: blocks.num_named], [frozenset(p) for p in blocks.members[: blocks.num_named]]
+        names = blocks.names[: blocks.num_named]
+        parts = [frozenset(members) for members in blocks.members[: blocks.num_named]]
         atoms: dict[tuple[bool, ...], list[int]] = {}
         for index in range(num_parameters):
             atoms.setdefault(tuple(index in part for part in parts), []).append(index)
-        inside = {name: [at for at, signature in enumerate(atoms) if signature[i]] for i, name in enumerate(names)}
+        inside = {
+            name: [at for at, signature in enumerate(atoms) if signature[i]]
+            for i, name in enumerate(names)
+        }
         return cls(list(atoms.values()), inside)
 
 
 def _block_norms(
-    products: report.Products, survey: Survey, plan: Plan, weights: planning.Weights, atoms: Atoms
+    products: Products, survey: Survey, plan: Plan, weights: Weights, atoms: Atoms
 ) -> dict[str, dict[str, dict[str, float]]]:
-    """Norm of each term on each bucket, block by block; a term that has no path to a block is not in it."""
+    """By block and bucket, the norm of each term that has a path to the block."""
     norms: dict[str, dict[str, dict[str, float]]] = {block: {} for block in atoms.of_block}
-    inside = {block: {i for at in parts for i in atoms.members[at]} for block, parts in atoms.of_block.items()}
+    inside = {
+        block: {i for at in parts for i in atoms.members[at]}
+        for block, parts in atoms.of_block.items()
+    }
     for bucket, per_atom in products.sums.items():
         weight = float(weights.row[plan.rows(bucket)].sum())
         for block, parts in atoms.of_block.items() if weight else ():
@@ -241,3 +311,231 @@ def _group_tables(plan: Plan) -> dict[str, Any]:
         for bucket, parts in plan.buckets.items()
         if bucket != ALL or len(plan.buckets) > 1
     }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Products:
+    """All that is left of the vectors."""
+
+    units: Mapping[str, Floats]
+    """By term, <x_i, x_j> of the parts, [parts, parts]."""
+    own: Floats
+    """<a_i, b_i> of two terms on one part, [parts, terms, terms]."""
+    sums: Mapping[str, Floats]
+    """By bucket, the products of the terms' gradients, for each atom [atoms, terms, terms]."""
+    across: Mapping[str, Floats]
+    """By term, the products of the buckets' gradients, `all` left out [buckets, buckets]."""
+    terms: tuple[str, ...]
+    """Those with a gradient path, in the order of the loss; the null last, if there is one."""
+
+    @property
+    def real(self) -> list[int]:
+        """The terms that are in the loss: all but the null."""
+        return [i for i, term in enumerate(self.terms) if term != NULL]
+
+
+def measure(survey: Survey, plan: Plan) -> Products:
+    """Take every product that is wanted; the vectors can go afterwards."""
+    terms = tuple(term for term in survey.terms if term in survey.reached)
+    numbers = range(len(plan.parts))
+
+    def units_of(term: str) -> Floats:
+        names = [part_name(i, term) for i in numbers]
+        products: Floats = products_of(survey.vectors, names, wide=False).sum(0)
+        largest = np.diagonal(products).max()
+        # Out of float32's range.
+        if not (np.isfinite(products).all() and (largest == 0 or largest > SMALL)):
+            products = products_of(survey.vectors, names).sum(0)
+        return products
+
+    def terms_of(vectors: Vectors, part: int | str, *, wide: bool) -> Floats:
+        return products_of(vectors, [part_name(part, term) for term in terms], wide=wide)
+
+    if not terms:
+        return Products(units={}, own=np.zeros((len(numbers), 0, 0)), sums={}, across={}, terms=())
+    units = {term: units_of(term) for term in terms}
+    return Products(
+        units=units,
+        own=np.array([terms_of(survey.vectors, i, wide=False).sum(0) for i in numbers]),
+        sums={bucket: terms_of(survey.sums, bucket, wide=True) for bucket in plan.buckets},
+        across={term: _across(survey, plan, term, units[term]) for term in terms if term != NULL},
+        terms=terms,
+    )
+
+
+def _across(survey: Survey, plan: Plan, term: str, units: Floats) -> Floats:
+    """Buckets against buckets: exact where their vectors are, else sums of the units' products."""
+    buckets = [bucket for bucket in plan.buckets if bucket != ALL]
+    if survey.sums is not survey.vectors:
+        names = [part_name(bucket, term) for bucket in buckets]
+        products: Floats = products_of(survey.sums, names).sum(0)
+        return products
+    parts = [list(plan.buckets[bucket]) for bucket in buckets]
+    # By index and not by a product with zeros and ones: a NaN in one bucket stays there.
+    return np.array([[units[np.ix_(a, b)].sum() for b in parts] for a in parts])
+
+
+def metrics_of(
+    products: Products, plan: Plan, weights: Weights, losses: Mapping[str, Floats], *, seed: int
+) -> dict[str, float]:
+    """Every key of the analysis but those without a value: no path, or a bucket without tokens."""
+    values: dict[str, float] = {}
+    part_weights = np.array([weights.row[part.rows].sum() for part in plan.parts])
+    for bucket, parts in plan.buckets.items():
+        at = list(parts)
+        values.update(_counts(bucket, plan, weights))
+        weight = float(part_weights[at].sum())
+        if weight == 0:
+            continue
+        means = {term: float(sums[at].sum()) / weight for term, sums in losses.items()}
+        values.update(_losses(bucket, means))
+        if products.terms:
+            values.update(_norms(bucket, products, weight, plan, weights))
+            values.update(_relations(bucket, products, at))
+        for term in products.terms:
+            matrix = products.units[term][np.ix_(at, at)]
+            values.update(_signals(bucket, term, products.terms[0], matrix, part_weights[at], seed))
+    values.update(_between(products, plan))
+    values.update(_top_level(values, products.terms, losses))
+    return values
+
+
+def _counts(bucket: str, plan: Plan, weights: Weights) -> dict[str, float]:
+    rows = plan.rows(bucket)
+    stds = np.array([plan.parts[i].reward_std for i in plan.buckets[bucket]])
+    found: dict[str, float] = {
+        "grad_norm/<bucket>/sample_count": len(rows),
+        "grad_norm/<bucket>/sample_pct": len(rows) / len(plan.rows(ALL)),
+        "grad_norm/<bucket>/group_rv_count": len(stds),
+        "grad_norm/<bucket>/reward_std_mean": stds.mean(),
+        "grad_norm/<bucket>/reward_std_min": stds.min(),
+        "grad_norm/<bucket>/reward_std_max": stds.max(),
+    }
+    if weights.tokens is not None:
+        found["grad_norm/<bucket>/token_count"] = weights.tokens[rows].sum()
+    return {key(template, bucket=bucket): float(value) for template, value in found.items()}
+
+
+def _losses(bucket: str, means: Mapping[str, float]) -> dict[str, float]:
+    real = {term: mean for term, mean in means.items() if term != NULL}
+    named = {LOSS_NAMES.get(term, term): mean for term, mean in real.items()}
+    named["total"] = sum(real.values())
+    return {
+        key("grad_norm/<bucket>/loss/<name>", bucket=bucket, name=name): mean
+        for name, mean in named.items()
+    }
+
+
+def _norms(
+    bucket: str, products: Products, weight: float, plan: Plan, weights: Weights
+) -> dict[str, float]:
+    """‖g‖ = ‖Σx‖/T of each term and of their sum, and what RAGEN divides them by."""
+    rows = plan.rows(bucket)
+    counts = {"sample": float(len(rows))}
+    if weights.tokens is not None:
+        counts["token"] = float(weights.tokens[rows].sum())
+    values: dict[str, float] = {}
+
+    def name(what: str, term: str) -> str:
+        return key(f"grad_norm/<bucket>/{what}<term>", bucket=bucket, term=term)
+
+    for term, length in _lengths(products, products.sums[bucket].sum(0)):
+        if term == NULL:
+            values[name("null/", products.terms[0])] = length / weight
+            continue
+        values[name("", term)] = length / weight
+        for what, count in counts.items():
+            values[name(f"per_{what}/", term)] = length / weight / count
+            values[name(f"per_{what}_sum/", term)] = length / count
+    return values
+
+
+def _lengths(products: Products, matrix: Floats) -> Iterator[tuple[str, float]]:
+    yield from zip(products.terms, gram.norms(matrix).tolist(), strict=True)
+    total = matrix[np.ix_(products.real, products.real)].sum()
+    yield "total", float(np.sqrt(np.maximum(total, 0.0)))
+
+
+def _relations(bucket: str, products: Products, parts: Sequence[int]) -> dict[str, float]:
+    """Shares of the total, cosines between terms, and the same free of the noise both share.
+
+    Two terms on one sample share its noise. <A, B> − Σ_i <a_i, b_i> leaves only products of
+    different units.
+    """
+    real, terms = products.real, [products.terms[i] for i in products.real]
+    matrix = products.sums[bucket].sum(0)[np.ix_(real, real)]
+    values = {
+        key("grad_norm/<bucket>/share/<term>", bucket=bucket, term=term): float(share)
+        for term, share in zip(terms, gram.shares(matrix), strict=True)
+    }
+    cosine = gram.cosines(matrix)
+    across = matrix - products.own[list(parts)].sum(0)[np.ix_(real, real)]
+    for (i, a), (j, b) in combinations(enumerate(terms), 2):
+        pair = {"bucket": bucket, "term_a": a, "term_b": b}
+        values[key("grad_norm/<bucket>/cos/<term_a>~<term_b>", **pair)] = float(cosine[i, j])
+        scale = across[i, i] * across[j, j]
+        if len(parts) >= gram.MIN_UNITS and across[i, i] > 0 and scale > 0:
+            values[key("grad_norm/<bucket>/cos_signal/<term_a>~<term_b>", **pair)] = float(
+                across[i, j] / np.sqrt(scale)
+            )
+    # 0/0 has no value and is left out; a NaN that comes of a NaN is one.
+    if np.isnan(matrix).any():
+        return values
+    return {name: value for name, value in values.items() if not np.isnan(value)}
+
+
+def _signals(
+    bucket: str, term: str, task: str, matrix: Floats, weights: Floats, seed: int
+) -> dict[str, float]:
+    found = gram.signal(matrix, weights, seed=seed)
+    if found is None:
+        return {}
+    prefix, named = ("null_", task) if term == NULL else ("", term)
+    values: dict[str, float | None] = {
+        "signal": signed_root(found.signal_sq),
+        "signal_low": None if found.low is None else signed_root(found.low),
+        "signal_high": None if found.high is None else signed_root(found.high),
+    }
+    if term != NULL:
+        values |= {"noise": signed_root(found.noise_sq), "p_value": found.p_value}
+        values |= {"snr": None if found.noise_sq <= 0 else found.snr}
+    return {
+        key(f"grad_norm/<bucket>/{prefix}{name}/<term>", bucket=bucket, term=named): value
+        for name, value in values.items()
+        if value is not None
+    }
+
+
+def _between(products: Products, plan: Plan) -> dict[str, float]:
+    """Cosines of a term on two buckets, which share no sample; of many: neighbours, the first."""
+    buckets = [bucket for bucket in plan.buckets if bucket != ALL]
+    values: dict[str, float] = {}
+    for term, matrix in products.across.items():
+        cosine = gram.cosines(matrix)
+        for (i, a), (j, b) in combinations(enumerate(buckets), 2):
+            if len(buckets) > MANY and i > 0 and j > i + 1:
+                continue
+            if not np.isnan(cosine[i, j]) or np.isnan(matrix[i, j]):
+                template = "grad_norm/between/<term>/<bucket_a>~<bucket_b>"
+                values[key(template, term=term, bucket_a=a, bucket_b=b)] = float(cosine[i, j])
+    return values
+
+
+def _top_level(
+    values: Mapping[str, float], terms: Sequence[str], losses: Iterable[str]
+) -> dict[str, float]:
+    """RAGEN writes the norms and losses of `all` to the top level too."""
+    gradients = [*(term for term in terms if term != NULL), "total"]
+    named = [*(LOSS_NAMES.get(term, term) for term in losses if term != NULL), "total"]
+    copied = {
+        key("actor/grad_norm/<term>", term=term): key(
+            "grad_norm/<bucket>/<term>", bucket=ALL, term=term
+        )
+        for term in gradients
+    } | {
+        key("actor/loss/<name>", name=name): key(
+            "grad_norm/<bucket>/loss/<name>", bucket=ALL, name=name
+        )
+        for name in named
+    }
+    return {copy: values[name] for copy, name in copied.items() if name in values}

@@ -1,7 +1,8 @@
 """The audit: is the loss wired right, before a night is spent on it?
 
-One batch, no step, in seconds. Every check is ok, failed (with what to change) or skipped (with what to pass). What is
-structural is proved from the graph: a term without an autograd path is dead, a gradient that is zero for a reason is not.
+One batch, no step, in seconds. Every check is ok, failed (with what to change) or skipped (with
+what to pass). What is structural is proved from the graph: a term without an autograd path is dead,
+a gradient that is zero for a reason is not.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -22,17 +22,24 @@ from gradiometer.capture.blocks import Model, Selector, find_blocks, modules_of,
 from gradiometer.capture.randomness import RandomState
 from gradiometer.errors import UsageError
 from gradiometer.maths import gram
-from gradiometer.probes.auditbaseline import baseline_leak
-from gradiometer.probes.auditcheck import Check, finding_of
-from gradiometer.probes.auditpolicy import policy_checks
-from gradiometer.probes.auditprint import text
-from gradiometer.probes.auditreach import Cell, Reach, Subject, Terms, checked, evaluated, take
-from gradiometer.probes.auditscale import clip_before_unscale
-from gradiometer.probes.auditwiring import LOSS, hidden_term, wiring
+from gradiometer.probes.auditcheck import Check, in_order, lines_of, verdict
+from gradiometer.probes.auditpolicy import baseline_leak, policy_checks
+from gradiometer.probes.auditwiring import (
+    LOSS,
+    Audited,
+    Cell,
+    Reach,
+    Terms,
+    checked,
+    clip_before_unscale,
+    evaluated,
+    graph_checks,
+    hidden_term,
+    reach_of,
+    wiring,
+)
 from gradiometer.probes.invariance import LossOf, Pad, invariance
-from gradiometer.probes.plan import whole
-from gradiometer.probes.stillness import held_still
-from gradiometer.probes.subject import seed_everything
+from gradiometer.probes.stillness import check_whole, held_still, need_gradients, seed_everything
 from gradiometer.records import Finding
 from gradiometer.store.strictjson import plain
 
@@ -43,8 +50,7 @@ __all__ = ["Audit", "audit"]
 
 MEMORY_LIMIT = 2**30
 FEWEST_SAMPLES = 8  # below, no sign vector is rare enough to be a proof
-ORDER = {"failed": 0, "ok": 1, "skipped": 2}
-SEVERITY = {"critical": 0, "warn": 1, "info": 2}
+MOST_BLOCKS = 8  # columns of the printed matrix
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,18 +75,43 @@ class Audit:
 
     def findings(self) -> list[Finding]:
         """The failures as the doctor's records."""
-        return [finding_of(check) for check in self.failed]
+        return [check.finding() for check in self.failed]
 
     def plain(self) -> dict[str, Any]:
-        """As JSON knows it; `meter.record({}, tables={"audit": audit.plain()})` keeps it in a run."""
+        """As JSON; `meter.record({}, tables={"audit": audit.plain()})` keeps it in a run."""
         reach = {
             term: {block: {"state": cell.state, "norm": cell.norm} for block, cell in row.items()}
             for term, row in self.reach.items()
         }
-        return {"checks": [check.plain() for check in self.checks], "reach": plain(reach), "seconds": self.seconds}
+        return {
+            "checks": [check.plain() for check in self.checks],
+            "reach": plain(reach),
+            "seconds": self.seconds,
+        }
 
     def __str__(self) -> str:
-        return text(self.checks, self.reach)
+        parts = [*_matrix(self.reach), "", *lines_of(self.checks), "", verdict(self.checks)]
+        return "\n".join(parts)
+
+
+def _matrix(reach: Mapping[str, Mapping[str, Cell]]) -> list[str]:
+    """Norms of the terms' gradients on the named blocks; where there are none, on the layers."""
+    blocks = list(next(iter(reach.values())))
+    named = [block for block in blocks if not block.startswith("layer.")]
+    shown = named if len(named) > 1 else blocks[:MOST_BLOCKS]
+    titles = ["gradient of", *(block.removeprefix("layer.") for block in shown)]
+    rows = [titles, *([term, *(_shown(row[b]) for b in shown)] for term, row in reach.items())]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(titles))]
+    first, *lines = [
+        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows
+    ]
+    hidden = len(blocks) - len(shown) if len(named) == 1 else 0
+    more = [f"and {hidden} more layers"] if hidden else []
+    return [first, "─" * len(first), *lines, *more]
+
+
+def _shown(cell: Cell) -> str:
+    return "no path" if cell.norm is None else "0" if cell.state == "zero" else f"{cell.norm:.3g}"
 
 
 def audit(
@@ -104,36 +135,42 @@ def audit(
 ) -> Audit:
     """Check the wiring of a loss at the weights as they are; nothing of the training changes.
 
-    `terms()` gives the loss terms by name, coefficients included, `{"policy": pg, "value": 0.5 * vf}`; it is called again,
-    with the same random numbers, and may take the `batch`. `optimizer` is all of them. `loss()` gives what goes backward, to
-    look for a term you did not name. A check whose input is not given is skipped and says what to pass:
+    `terms()` gives the loss terms by name, coefficients included, `{"policy": pg, "value": 0.5 *
+    vf}`; it is called again, with the same random numbers, and may take the `batch`. `optimizer` is
+    all of them. `loss()` gives what goes backward, to look for a term you did not name. A check
+    whose input is not given is skipped and says what to pass:
 
-    `policy` has `sample() -> (actions, log_prob)`, called `samples` times, and may have `logits()`, `select(logits)`,
-    `entropy()`, `num_actions` and `picks`. `micro_batches(rows)`, or `micro_batches(rows, parts)`, is the loss that goes
-    backward for some rows of `batch`, when it is cut into `parts`; `pad(rows)` gives them with more padding. `baseline` is an
-    object with `value()` and `update(reward)`, or one called with a reward that gives what is subtracted from it; a copy is
-    fed, or what a function without arguments makes. `update()` does one update as the training does (backward, unscale, clip,
-    step; no scheduler), with its optimizers held back, and `scaler` is its GradScaler.
+    `policy` has `sample() -> (actions, log_prob)`, called `samples` times, and may have `logits()`,
+    `select(logits)`, `entropy()`, `num_actions` and `picks`. `micro_batches(rows)`, or
+    `micro_batches(rows, parts)`, is the loss that goes backward for some rows of `batch`, when it
+    is cut into `parts`; `pad(rows)` gives them with more padding. `baseline` is an object with
+    `value()` and `update(reward)`, or one called with a reward that gives what is subtracted from
+    it; a copy is fed, or what a function without arguments makes. `update()` does one update as the
+    training does (backward, unscale, clip, step; no scheduler), with its optimizers held back, and
+    `scaler` is its GradScaler.
 
-    Weights, `.grad`, buffers, modes, random numbers of torch, numpy and Python, optimizers and scaler stay as they are; a
-    torch.Generator of your own and a data loader you draw from do not. Hooks of yours on the model fire. Under
-    torch.distributed every rank calls this. With `meter` the result is kept in its run, as the table `audit`.
+    Weights, `.grad`, buffers, modes, random numbers of torch, numpy and Python, optimizers and
+    scaler stay as they are; a torch.Generator of your own and a data loader you draw from do not.
+    Hooks of yours on the model fire. Under torch.distributed every rank calls this. With `meter`
+    the result is kept in its run, as the table `audit`.
     """
     started = time.perf_counter()
     _check_arguments(terms, samples, seed)
     named, optimizers = named_parameters(model), _listed(optimizer)
-    subject = Subject(named=named, blocks=find_blocks(named, blocks), optimizers=optimizers, memory_limit=memory_limit)
+    audited = Audited(named=named, blocks=find_blocks(named, blocks), optimizers=optimizers)
     with _untouched(model, named, optimizers):
-        reach, checks = _wired(subject, terms, loss, batch, model)
+        reach, checks = _wired(audited, terms, loss, batch, model, memory_limit)
         checks.append(clip_before_unscale(update, scaler, optimizers))
         _quiet(model)
         seed_everything(seed)
-        checks += policy_checks(policy, subject.parameters, samples=samples, memory_limit=memory_limit)
-        checks += invariance(micro_batches, batch, pad, subject.parameters)
+        parameters = audited.parameters
+        checks += policy_checks(policy, parameters, samples=samples, memory_limit=memory_limit)
+        checks += invariance(micro_batches, batch, pad, parameters)
         checks.append(baseline_leak(baseline, seed))
+    members = audited.members()
     result = Audit(
-        checks=tuple(sorted(checks, key=lambda check: (ORDER[check.state], SEVERITY[check.severity]))),
-        reach={term: {b: reach.cell(term, m) for b, m in subject.members().items()} for term in reach.terms},
+        checks=in_order(checks),
+        reach={t: {b: reach.cell(t, m) for b, m in members.items()} for t in reach.terms},
         seconds=time.perf_counter() - started,
     )
     if meter is not None:
@@ -142,49 +179,62 @@ def audit(
 
 
 def _check_arguments(terms: Any, samples: int, seed: int) -> None:
-    whole("samples", samples, FEWEST_SAMPLES)
-    whole("seed", seed, 0)
-    if torch.is_inference_mode_enabled():
-        raise UsageError("a probe needs gradients, and torch.inference_mode() is on: call it outside")
+    check_whole("samples", samples, FEWEST_SAMPLES)
+    check_whole("seed", seed, 0)
+    need_gradients()
     if not callable(terms):
         raise UsageError(
-            "terms is a function that gives the loss terms, so that it can be called again: terms=lambda: {...}"
+            "terms is a function that gives the loss terms, so that it can be called again:"
+            " terms=lambda: {...}"
         )
 
 
 def _wired(
-    subject: Subject,
+    audited: Audited,
     terms: Terms,
     loss: Callable[..., Tensor] | None,
     batch: Mapping[str, Tensor] | None,
     model: Model,
+    memory_limit: int,
 ) -> tuple[Reach, list[Check]]:
-    random = RandomState.now()
-    found = checked(evaluated(terms, batch, random, "terms"))
-    reach = take(subject, found)
-    checks = list(wiring(subject, reach))
-    del found
+    random, parameters = RandomState.now(), audited.parameters
+
+    def evaluated_terms() -> dict[str, Tensor]:
+        return checked(evaluated(terms, batch, random, "terms"))
+
+    first = evaluated_terms()
+    proved = list(graph_checks(audited, first))
+    reach = reach_of(first, parameters, memory_limit=memory_limit)
+    checks = [*wiring(audited, reach), *proved]
+    del first
     if loss is None:
         return reach, [*checks, hidden_term(None, 0.0)]
-    for module in modules_of(model).values():
-        for part in module.modules():
-            if isinstance(part, nn.modules.dropout._DropoutNd):  # two forwards draw in another order
-                part.training = False
-    found = checked(evaluated(terms, batch, random, "terms"))
-    once_more = splitting.total(checked(evaluated(terms, batch, random, "terms")).values())
-    again, _ = gram.additivity(take(subject, found, (LOSS, once_more)).products.sum(0))
+    for part in _parts(model):  # two forwards draw in another order
+        if isinstance(part, nn.modules.dropout._DropoutNd):
+            part.training = False
+    found = evaluated_terms()
+    once_more = splitting.total(evaluated_terms().values())
+    twice = reach_of({**found, LOSS: once_more}, parameters, memory_limit=memory_limit)
+    again, _ = gram.additivity(twice.products.sum(0))
     total = evaluated(loss, batch, random, "loss")
     if not isinstance(total, Tensor) or total.numel() != 1:
-        raise UsageError(f"loss() gives the scalar tensor on which you call backward(); found {type(total).__name__}")
-    against = take(subject, found, (LOSS, total.reshape(())))
-    return reach, [*checks, hidden_term(against, 0.0 if again != again else again)]
+        raise UsageError(
+            "loss() gives the scalar tensor on which you call backward(); found"
+            f" {type(total).__name__}"
+        )
+    against = {**found, LOSS: total.reshape(())}
+    whole = reach_of(against, parameters, memory_limit=memory_limit)
+    return reach, [*checks, hidden_term(whole, 0.0 if again != again else again)]
 
 
 @contextmanager
-def _untouched(model: Model, named: Mapping[str, nn.Parameter], optimizers: Sequence[Optimizer]) -> Iterator[None]:
-    """Held still, and `.grad` out of reach, so that a loss that calls backward() adds to nothing."""
-    others = {id(p): p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
-    held = list({**others, **{id(p): p for p in named.values()}}.values())
+def _untouched(
+    model: Model, named: Mapping[str, nn.Parameter], optimizers: Sequence[Optimizer]
+) -> Iterator[None]:
+    """Held still, and `.grad` out of reach: a loss that calls backward() adds to nothing."""
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    others = [p for group in groups for p in group["params"]]
+    held = list({id(p): p for p in [*others, *named.values()]}.values())
     grads = [p.grad for p in held]
     versions = [p._version for p in named.values()]
     with held_still(model):
@@ -195,19 +245,25 @@ def _untouched(model: Model, named: Mapping[str, nn.Parameter], optimizers: Sequ
         finally:
             for p, grad in zip(held, grads, strict=True):
                 p.grad = grad
-    moved = [name for (name, p), version in zip(named.items(), versions, strict=True) if p._version != version]
+    now = zip(named.items(), versions, strict=True)
+    moved = [name for (name, p), version in now if p._version != version]
     if moved:
         raise UsageError(
-            f"a function given to the audit changed the weights ({moved[0]}): give ones that compute a loss and take no step"
+            f"a function given to the audit changed the weights ({moved[0]}): give ones that"
+            " compute a loss and take no step"
         )
 
 
 def _quiet(model: Model) -> None:
-    """Dropout and running statistics off. Recurrent layers stay as they are: cuDNN has no backward for them otherwise."""
+    """Dropout and running statistics off."""
+    for part in _parts(model):
+        if not isinstance(part, nn.RNNBase):  # cuDNN has no backward for them outside of training
+            part.training = False
+
+
+def _parts(model: Model) -> Iterator[nn.Module]:
     for module in modules_of(model).values():
-        for part in module.modules():
-            if not isinstance(part, nn.RNNBase):
-                part.training = False
+        yield from module.modules()
 
 
 def _listed(optimizer: Any) -> list[Optimizer]:

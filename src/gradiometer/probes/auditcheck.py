@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import shutil
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -12,6 +15,7 @@ from torch import Tensor
 
 from gradiometer.records import Basis, Evidence, Finding, Severity
 from gradiometer.store.strictjson import plain
+from gradiometer.words import some
 
 __all__ = [
     "About",
@@ -19,25 +23,30 @@ __all__ = [
     "CheckState",
     "failed",
     "few",
-    "finding_of",
+    "in_order",
+    "lines_of",
     "num_arguments",
     "passed",
     "skipped",
     "tolerance",
+    "verdict",
 ]
 
 CheckState = Literal["ok", "failed", "skipped"]
+STATES = ("failed", "ok", "skipped")
+SEVERITIES = ("critical", "warn", "info")
+MARKS = {"ok": "✓", "failed": "✗", "skipped": "–"}
+WIDEST, NARROWEST = 120, 60
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}
-"""Relative, of a gradient that was summed in another order: TF32 products keep 10 bits, float32 without them 1e-6."""
-HALF_TOLERANCE = (
-    5e-2  # a bfloat16 has 8 bits: a healthy sum of two decompositions differs by 4e-3, by 2e-2 over 64 rows
-)
+"""Relative, of a gradient summed in another order: TF32 keeps 10 bits, float32 errs by 1e-6."""
+# A bfloat16 has 8 bits: a healthy sum of two decompositions differs by 4e-3, by 2e-2 over 64 rows.
+HALF_TOLERANCE = 5e-2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One question and its answer. `id` is the finding that a failure stands for; several checks may share one."""
+    """One question and its answer. `id` is the finding that a failure stands for, often shared."""
 
     id: str
     name: str
@@ -59,6 +68,27 @@ class Check:
         kept = ("id", "name", "state", "severity", "basis", "message", "numbers", "fix", "block")
         return {name: plain(getattr(self, name)) for name in kept}
 
+    def finding(self) -> Finding:
+        """A failed check as the doctor's kind of record."""
+        numbers = ", ".join(
+            f"{name} {value:.4g}"
+            for name, value in self.numbers.items()
+            if isinstance(value, int | float) and not isinstance(value, bool)
+        )
+        reading = f"{self.name}: {numbers}" if numbers else self.name
+        return Finding(
+            id=self.id,
+            title=self.message,
+            severity=self.severity,
+            basis=self.basis,
+            block=self.block,
+            evidence=(Evidence(series="audit", reading=reading),),
+            cause=self.message,
+            fix=self.fix,
+            confirm=self.confirm or "change it and run the audit again: the check turns to ok",
+            references=self.references,
+        )
+
 
 About = tuple[str, str]
 """The id and the name of a check."""
@@ -74,37 +104,27 @@ def skipped(about: About, message: str) -> Check:
     return Check(id=about[0], name=about[1], state="skipped", message=message)
 
 
-def failed(about: About, severity: Severity, message: str, **more: Any) -> Check:
-    """Something to change; `numbers`, `fix` and the rest as in Check."""
-    return Check(id=about[0], name=about[1], state="failed", severity=severity, message=message, **more)
-
-
-def finding_of(check: Check) -> Finding:
-    """A failed check as the doctor's kind of record."""
-    numbers = ", ".join(f"{name} {_short(value)}" for name, value in check.numbers.items() if _is_number(value))
-    return Finding(
-        id=check.id,
-        title=check.message,
-        severity=check.severity,
-        basis=check.basis,
-        block=check.block,
-        evidence=(Evidence(series="audit", reading=f"{check.name}: {numbers}" if numbers else check.name),),
-        cause=check.message,
-        fix=check.fix,
-        confirm=check.confirm or "change it and run the audit again: the check turns to ok",
-        references=check.references,
+def failed(about: About, severity: Severity, message: str, *fix: str, **more: Any) -> Check:
+    """Something to change, and how; `numbers` and the rest as in Check."""
+    id, name = about
+    return Check(
+        id=id, name=name, state="failed", severity=severity, message=message, fix=fix, **more
     )
 
 
-def few(names: Iterable[str], most: int = 4) -> str:
-    """Some of the names, and how many more there are."""
-    listed = list(names)
-    more = f" and {len(listed) - most} more" if len(listed) > most else ""
-    return ", ".join(listed[:most]) + more
+def in_order(checks: Iterable[Check]) -> tuple[Check, ...]:
+    """Failures first, the worst of them first; then what is well, then what was skipped."""
+    return tuple(
+        sorted(checks, key=lambda c: (STATES.index(c.state), SEVERITIES.index(c.severity)))
+    )
+
+
+few = partial(some, most=4)
+"""Some of the names, and how many more there are."""
 
 
 def num_arguments(function: Callable[..., Any]) -> int:
-    """How many positional arguments a call must have; one that hides its signature is taken to need none."""
+    """How many positional arguments a call must have; 0 where the signature is hidden."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -114,13 +134,14 @@ def num_arguments(function: Callable[..., Any]) -> int:
 
 
 def tolerance(losses: Iterable[Tensor], parameters: Sequence[Tensor]) -> float:
-    """How far two ways to the same gradient may differ, by the least precise numbers in the graph of the losses."""
+    """How far two ways to one gradient may differ, by the least precise numbers in the graph."""
     dtypes = {p.dtype for p in parameters if p.is_floating_point()}
     waiting = [loss.grad_fn for loss in losses if loss.grad_fn is not None]
     seen = set(waiting)
     while waiting:
         node = waiting.pop()
-        # Private, and the only place that knows of an autocast inside the user's loss; without it parameters decide.
+        # Private, and the only place that knows of an autocast inside the user's loss; without it
+        # parameters decide.
         dtypes.update(each.dtype for each in getattr(node, "_input_metadata", ()))
         for following, _ in node.next_functions:
             if following is not None and following not in seen:
@@ -131,9 +152,28 @@ def tolerance(losses: Iterable[Tensor], parameters: Sequence[Tensor]) -> float:
     return TOLERANCE[torch.float32] if torch.float32 in dtypes else TOLERANCE[torch.float64]
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def lines_of(checks: Sequence[Check]) -> list[str]:
+    """A mark, what was looked at, what was found, what to change: as wide as the terminal."""
+    name = max((len(check.name) for check in checks), default=0)
+    width = max(NARROWEST, min(WIDEST, shutil.get_terminal_size((100, 24)).columns))
+    lines: list[str] = []
+    for check in checks:
+        head = f"{MARKS[check.state]} {check.name.ljust(name)}  "
+        state = {"ok": "", "failed": f"{check.severity}: ", "skipped": "skipped: "}[check.state]
+        lines += _wrapped(head, state + check.message, width)
+        for fix in check.fix:
+            lines += _wrapped(" " * (len(head) - 2) + "→ ", fix, width)
+    return lines
 
 
-def _short(value: float) -> str:
-    return f"{value:.4g}"
+def _wrapped(head: str, body: str, width: int) -> list[str]:
+    room = max(30, width - len(head))
+    first, *rest = textwrap.wrap(body, room, break_long_words=False, break_on_hyphens=False) or [""]
+    return [head + first, *(" " * len(head) + line for line in rest)]
+
+
+def verdict(checks: Sequence[Check]) -> str:
+    """One line."""
+    count = {state: sum(check.state == state for check in checks) for state in STATES}
+    first = next((f": begin with {check.id}" for check in checks if check.state == "failed"), "")
+    return f"{count['failed']} failed, {count['ok']} ok, {count['skipped']} skipped{first}"

@@ -1,17 +1,25 @@
-"""Is this a policy gradient at all? What is sampled, what its log-prob says, and which distribution the entropy is of.
+"""Is this a policy gradient at all? The sampler, its log-prob, its entropy, and the baseline.
 
 `policy` is any object; each check uses what it has:
+
     sample() -> (actions, log_prob)   log_prob of exactly these actions, with a gradient, any shape
     logits() -> [..., A]              what actions are chosen from, -inf where masked
-    select(logits) -> actions         how they are chosen: [...], or [..., k] for k of A, or a mask [..., A]
+    select(logits) -> actions         how they are chosen: [...], or [..., k], or a mask [..., A]
     entropy() -> float                the entropy that the loss uses
     num_actions, picks                |A| and k, where there are no logits
+
+The baseline is fed rewards without any pattern. No baseline that has not seen a reward can explain
+it: an explained variance above zero is a leak. An average with momentum β that already holds the
+current reward shows 1 − β²(1 + (1−β)/(1+β)), 0.0744 at β = 0.95, and −0.026 where it does not.
 """
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Iterator, Sequence
+import time
+import types
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,23 +31,42 @@ from torch import Tensor, nn
 from gradiometer.errors import UsageError
 from gradiometer.maths import gram
 from gradiometer.maths.vectors import vectors_for
-from gradiometer.probes.auditcheck import About, Check, failed, passed, skipped
+from gradiometer.probes.auditcheck import About, Check, failed, num_arguments, passed, skipped
+from gradiometer.probes.stillness import seed_everything
 
-__all__ = ["actions_follow", "entropy_fits", "policy_checks", "score_is_zero_mean"]
+__all__ = [
+    "actions_follow",
+    "baseline_leak",
+    "entropy_fits",
+    "policy_checks",
+    "score_is_zero_mean",
+]
 
 SCORE: About = ("score-not-zero-mean", "E[∇log π] = 0")
 ACTIONS: About = ("actions-ignore-policy", "actions follow the policy")
 ENTROPY: About = ("entropy-of-wrong-distribution", "entropy of what is sampled")
+BASELINE: About = ("baseline-leak", "baseline before its reward")
 
 LEVEL = 0.01  # of each of two independent tests, both of which must fail: one false alarm in 10,000
 SURPRISE = 20.0
-"""Nats in all samples together. A policy that is nearly certain never draws its rare actions: the scores of the common ones
-are then all alike, and look like a bias. Below e^-20 that is no longer chance."""
+"""Nats in all samples together. A policy that is nearly certain never draws its rare actions: the
+scores of the common ones are then all alike, and look like a bias. Below e^-20 that is no longer
+chance."""
 POWER_Z = 1.645  # the normal quantile of 0.95
 SHARP = 30.0  # a logit that no temperature makes doubtful
 DRAWS = 400
 ROUNDING = 1e-3
 DIFFERENT = 0.01  # of an entropy: more than rounding in half precision
+
+LENGTH, WARM_UP = 4000, 200  # rewards that a baseline is fed
+LEAST = 500  # after the warm-up; below, an explained variance says nothing
+PATIENCE = 1.0  # seconds: a network for a baseline is fed as much as fits
+LEAK = 1e-6  # of a change in the reward that shows in its own baseline: more than float32 rounding
+HOW = (
+    "pass baseline=, an object with value() and update(reward), one that is called with a reward"
+    " and gives what is subtracted from it, or a function without arguments that makes such an"
+    " object"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +81,9 @@ class _Draws:
     """Of the scores as they are kept."""
 
 
-def score_is_zero_mean(policy: Any, parameters: Sequence[nn.Parameter], *, samples: int, memory_limit: int) -> Check:
+def score_is_zero_mean(
+    policy: Any, parameters: Sequence[nn.Parameter], *, samples: int, memory_limit: int
+) -> Check:
     """One U-statistic over draws, with random signs; a failure is confirmed with fresh draws.
 
     ‖E x‖² is estimated by Σ_{i≠j}<x_i, x_j>/(m(m−1)), x_i = ∇ Σ log π(a) of the i-th draw.
@@ -67,12 +96,17 @@ def score_is_zero_mean(policy: Any, parameters: Sequence[nn.Parameter], *, sampl
     if isinstance(first, str):
         return skipped(SCORE, first)
     numbers = _numbers(first.products)
-    if first.log_prob < 0 and -first.log_prob < SURPRISE:  # a density may be above one: no such trouble there
+    # A density may be above one: no such trouble there.
+    if first.log_prob < 0 and -first.log_prob < SURPRISE:
         return skipped(
-            SCORE, f"the policy is nearly certain ({-first.log_prob:.2g} nats in {samples} draws): raise samples="
+            SCORE,
+            f"the policy is nearly certain ({-first.log_prob:.2g} nats in {samples} draws): raise"
+            " samples=",
         )
     if first.all_alike:
-        return _biased(numbers, f"sample() drew the same actions {samples} times, whatever the probabilities")
+        return _biased(
+            numbers, f"sample() drew the same actions {samples} times, whatever the probabilities"
+        )
     seen = f"a bias of {numbers['detectable_share']:.0%} of a score's norm would have shown"
     if numbers["p_value"] > LEVEL:
         zero = f"zero within the noise of {samples} draws (p = {numbers['p_value']:.2g})"
@@ -83,10 +117,15 @@ def score_is_zero_mean(policy: Any, parameters: Sequence[nn.Parameter], *, sampl
     agree = float((first.mean * second.mean).sum()) > 0
     numbers["p_value_again"] = fresh
     if fresh > LEVEL or not agree:
-        doubt = f"a first p of {numbers['p_value']:.2g} was not confirmed by fresh draws ({fresh:.2g})"
+        doubt = (
+            f"a first p of {numbers['p_value']:.2g} was not confirmed by fresh draws ({fresh:.2g})"
+        )
         return passed(SCORE, f"zero: {doubt}; {seen}", **numbers)
     share = numbers["bias"] / numbers["score_norm"]
-    return _biased(numbers, f"the mean of ∇log π over sampled actions is not zero but {share:.0%} of a score's norm")
+    return _biased(
+        numbers,
+        f"the mean of ∇log π over sampled actions is not zero but {share:.0%} of a score's norm",
+    )
 
 
 def _biased(numbers: dict[str, float], message: str) -> Check:
@@ -94,19 +133,23 @@ def _biased(numbers: dict[str, float], message: str) -> Check:
         SCORE,
         "critical",
         f"{message}: log_prob is not that of the sampler",
+        "take log_prob from the very distribution that is sampled: same temperature, top-p and"
+        " top-k, masks and squashing (tanh correction), same weights, dropout off",
+        "count only tokens that were sampled: prompts, forced starts and tool outputs are masked,"
+        " no division by length",
         basis="statistical",
         numbers=numbers,
-        fix=(
-            "take log_prob from the very distribution that is sampled: same temperature, top-p and top-k, masks and squashing "
-            "(tanh correction), same weights, dropout off",
-            "count only tokens that were sampled: prompts, forced starts and tool outputs are masked, no division by length",
-        ),
-        confirm="sample with temperature 1 and without top-p: if it is zero then, the log-prob ignores them",
+        confirm="sample with temperature 1 and without top-p: if it is zero then, the log-prob "
+        "ignores them",
     )
 
 
-def _draw(sample: Any, parameters: Sequence[Tensor], number: int, memory_limit: int) -> _Draws | str:
-    vectors = vectors_for(parameters, [range(len(parameters))], expected=number + 1, memory_limit=memory_limit)
+def _draw(
+    sample: Any, parameters: Sequence[Tensor], number: int, memory_limit: int
+) -> _Draws | str:
+    vectors = vectors_for(
+        parameters, [range(len(parameters))], expected=number + 1, memory_limit=memory_limit
+    )
     names = [str(i) for i in range(number)]
     total, first, alike = 0.0, None, True
     for name in names:
@@ -114,7 +157,10 @@ def _draw(sample: Any, parameters: Sequence[Tensor], number: int, memory_limit: 
             actions, log_prob = _sampled(sample)
             summed = log_prob.sum()
         if not summed.requires_grad:
-            return "the log_prob of policy.sample() has no gradient: compute it outside torch.no_grad()"
+            return (
+                "the log_prob of policy.sample() has no gradient: compute it outside"
+                " torch.no_grad()"
+            )
         gradients = torch.autograd.grad(summed, list(parameters), allow_unused=True)
         vectors.add(name, gradients)
         total += float(summed.detach())
@@ -132,7 +178,10 @@ def _draw(sample: Any, parameters: Sequence[Tensor], number: int, memory_limit: 
 def _sampled(sample: Any) -> tuple[Any, Tensor]:
     found = sample()
     if not (isinstance(found, tuple | list) and len(found) == 2 and isinstance(found[1], Tensor)):
-        raise UsageError("policy.sample() gives two things: the actions, and the tensor of their log-probabilities")
+        raise UsageError(
+            "policy.sample() gives two things: the actions, and the tensor of their"
+            " log-probabilities"
+        )
     return found[0], found[1]
 
 
@@ -145,7 +194,8 @@ def _same(actions: Any, others: Any) -> bool:
 def _numbers(products: NDArray[np.float64]) -> dict[str, float]:
     """The estimate, its p-value, and the smallest bias b that one test sees 95 times in 100.
 
-    b² = critical + z √(2 tr Σ²/(m(m−1)) + 4 b'Σb/m), and b'Σb is taken as b² tr Σ²/tr Σ: a bias where the noise is.
+    b² = critical + z √(2 tr Σ²/(m(m−1)) + 4 b'Σb/m), and b'Σb is taken as b² tr Σ²/tr Σ: a bias
+    where the noise is.
     """
     m = len(products)
     pairs = m * (m - 1)
@@ -157,7 +207,9 @@ def _numbers(products: NDArray[np.float64]) -> dict[str, float]:
     squared = float(np.square(apart).sum()) / pairs  # tr Σ², where there is no bias
     square = critical
     for _ in range(50):  # a contraction: each round moves the root by less than half of the last
-        square = critical + POWER_Z * math.sqrt(2 * squared / pairs + 4 * square * squared / size**2 / m)
+        square = critical + POWER_Z * math.sqrt(
+            2 * squared / pairs + 4 * square * squared / size**2 / m
+        )
     detectable = math.sqrt(square)
     return {
         "bias": gram.signed_root(float(apart.sum()) / pairs),
@@ -173,27 +225,34 @@ def actions_follow(policy: Any) -> Check:
     """One action of each row is made all but certain: it must be chosen more often than chance."""
     logits_of, select = getattr(policy, "logits", None), getattr(policy, "select", None)
     if logits_of is None or select is None:
-        return skipped(ACTIONS, "give the policy logits() -> [..., A] and select(logits) -> actions")
+        return skipped(
+            ACTIONS, "give the policy logits() -> [..., A] and select(logits) -> actions"
+        )
     with torch.no_grad():
         logits = _logits(logits_of())
         hits, chance = _hits(logits, select)
     if not hits:
-        return skipped(ACTIONS, "every row has a single action, or all are picked: there is nothing to choose")
+        return skipped(
+            ACTIONS, "every row has a single action, or all are picked: there is nothing to choose"
+        )
     rate, luck = sum(hits) / len(hits), sum(chance) / len(chance)
     spread = math.sqrt(sum(c * (1 - c) for c in chance)) / len(chance)
     numbers = {"chosen": rate, "by_chance": luck, "draws": float(len(hits))}
     if rate > luck + 5 * spread:
         return passed(
-            ACTIONS, f"an action of logit +{SHARP:g} is chosen {rate:.0%} of the time (chance {luck:.0%})", **numbers
+            ACTIONS,
+            f"an action of logit +{SHARP:g} is chosen {rate:.0%} of the time (chance {luck:.0%})",
+            **numbers,
         )
     return failed(
         ACTIONS,
         "critical",
-        f"an action of logit +{SHARP:g} is chosen {rate:.0%} of the time, which is chance ({luck:.0%}): the choice does not "
-        "look at the logits",
+        f"an action of logit +{SHARP:g} is chosen {rate:.0%} of the time, which is chance"
+        f" ({luck:.0%}): the choice does not look at the logits",
+        "choose from these logits: an index into a sorted copy, a stale tensor or a constant is"
+        " used instead",
         basis="statistical",
         numbers=numbers,
-        fix=("choose from these logits: an index into a sorted copy, a stale tensor or a constant is used instead",),
         confirm="set one logit to +30 by hand and look at what is chosen",
     )
 
@@ -202,9 +261,8 @@ def _hits(logits: Tensor, select: Any) -> tuple[list[float], list[float]]:
     """Whether each row's favourite was chosen, and how likely that is by chance."""
     valid = torch.isfinite(logits)
     flat = valid.reshape(-1, valid.shape[-1])
-    likely = flat.double().masked_fill(
-        ~flat.any(-1, keepdim=True), 1.0
-    )  # a row that is masked whole draws, and is left out
+    # A row that is masked whole draws, and is left out.
+    likely = flat.double().masked_fill(~flat.any(-1, keepdim=True), 1.0)
     hits: list[float] = []
     chance: list[float] = []
     for _ in range(max(1, math.ceil(DRAWS / len(flat)))):
@@ -219,16 +277,18 @@ def _hits(logits: Tensor, select: Any) -> tuple[list[float], list[float]]:
 
 
 def _multi_hot(actions: Any, logits: Tensor) -> Tensor:
-    """A mask of what was chosen, [..., A], from a mask, from indices [...] or from k indices [..., k]."""
+    """A mask of what was chosen, [..., A], from a mask, indices [...] or k indices [..., k]."""
     if not isinstance(actions, Tensor):
         raise UsageError("policy.select(logits) gives a tensor of actions")
-    if actions.shape == logits.shape and (actions.dtype == torch.bool or bool(((actions == 0) | (actions == 1)).all())):
+    if actions.shape == logits.shape and (
+        actions.dtype == torch.bool or bool(((actions == 0) | (actions == 1)).all())
+    ):
         return actions.bool()
     indices = actions.unsqueeze(-1) if actions.ndim == logits.ndim - 1 else actions
     if indices.ndim != logits.ndim or indices.shape[:-1] != logits.shape[:-1]:
         raise UsageError(
-            f"policy.select(logits) gave the shape {list(actions.shape)} for logits {list(logits.shape)}: one action for each "
-            "row, k of them, or a mask"
+            f"policy.select(logits) gave the shape {list(actions.shape)} for logits"
+            f" {list(logits.shape)}: one action for each row, k of them, or a mask"
         )
     return torch.zeros_like(logits, dtype=torch.bool).scatter(-1, indices.long(), True)
 
@@ -240,48 +300,58 @@ def _logits(found: Any) -> Tensor:
 
 
 def entropy_fits(policy: Any) -> Check:
-    """entropy ≤ ln(d!/(d−k)!) of k out of d without replacement, row by row where some are masked."""
+    """entropy ≤ ln(d!/(d−k)!) of k out of d without replacement, in the mean over rows."""
     entropy_of = getattr(policy, "entropy", None)
     logits_of, number = getattr(policy, "logits", None), getattr(policy, "num_actions", None)
     if entropy_of is None or (logits_of is None and number is None):
         return skipped(
-            ENTROPY, "give the policy entropy() and either logits() or num_actions (and picks, for k of them)"
+            ENTROPY,
+            "give the policy entropy() and either logits() or num_actions (and picks, for k of"
+            " them)",
         )
     picks = int(getattr(policy, "picks", 1))
     with torch.no_grad():
         entropy = _mean(entropy_of())
         logits = None if logits_of is None else _logits(logits_of())
-    counts = [int(number or 1)] if logits is None else torch.isfinite(logits).sum(-1).reshape(-1).tolist()
+    counts = [int(number or 1)]
+    if logits is not None:
+        counts = torch.isfinite(logits).sum(-1).reshape(-1).tolist()
     bound = sum(_log_arrangements(d, picks) for d in counts) / len(counts)
     numbers = {"entropy": entropy, "largest": bound, "picks": float(picks)}
-    if not math.isfinite(entropy) or entropy < -ROUNDING or entropy > bound * (1 + ROUNDING) + ROUNDING:
+    if not -ROUNDING <= entropy <= bound * (1 + ROUNDING) + ROUNDING:  # nor is it a NaN
         return _impossible(entropy, bound, counts, picks, numbers)
     own = None if logits is None or picks != 1 else _own_entropy(logits)
     if own is not None and abs(entropy - own) > DIFFERENT * max(own, ROUNDING / DIFFERENT):
         return failed(
             ENTROPY,
             "info",
-            f"entropy() is {entropy:.4g}, that of softmax(logits()) {own:.4g}: a temperature or a mask is in one and not in "
-            "the other",
+            f"entropy() is {entropy:.4g}, that of softmax(logits()) {own:.4g}: a temperature or a"
+            " mask is in one and not in the other",
+            "compute the entropy from the distribution that is sampled, and reduce it by a mean"
+            " over rows",
             numbers={**numbers, "of_logits": own},
-            fix=("compute the entropy from the distribution that is sampled, and reduce it by a mean over rows",),
         )
     return passed(ENTROPY, f"{entropy:.4g} nats, of at most {bound:.4g}", **numbers)
 
 
-def _impossible(entropy: float, bound: float, counts: list[int], picks: int, numbers: dict[str, float]) -> Check:
+def _impossible(
+    entropy: float, bound: float, counts: list[int], picks: int, numbers: dict[str, float]
+) -> Check:
     d = max(counts)
     what = f"{picks} of {d} without replacement" if picks > 1 else f"a choice among {d}"
-    looks = f": it is that of one choice among about {math.exp(entropy):,.0f}" if bound < entropy < 30 else ""
+    looks = ""
+    if bound < entropy < 30:
+        looks = f": it is that of one choice among about {math.exp(entropy):,.0f}"
     return failed(
         ENTROPY,
         "warn",
-        f"entropy() is {entropy:.4g} nats, and {what} has {'at most' if entropy > 0 else '0 to'} {bound:.4g}{looks}",
+        f"entropy() is {entropy:.4g} nats, and {what} has {'at most' if entropy > 0 else '0 to'}"
+        f" {bound:.4g}{looks}",
+        "take the softmax over the actions of one row, not over all rows, nodes or edges together;"
+        " leave masked ones out",
         numbers=numbers,
-        fix=(
-            "take the softmax over the actions of one row, not over all rows, nodes or edges together; leave masked ones out",
-        ),
-        confirm=f"of uniform logits the entropy must read ln({d}!/{d - picks}!) = {_log_arrangements(d, picks):.4g}",
+        confirm=f"of uniform logits the entropy must read ln({d}!/{d - picks}!) ="
+        f" {_log_arrangements(d, picks):.4g}",
     )
 
 
@@ -297,7 +367,7 @@ def _own_entropy(logits: Tensor) -> float:
 
 
 def _mean(found: Any) -> float:
-    return float(found.double().mean()) if isinstance(found, Tensor) else float(found)
+    return float(found.detach().double().mean() if isinstance(found, Tensor) else found)
 
 
 def policy_checks(
@@ -307,3 +377,125 @@ def policy_checks(
     yield score_is_zero_mean(policy, parameters, samples=samples, memory_limit=memory_limit)
     yield actions_follow(policy)
     yield entropy_fits(policy)
+
+
+Fed = Callable[[float], tuple[float, float | None]]
+"""A reward in; the baseline used for it, and where it can be told the baseline after it, out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stream:
+    rewards: NDArray[np.float64]
+    used: NDArray[np.float64]
+    after: NDArray[np.float64]
+    """NaN where the baseline does not tell."""
+
+
+def baseline_leak(baseline: Any, seed: int) -> Check:
+    """Feed it, then feed two copies a different last reward."""
+    if baseline is None:
+        return skipped(BASELINE, HOW)
+    make = _maker(baseline)
+    if make is None:
+        return skipped(BASELINE, f"a function of the reward would keep what we feed it: {HOW}")
+    stream = _fed(_feeder(make()), seed)
+    if len(stream.rewards) < LEAST:
+        return skipped(
+            BASELINE,
+            f"the baseline took {len(stream.rewards)} rewards in {PATIENCE:g} s: {LEAST} are"
+            " needed",
+        )
+    weight = _own_weight(make, stream.rewards[: 2 * WARM_UP], seed)
+    numbers = {"explained_variance": _explained(stream.rewards, stream.used), "own_weight": weight}
+    if np.isfinite(stream.after).all():
+        numbers["explained_variance_after"] = _explained(stream.rewards, stream.after)
+    ev = numbers["explained_variance"]
+    if abs(weight) > LEAK:
+        return failed(
+            BASELINE,
+            "warn",
+            f"the baseline contains {weight:.3g} of the reward it is subtracted from: rewards"
+            f" without any pattern read as {ev:.1%} explained",
+            "take the value first, update afterwards: advantage = reward - baseline.value();"
+            " baseline.update(reward)",
+            numbers=numbers,
+            confirm="feed it random rewards: their explained variance must not be above 0",
+        )
+    after = numbers.get("explained_variance_after")
+    later = after is not None and after > ev
+    then = f"; taken after the update it would read {after:.1%}" if later else ""
+    return passed(
+        BASELINE,
+        f"the reward is not in its own baseline: {ev:.1%} of pure noise explained{then}",
+        **numbers,
+    )
+
+
+def _maker(baseline: Any) -> Callable[[], Any] | None:
+    """Makes baselines to feed instead of the training's own; None for a function with state."""
+    if isinstance(baseline, types.FunctionType | type):
+        return baseline if num_arguments(baseline) == 0 else None
+    try:
+        copy.deepcopy(baseline)
+    except Exception as problem:
+        raise UsageError(
+            f"baseline= cannot be copied ({problem}): pass a function that makes a new one"
+        ) from problem
+    return lambda: copy.deepcopy(baseline)
+
+
+def _feeder(made: Any) -> Fed:
+    value, update = getattr(made, "value", None), getattr(made, "update", None)
+    if value is not None and update is not None:
+
+        def ordered(reward: float) -> tuple[float, float | None]:
+            before = _as_float(value() if callable(value) else made.value)
+            update(_reward(reward))
+            return before, _as_float(value() if callable(value) else made.value)
+
+        return ordered
+    if not callable(made):
+        raise UsageError(
+            f"baseline= is a {type(made).__name__}: {HOW.removeprefix('pass baseline=, ')}"
+        )
+    return lambda reward: (_as_float(made(_reward(reward))), None)
+
+
+def _reward(reward: float) -> Tensor:
+    return torch.tensor([reward])  # has .mean() and .item(), and adds up like a number
+
+
+def _as_float(found: Any) -> float:
+    return 0.0 if found is None else _mean(found)  # None: nothing is subtracted yet
+
+
+def _fed(feed: Fed, seed: int) -> _Stream:
+    seed_everything(seed)
+    rewards = np.random.default_rng(seed).standard_normal(WARM_UP + LENGTH)
+    used, after, end = [], [], time.perf_counter() + PATIENCE
+    for reward in rewards:
+        before, then = feed(float(reward))
+        used.append(before)
+        after.append(np.nan if then is None else then)
+        if time.perf_counter() > end:
+            break
+    kept = slice(WARM_UP, len(used))
+    return _Stream(rewards=rewards[kept], used=np.array(used)[kept], after=np.array(after)[kept])
+
+
+def _own_weight(make: Callable[[], Any], history: NDArray[np.float64], seed: int) -> float:
+    """d baseline/d reward at one moment: two copies with one past, last rewards 1 apart."""
+
+    def last(reward: float) -> float:
+        seed_everything(seed)
+        feed = _feeder(make())
+        for past in history:
+            feed(float(past))
+        return feed(reward)[0]
+
+    return last(1.0) - last(0.0)
+
+
+def _explained(rewards: NDArray[np.float64], baseline: NDArray[np.float64]) -> float:
+    """1 − Var(r − b)/Var(r)."""
+    return float(1 - np.var(rewards - baseline) / np.var(rewards))

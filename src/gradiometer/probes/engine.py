@@ -1,7 +1,8 @@
 """Where the work is done: in this process, in several, or on Ray; the same numbers to the bit.
 
-A task is a plain record whose result depends on nothing but itself and what is measured, under one number of threads.
-Results come back in the order of the tasks, whoever did them and however often a worker was lost.
+A task is a plain record whose result depends on nothing but itself and what is measured, under one
+number of threads. Results come back in the order of the tasks, whoever did them and however often a
+worker was lost.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ def run_tasks(
 ) -> None:
     """Every task on the subject that `load` gives; beyond `serial` both must be picklable.
 
-    `receive(place, result)` is called in the order of the tasks, so that sums are rounded alike whoever did the work, and
-    results need not all be held at once.
+    `receive(place, result)` is called in the order of the tasks, so that sums are rounded alike
+    whoever did the work, and results need not all be held at once.
     """
     if engine not in ENGINES:
         raise UsageError(f"engine is one of {', '.join(ENGINES)}; found {engine!r}")
@@ -74,7 +75,9 @@ def _threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _serial(tasks: Sequence[Task], load: Callable[[], Any], workers: int, threads: int) -> Iterator[tuple[int, Any]]:
+def _serial(
+    tasks: Sequence[Task], load: Callable[[], Any], workers: int, threads: int
+) -> Iterator[tuple[int, Any]]:
     with _threads(threads):
         subject = load()
         for place, task in enumerate(tasks):
@@ -102,12 +105,14 @@ def _packed(thing: Any) -> bytes:
         return pickle.dumps(thing)
     except (pickle.PicklingError, AttributeError, TypeError) as problem:
         raise UsageError(
-            f"the policy or the instances cannot be sent to another process ({problem}): use engine='serial', or a policy "
-            "whose class is defined in a module and holds no lambdas"
+            f"the policy or the instances cannot be sent to another process ({problem}): use"
+            " engine='serial', or a policy whose class is defined in a module and holds no lambdas"
         ) from problem
 
 
-def _processes(tasks: Sequence[Task], load: Callable[[], Any], workers: int, threads: int) -> Iterator[tuple[int, Any]]:
+def _processes(
+    tasks: Sequence[Task], load: Callable[[], Any], workers: int, threads: int
+) -> Iterator[tuple[int, Any]]:
     left, packed = {place: _packed(task) for place, task in enumerate(tasks)}, _packed(load)
     for _ in range(ATTEMPTS):
         try:
@@ -118,16 +123,23 @@ def _processes(tasks: Sequence[Task], load: Callable[[], Any], workers: int, thr
             continue
         return
     raise WorkersLost(
-        f"{ATTEMPTS} times a worker process died, with {len(left)} tasks to go: is there enough memory, and does a script of "
-        'yours guard its calls with if __name__ == "__main__"? Use engine serial to see what happens'
+        f"{ATTEMPTS} times a worker process died, with {len(left)} tasks to go: is there enough"
+        ' memory, and does a script of yours guard its calls with if __name__ == "__main__"? Use'
+        " engine serial to see what happens"
     )
 
 
-def _pooled(tasks: dict[int, bytes], load: bytes, workers: int, threads: int) -> Iterator[tuple[int, Any]]:
+def _pooled(
+    tasks: dict[int, bytes], load: bytes, workers: int, threads: int
+) -> Iterator[tuple[int, Any]]:
     # Forking a process that has run torch can hang in its thread pool.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=(load, threads)) as pool:
-        waiting: dict[Future[Any], int] = {pool.submit(_do, task): place for place, task in tasks.items()}
+    with ProcessPoolExecutor(
+        workers, mp_context=context, initializer=_begin, initargs=(load, threads)
+    ) as pool:
+        waiting: dict[Future[Any], int] = {
+            pool.submit(_do, task): place for place, task in tasks.items()
+        }
         try:
             while waiting:
                 finished, _ = wait(waiting, return_when=FIRST_COMPLETED)
@@ -135,13 +147,16 @@ def _pooled(tasks: dict[int, bytes], load: bytes, workers: int, threads: int) ->
                     yield waiting.pop(future), future.result()
         except (ModuleNotFoundError, AttributeError) as problem:
             raise UsageError(
-                f"a worker could not find the policy ({problem}): put its class into a module that can be imported"
+                f"a worker could not find the policy ({problem}): put its class into a module that"
+                " can be imported"
             ) from problem
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)  # an error or Ctrl-C does not wait for what nobody wants
+        finally:  # an error or Ctrl-C does not wait for what nobody wants
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _ray(tasks: Sequence[Task], load: Callable[[], Any], workers: int, threads: int) -> Iterator[tuple[int, Any]]:
+def _ray(
+    tasks: Sequence[Task], load: Callable[[], Any], workers: int, threads: int
+) -> Iterator[tuple[int, Any]]:
     try:
         import ray
     except ModuleNotFoundError as error:
@@ -149,12 +164,13 @@ def _ray(tasks: Sequence[Task], load: Callable[[], Any], workers: int, threads: 
     address = os.environ.get("RAY_ADDRESS")
     started = not ray.is_initialized()
     if started:
-        where = {"address": address} if address else {"num_cpus": workers, "include_dashboard": False}
+        alone = {"num_cpus": workers, "include_dashboard": False}
+        where = {"address": address} if address else alone
         ray.init(log_to_driver=False, configure_logging=False, **where)
     try:
         remote = ray.remote(num_cpus=1, max_retries=ATTEMPTS)(_remote)
-        token = uuid.uuid4().hex
-        waiting = {remote.remote(task, load, threads, token): place for place, task in enumerate(tasks)}
+        token, numbered = uuid.uuid4().hex, enumerate(tasks)
+        waiting = {remote.remote(task, load, threads, token): place for place, task in numbered}
         while waiting:
             (finished,), _ = ray.wait(list(waiting), num_returns=1)
             try:
@@ -168,7 +184,8 @@ def _ray(tasks: Sequence[Task], load: Callable[[], Any], workers: int, threads: 
 
 
 def _remote(task: Task, load: Callable[[], Any], threads: int, token: str) -> Any:
-    if _HELD.get("token") != token:  # Ray keeps its workers: this one may hold the subject of an earlier call
+    # Ray keeps its workers: this one may hold the subject of an earlier call.
+    if _HELD.get("token") != token:
         torch.set_num_threads(threads)
         _HELD.update(subject=load(), token=token)
     return task(_HELD["subject"])

@@ -1,14 +1,17 @@
 """Did the step help? What an optimizer step should have done to a held-out loss, and what it did.
 
-With g_u the gradient of unit u's held-out loss at the weights before the step, and Δw what the step did to the weights:
-predicted_u = <g_u, Δw>, realised_u = L_u(w + Δw) − L_u(w). Both are means over independent units (prompts, episodes) with
-Student's interval. A norm cannot see a wrong sign; this can.
+With g_u the gradient of unit u's held-out loss at the weights before the step, and Δw what the step
+did to the weights: predicted_u = <g_u, Δw>, realised_u = L_u(w + Δw) − L_u(w). Both are means over
+independent units (prompts, episodes) with Student's interval. A norm cannot see a wrong sign; this
+can.
 
-The slopes <g_u, Δw> of all units come from two backward passes. G(v) = Σ_u v_u g_u is what a backward with the weights v
-gives, so <G(v), Δw> is linear in v and its gradient in v is the list of slopes: no gradient of one unit is ever kept. That is
-exact in every precision, unlike a finite difference, whose h·Δw is lost in the rounding of half-precision weights, and needs
-no forward-mode formulas, which many kernels lack. A linear function is the sum of its slopes: where that fails, or a kernel
-cannot be differentiated twice (flash-attn's), each unit gets a backward of its own, or groups of units when they are many.
+The slopes <g_u, Δw> of all units come from two backward passes. G(v) = Σ_u v_u g_u is what a
+backward with the weights v gives, so <G(v), Δw> is linear in v and its gradient in v is the list of
+slopes: no gradient of one unit is ever kept. That is exact in every precision, unlike a finite
+difference, whose h·Δw is lost in the rounding of half-precision weights, and needs no forward-mode
+formulas, which many kernels lack. A linear function is the sum of its slopes: where that fails, or
+a kernel cannot be differentiated twice (flash-attn's), each unit gets a backward of its own, or
+groups of units when they are many.
 """
 
 from __future__ import annotations
@@ -28,8 +31,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from gradiometer.capture.blocks import Model, named_parameters
 from gradiometer.capture.randomness import RandomState
 from gradiometer.errors import UsageError
+from gradiometer.maths.means import MIN_SAMPLES, StudentMean, student
 from gradiometer.maths.stats import HALF, dot, filled
-from gradiometer.probes.confirmstats import MIN_SAMPLES, Array, Estimate, student
+from gradiometer.maths.trends import Array
 from gradiometer.probes.stillness import held_still
 
 if TYPE_CHECKING:
@@ -38,12 +42,12 @@ if TYPE_CHECKING:
 __all__ = ["Helped", "StepCheck", "helped"]
 
 MOST_PASSES = 32
-"""Backward passes where each unit needs one: more units are taken in groups, at most so many. Student's quantile is 2.04."""
+"""Backward passes where each unit needs one; more units go in groups. Student's quantile: 2.04."""
 LOSES = {True: 0.05, False: 1e-3}
-"""How far the slopes may miss their sum, as a share of their sizes, in half precision and else: rounding, and no more."""
+"""By how much of their sizes slopes may miss their sum, in half precision and else: rounding."""
 
 LONG = 0.25
-"""Realised over predicted. On a parabola the best step along a line has 1/2, one and a half times as long 1/4, twice 0."""
+"""Realised over predicted: 1/2 for the best step on a parabola, 1/4 for 1.5 times that, 0 for 2."""
 
 Verdict = Literal["helps", "hurts", "undecided"]
 
@@ -52,11 +56,11 @@ Verdict = Literal["helps", "hurts", "undecided"]
 class StepCheck:
     """What one step did to a held-out loss; below zero is better."""
 
-    predicted: Estimate
+    predicted: StudentMean
     """<held-out gradient, Δw>: the first-order change of the mean loss."""
-    realised: Estimate
+    realised: StudentMean
     ratio: float | None
-    """realised / predicted: 1 for a small step, falling as it grows; None where the prediction is not clear of zero."""
+    """realised / predicted: 1 for a small step, falling as it grows; None if predicted may be 0."""
     verdict: Verdict
     reason: str
     too_large: bool
@@ -73,11 +77,13 @@ def helped(model: Model, loss_of: Callable[[], Tensor], *, units: Any = None) ->
         print(check.verdict, check.reason)
         check.record(meter)
 
-    `loss_of()` gives the held-out loss of each independent unit, [n], at the weights as they are: for a policy gradient
-    -(ratio * advantages) of each held-out episode, with ratio = (log_prob - log_prob_when_sampled).exp(). It must hold what
-    is to be achieved, not the loss under suspicion. `units` [n] says which unit each loss belongs to when a unit has several
-    (the prompt of each answer); None is one each. Each call starts from the same random numbers. It costs a copy of the trained
-    weights, two forwards and about three backwards. Hooks of yours on the model fire in it too.
+    `loss_of()` gives the held-out loss of each independent unit, [n], at the weights as they are:
+    for a policy gradient -(ratio * advantages) of each held-out episode, with ratio = (log_prob -
+    log_prob_when_sampled).exp(). It must hold what is to be achieved, not the loss under suspicion.
+    `units` [n] says which unit each loss belongs to when a unit has several (the prompt of each
+    answer); None is one each. Each call starts from the same random numbers. It costs a copy of the
+    trained weights, two forwards and about three backwards. Hooks of yours on the model fire in it
+    too.
     """
     return Helped(model, loss_of, units=units)
 
@@ -88,10 +94,11 @@ class Helped:
     def __init__(self, model: Model, loss_of: Callable[[], Tensor], *, units: Any = None) -> None:
         if not callable(loss_of):
             raise UsageError(
-                f"helped() takes a function that gives the held-out losses; found {type(loss_of).__name__}"
+                "helped() takes a function that gives the held-out losses; found"
+                f" {type(loss_of).__name__}"
             )
         self._model, self._loss_of = model, loss_of
-        self._units = None if units is None else np.unique(_labels(units), return_inverse=True)[1].reshape(-1)
+        self._units = None if units is None else _numbered(units)
         self._before: list[Tensor] = []
         self._trained: list[torch.nn.Parameter] = []
         self._result: StepCheck | None = None
@@ -103,7 +110,10 @@ class Helped:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        problem: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         before, self._before = self._before, []
         if kind is None:
@@ -114,17 +124,18 @@ class Helped:
         """All of it, frozen."""
         if self._result is None:
             raise UsageError(
-                "helped() has nothing to say yet: read it after `with gm.helped(...) as check: optimizer.step()`"
+                "helped() has nothing to say yet: read it after `with gm.helped(...) as check:"
+                " optimizer.step()`"
             )
         return self._result
 
     @property
-    def predicted(self) -> Estimate:
+    def predicted(self) -> StudentMean:
         """What the step should have changed of the held-out loss."""
         return self.result.predicted
 
     @property
-    def realised(self) -> Estimate:
+    def realised(self) -> StudentMean:
         """What it did change."""
         return self.result.realised
 
@@ -152,7 +163,8 @@ class Helped:
         with torch.no_grad():
             moved = [_difference(p, old) for p, old in zip(self._trained, before, strict=True)]
             length = math.sqrt(sum(float(dot(each, each)) for each in moved))
-        # Of torch's attention kernels the plain one alone can be differentiated twice; both losses must come from the same.
+        # Of torch's attention kernels only the plain one can be differentiated twice, and both
+        # losses must come from the same.
         with held_still(self._model), sdpa_kernel(SDPBackend.MATH):
             state = RandomState.now()
             with torch.no_grad():
@@ -161,7 +173,8 @@ class Helped:
                 losses, slopes = self._slopes(state, moved)
         if len(losses) != len(after):
             raise UsageError(
-                f"loss_of() gave {len(losses)} losses, then {len(after)}: the held-out units must stay the same"
+                f"loss_of() gave {len(losses)} losses, then {len(after)}: the held-out units must"
+                " stay the same"
             )
         predicted = student(slopes)
         realised = student(self._by_unit(_numbers(after) - _numbers(losses)))
@@ -171,10 +184,16 @@ class Helped:
         state.restore()
         found = self._loss_of()
         if not isinstance(found, Tensor) or found.ndim != 1 or not found.is_floating_point():
-            what = f"a tensor {list(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
-            raise UsageError(f"loss_of() must give the losses of the held-out units, a tensor [units]; found {what}")
+            shaped = isinstance(found, Tensor)
+            what = f"a tensor {list(found.shape)}" if shaped else type(found).__name__
+            raise UsageError(
+                "loss_of() must give the losses of the held-out units, a tensor [units]; found"
+                f" {what}"
+            )
         if self._units is not None and len(self._units) != len(found):
-            raise UsageError(f"units has {len(self._units)} entries for {len(found)} losses: give one for each")
+            raise UsageError(
+                f"units has {len(self._units)} entries for {len(found)} losses: give one for each"
+            )
         return found.float() if found.dtype in HALF else found
 
     def _slopes(self, state: RandomState, moved: list[Tensor]) -> tuple[Tensor, Array]:
@@ -182,7 +201,8 @@ class Helped:
         losses = self._losses(state)
         if not losses.requires_grad:
             raise UsageError(
-                "loss_of() gave losses without a gradient: compute them outside torch.no_grad(), no .detach()"
+                "loss_of() gave losses without a gradient: compute them outside torch.no_grad(), no"
+                " .detach()"
             )
         half = any(p.dtype in HALF for p in self._trained)
         slopes = _twice(losses, self._trained, moved, tolerance=LOSES[half])
@@ -198,41 +218,53 @@ class Helped:
         return np.bincount(self._units, weights=values) / np.bincount(self._units)
 
 
-def _twice(losses: Tensor, trained: Sequence[Tensor], moved: Sequence[Tensor], *, tolerance: float) -> Tensor | None:
-    """The gradient of <G(v), Δw> in v at v = 1, [n]; None where the graph cannot be differentiated twice."""
+def _twice(
+    losses: Tensor, trained: Sequence[Tensor], moved: Sequence[Tensor], *, tolerance: float
+) -> Tensor | None:
+    """∂<G(v), Δw>/∂v at v = 1, [n]; None where the graph cannot be differentiated twice."""
     weights = torch.ones_like(losses, requires_grad=True)
     try:
         with _no_autocast(losses):
-            grads = torch.autograd.grad(losses, trained, grad_outputs=weights, create_graph=True, allow_unused=True)
-            parts = [(g.to(d.dtype) * d).sum() for g, d in zip(grads, moved, strict=True) if g is not None]
+            grads = torch.autograd.grad(
+                losses, trained, grad_outputs=weights, create_graph=True, allow_unused=True
+            )
+            pairs = zip(grads, moved, strict=True)
+            parts = [(g.to(d.dtype) * d).sum() for g, d in pairs if g is not None]
             if not parts:
                 return torch.zeros_like(losses)
             total = torch.stack([part.to(losses.device) for part in parts]).sum()
             (slopes,) = torch.autograd.grad(total, weights)
-    except RuntimeError:  # "derivative for ... is not implemented", and as many other words as there are kernels
+    except RuntimeError:  # "derivative for ... is not implemented", in each kernel's own words
         return None
     missed = float((total.detach() - slopes.sum()).abs())
     return slopes if missed <= tolerance * float(slopes.abs().sum()) + 1e-30 else None
 
 
-def _one_by_one(losses: Tensor, trained: Sequence[Tensor], moved: Sequence[Tensor], units: Any) -> Array:
-    """A backward for each unit, or for each group of them; the mean of what comes out is that of the units."""
+def _one_by_one(
+    losses: Tensor, trained: Sequence[Tensor], moved: Sequence[Tensor], units: Any
+) -> Array:
+    """A backward for each unit, or for groups of them; the mean is that of the units."""
     labels = np.arange(len(losses)) if units is None else units
     count = int(labels.max()) + 1
-    share = torch.as_tensor(1.0 / np.bincount(labels)[labels], dtype=losses.dtype, device=losses.device)
-    groups = np.array_split(np.arange(count), math.ceil(count / math.ceil(count / MOST_PASSES)))  # of even size
+    share = torch.as_tensor(1.0 / np.bincount(labels)[labels]).to(losses)
+    # Of even size.
+    groups = np.array_split(np.arange(count), math.ceil(count / math.ceil(count / MOST_PASSES)))
     slopes = []
     for group in groups:
         chosen = torch.as_tensor(np.isin(labels, group), device=losses.device)
         with _no_autocast(losses):
             weights = torch.where(chosen, share, 0.0) * (len(groups) / count)
-            grads = torch.autograd.grad(losses, trained, grad_outputs=weights, retain_graph=True, allow_unused=True)
-        parts = [float(dot(filled(g), d)) for g, d in zip(grads, moved, strict=True) if g is not None]
-        slopes.append(sum(parts))
+            grads = torch.autograd.grad(
+                losses, trained, grad_outputs=weights, retain_graph=True, allow_unused=True
+            )
+        pairs = zip(grads, moved, strict=True)
+        slopes.append(sum(float(dot(filled(g), d)) for g, d in pairs if g is not None))
     return np.array(slopes)
 
 
-def _judged(predicted: Estimate, realised: Estimate, length: float, *, before: Array, after: Array) -> StepCheck:
+def _judged(
+    predicted: StudentMean, realised: StudentMean, length: float, *, before: Array, after: Array
+) -> StepCheck:
     verdict, reason = _verdict(predicted, realised, length, before, after)
     clear = predicted.sign != 0 and math.isfinite(realised.mean)
     return StepCheck(
@@ -241,42 +273,44 @@ def _judged(predicted: Estimate, realised: Estimate, length: float, *, before: A
         ratio=realised.mean / predicted.mean if clear else None,
         verdict=verdict,
         reason=reason,
-        too_large=predicted.sign < 0 < realised.sign or (predicted.sign < 0 and _broke(before, after)),
+        too_large=predicted.sign < 0 < realised.sign
+        or (predicted.sign < 0 and _broke(before, after)),
         step_norm=length,
     )
 
 
 def _verdict(
-    predicted: Estimate, realised: Estimate, length: float, before: Array, after: Array
+    predicted: StudentMean, realised: StudentMean, length: float, before: Array, after: Array
 ) -> tuple[Verdict, str]:
-    numbers = f"predicted {predicted}, realised {realised} over {realised.count} units"
+    units = realised.count
+    numbers = f"predicted {predicted}, realised {realised} over {units} units"
     if length == 0.0:
         return "undecided", "no weight moved: the step was skipped, or its learning rate is 0"
     if _broke(before, after):
         return "hurts", f"the held-out loss is not finite after the step: {numbers}"
     if not np.isfinite(before).all():
         return "undecided", "the held-out loss was not finite before the step"
-    if realised.count < MIN_SAMPLES:
-        return "undecided", f"{realised.count} units are too few for an interval, {MIN_SAMPLES} needed: {numbers}"
+    if units < MIN_SAMPLES:
+        why = f"{units} units are too few for an interval, {MIN_SAMPLES} needed"
+        return "undecided", f"{why}: {numbers}"
     if predicted.sign < 0 < realised.sign:
-        return (
-            "hurts",
-            f"the step is too large: its direction lowers the held-out loss, its length raises it; {numbers}",
-        )
+        why = "the step is too large: its direction lowers the held-out loss, its length raises it"
+        return "hurts", f"{why}; {numbers}"
     if predicted.sign > 0 > realised.sign:
-        return "undecided", f"the slope leads up and the loss went down: the step is far from small; {numbers}"
+        why = "the slope leads up and the loss went down: the step is far from small"
+        return "undecided", f"{why}; {numbers}"
     if predicted.sign > 0:
         return "hurts", f"the step goes against the held-out loss: look for a wrong sign; {numbers}"
     if realised.sign > 0:
-        return "hurts", f"the held-out loss rose, and the slope does not say why: try a smaller step; {numbers}"
+        why = "the held-out loss rose, and the slope does not say why: try a smaller step"
+        return "hurts", f"{why}; {numbers}"
     if realised.sign < 0 or (predicted.sign < 0 and realised.mean < 0):
         long = predicted.sign < 0 and realised.mean / predicted.mean < LONG
-        return (
-            "helps",
-            f"the step lowers the held-out loss{', but a shorter one would lower it more' if long else ''}: {numbers}",
-        )
+        more = ", but a shorter one would lower it more" if long else ""
+        return "helps", f"the step lowers the held-out loss{more}: {numbers}"
     if predicted.sign < 0:
-        return "undecided", f"the direction is right, the gain is not there: the step may be too large; {numbers}"
+        why = "the direction is right, the gain is not there: the step may be too large"
+        return "undecided", f"{why}; {numbers}"
     return "undecided", f"too little to tell from nothing: {numbers}"
 
 
@@ -305,7 +339,7 @@ def _no_autocast(like: Tensor) -> Iterator[None]:
 
 
 def _difference(parameter: Tensor, before: Tensor) -> Tensor:
-    """Δw, in float32 where the weights are half: the difference of two such numbers is exact there."""
+    """Δw, in float32 where the weights are half: the difference is exact there."""
     if parameter.dtype in HALF:
         return parameter.detach().float() - before.float()
     return parameter.detach() - before
@@ -315,8 +349,11 @@ def _numbers(x: Tensor) -> Array:
     return x.detach().double().cpu().numpy()
 
 
-def _labels(units: Any) -> Any:
+def _numbered(units: Any) -> Any:
+    """Labels of any kind as 0, 1, ..., [n]."""
     labels = units.detach().cpu().numpy() if isinstance(units, Tensor) else np.asarray(units)
     if labels.ndim != 1:
-        raise UsageError(f"units says which unit each loss belongs to, [n]; found the shape {list(labels.shape)}")
-    return labels
+        raise UsageError(
+            f"units says which unit each loss belongs to, [n]; found the shape {list(labels.shape)}"
+        )
+    return np.unique(labels, return_inverse=True)[1].reshape(-1)

@@ -1,7 +1,8 @@
-"""One batch, one gradient: however it is cut into micro-batches, ordered, padded or shared by ranks.
+"""One batch, one gradient: cut into micro-batches, ordered, padded or shared by ranks as you like.
 
-Most published bugs of the kind "the loss is right and the gradient is wrong" break this. The gradient of the whole batch in
-one piece is the reference; every other way is compared with it, and where they differ the ratio is printed.
+Most published bugs of the kind "the loss is right and the gradient is wrong" break this. The
+gradient of the whole batch in one piece is the reference; every other way is compared with it, and
+where they differ the ratio is printed.
 """
 
 from __future__ import annotations
@@ -15,12 +16,20 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gradiometer.errors import UsageError
-from gradiometer.probes.auditcheck import About, Check, failed, num_arguments, passed, skipped, tolerance
+from gradiometer.probes.auditcheck import (
+    About,
+    Check,
+    failed,
+    num_arguments,
+    passed,
+    skipped,
+    tolerance,
+)
 
 __all__ = ["LossOf", "Pad", "invariance"]
 
 LossOf = Callable[..., Tensor]
-"""loss_of(rows) or loss_of(rows, parts): the loss of some rows, of a batch that is cut into `parts`."""
+"""loss_of(rows) or loss_of(rows, parts): the loss of some rows of a batch cut into `parts`."""
 Pad = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
 Rows = Mapping[str, Tensor]
 
@@ -32,17 +41,21 @@ ORDER: About = ("gradient-not-invariant", "order of the rows")
 PADDING: About = ("gradient-not-invariant", "padding")
 RANKS: About = ("gradient-not-invariant", "ranks")
 TELL = (
-    "pass micro_batches=loss_of, your loss as a function of some rows, and batch=, tensors with a row for each sample"
+    "pass micro_batches=loss_of, your loss as a function of some rows, and batch=, tensors with a"
+    " row for each sample"
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Likeness:
-    """Another gradient against the reference: ‖h − g‖/‖g‖, the factor s that fits h = sg best, and what it leaves."""
+    """Another gradient h against the reference g."""
 
     error: float
+    """‖h − g‖/‖g‖."""
     ratio: float
+    """The factor s that fits h = sg best."""
     left: float
+    """What it leaves: ‖h − sg‖/‖h‖."""
 
     @classmethod
     def of(cls, other: Tensor, reference: Tensor) -> Likeness:
@@ -58,9 +71,9 @@ class Bench:
     """The loss of some rows, and its gradient as one flat vector."""
 
     def __init__(self, loss_of: LossOf, parameters: Sequence[nn.Parameter]) -> None:
-        self._loss_of, self._takes = loss_of, num_arguments(loss_of)
+        self._loss_of = loss_of
         self._parameters = [p for p in parameters if p.requires_grad]
-        self.told_parts = self._takes >= 2
+        self.told_parts = num_arguments(loss_of) >= 2
         self.tolerance = 0.0
 
     def gradient(self, rows: Rows, parts: int = 1) -> Tensor:
@@ -69,13 +82,17 @@ class Bench:
             loss = self._loss_of(rows, parts) if self.told_parts else self._loss_of(rows)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             what = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
-            raise UsageError(f"micro_batches: loss_of(rows) gives a scalar loss, as it goes backward; found {what}")
+            raise UsageError(
+                "micro_batches: loss_of(rows) gives a scalar loss, as it goes backward; found"
+                f" {what}"
+            )
         if not loss.requires_grad:
             raise UsageError("micro_batches: the loss of loss_of(rows) has no gradient")
         self.tolerance = max(self.tolerance, tolerance([loss], self._parameters))
         found = torch.autograd.grad(loss.reshape(()), self._parameters, allow_unused=True)
-        flat = [torch.zeros_like(p) if g is None else g for g, p in zip(found, self._parameters, strict=True)]
-        return torch.cat([each.reshape(-1).float() if each.itemsize < 4 else each.reshape(-1) for each in flat])
+        pairs = zip(found, self._parameters, strict=True)
+        flat = [(torch.zeros_like(p) if g is None else g).reshape(-1) for g, p in pairs]
+        return torch.cat([each.float() if each.itemsize < 4 else each for each in flat])
 
     def summed(self, pieces: Sequence[Rows]) -> Tensor:
         """What the optimizer finds after a backward for each piece."""
@@ -89,18 +106,19 @@ def invariance(
     loss_of: LossOf | None, batch: Rows | None, pad: Pad | None, parameters: Sequence[nn.Parameter]
 ) -> Iterator[Check]:
     """The checks, dropout and running statistics switched off by the caller."""
+    every = (PIECES, ORDER, PADDING, RANKS)
     if loss_of is None or batch is None:
-        yield from (skipped(about, TELL) for about in (PIECES, ORDER, PADDING, RANKS))
+        yield from (skipped(about, TELL) for about in every)
         return
     bench, rows = Bench(loss_of, parameters), _some_rows(_shared(batch))
     reference, again = bench.gradient(rows), bench.gradient(rows)
     trouble = _unfit(reference, again, bench)
     if trouble:
-        yield from (skipped(about, trouble) for about in (PIECES, ORDER, PADDING, RANKS))
+        yield from (skipped(about, trouble) for about in every)
         return
     yield _micro_batches(bench, rows, reference)
-    order = torch.arange(_size(rows)).flip(0)
-    yield _plain(ORDER, bench, bench.gradient(_picked(rows, order)), reference, "the rows in reverse order")
+    reversed_ = bench.gradient(_picked(rows, torch.arange(_size(rows)).flip(0)))
+    yield _plain(ORDER, bench, reversed_, reference, "the rows in reverse order")
     if pad is None:
         yield skipped(PADDING, "pass pad=, a function that gives the batch with more padding")
     else:
@@ -115,32 +133,40 @@ def _unfit(reference: Tensor, again: Tensor, bench: Bench) -> str:
         return "the gradient of this batch is exactly zero: take one whose advantages are not"
     error = Likeness.of(again, reference).error
     if error > bench.tolerance:
-        return f"loss_of gives another gradient for the same rows ({error:.2g}): it must not draw random numbers"
+        return (
+            f"loss_of gives another gradient for the same rows ({error:.2g}): it must not draw"
+            " random numbers"
+        )
     return ""
 
 
 def _micro_batches(bench: Bench, rows: Rows, reference: Tensor) -> Check:
-    """1×N against N×1. A loss that is not told the number of pieces may be meant to be added up or averaged: both pass."""
+    """1×N against N×1. A loss that is not told the number of pieces may be added up or averaged."""
     number = _size(rows)
     if number < 2:
         return skipped(PIECES, "the batch has one row: give two or more")
     pieces = [_picked(rows, torch.tensor([i])) for i in range(number)]
     summed = bench.summed(pieces)
-    ways = {"added up": summed} if bench.told_parts else {"added up": summed, "averaged": summed / number}
-    way, alike = min(((way, Likeness.of(g, reference)) for way, g in ways.items()), key=lambda each: _badness(each[1]))
+    ways = {"added up": Likeness.of(summed, reference)}
+    if not bench.told_parts:
+        ways["averaged"] = Likeness.of(summed / number, reference)
+    way = min(ways, key=lambda way: ways[way].error if math.isfinite(ways[way].error) else math.inf)
+    alike = ways[way]
     if alike.error <= bench.tolerance:
         note = _unequal(bench, rows, reference, averaged=way == "averaged")
-        told = "" if bench.told_parts else f" when {way}; write loss_of(rows, parts) to check the division by parts too"
-        return passed(PIECES, f"1×{number} and {number}×1 give the same gradient{told}{note}", ratio=alike.ratio)
-    return _different(PIECES, alike, bench, f"{number} micro-batches of one row, {way}", _division(alike.ratio, number))
-
-
-def _badness(alike: Likeness) -> float:
-    return alike.error if math.isfinite(alike.error) else math.inf
+        told = f" when {way}; write loss_of(rows, parts) to check the division by parts too"
+        return passed(
+            PIECES,
+            f"1×{number} and {number}×1 give the same gradient"
+            f"{'' if bench.told_parts else told}{note}",
+            ratio=alike.ratio,
+        )
+    fix = _division(alike.ratio, number)
+    return _different(PIECES, alike, bench, f"{number} micro-batches of one row, {way}", fix)
 
 
 def _unequal(bench: Bench, rows: Rows, reference: Tensor, *, averaged: bool) -> str:
-    """A last micro-batch of one row: worth a word, but trainers that drop it are right to average."""
+    """A last micro-batch of one row: worth a word, but trainers that drop it may average."""
     number = _size(rows)
     if number < 3:
         return ""
@@ -149,19 +175,27 @@ def _unequal(bench: Bench, rows: Rows, reference: Tensor, *, averaged: bool) -> 
     alike = Likeness.of(summed / 2 if averaged else summed, reference)
     if alike.error <= bench.tolerance:
         return ""
-    return f". Pieces of unequal size do not ({number - 1} + 1 rows: off by {alike.error:.0%}): keep them equal"
+    return (
+        f". Pieces of unequal size do not ({number - 1} + 1 rows: off by {alike.error:.0%}): keep"
+        " them equal"
+    )
 
 
-def _division(ratio: float, number: int) -> tuple[str, ...]:
+def _division(ratio: float, number: int) -> str:
     if math.isclose(ratio, 1 / number, rel_tol=0.02):
         return (
-            "the loss is divided by the number of micro-batches twice: by you and by the trainer (accelerate). Drop one",
+            "the loss is divided by the number of micro-batches twice: by you and by the trainer"
+            " (accelerate). Drop one"
         )
     if math.isclose(ratio, number, rel_tol=0.02):
-        return ("the loss is not divided by the number of micro-batches: divide it, or normalise by the whole batch",)
+        return (
+            "the loss is not divided by the number of micro-batches: divide it, or normalise by the"
+            " whole batch"
+        )
     return (
-        "a mean in each micro-batch weighs short ones too much: sum in each, and divide by the count of the whole batch "
-        "(num_items_in_batch of transformers, token-mean over the mini-batch in verl)",
+        "a mean in each micro-batch weighs short ones too much: sum in each, and divide by the"
+        " count of the whole batch (num_items_in_batch of transformers, token-mean over the"
+        " mini-batch in verl)"
     )
 
 
@@ -170,30 +204,40 @@ def _plain(about: About, bench: Bench, found: Tensor, reference: Tensor, what: s
     if alike.error <= bench.tolerance:
         return passed(about, f"{what}: the same gradient", ratio=alike.ratio)
     fix = {
-        ORDER: "something depends on a row's place: a shifted index, a group that is taken from neighbours, a state kept",
-        PADDING: "mask the padding in attention, in the loss and in its denominator; a mean over all columns counts it",
-        RANKS: "ranks average their gradients: normalise by the count over all ranks (all_reduce) times the world size",
+        ORDER: "something depends on a row's place: a shifted index, a group that is taken from"
+        " neighbours, a state kept",
+        PADDING: "mask the padding in attention, in the loss and in its denominator; a mean over "
+        "all columns counts it",
+        RANKS: "ranks average their gradients: normalise by the count over all ranks (all_reduce)"
+        " times the world size",
     }
-    return _different(about, alike, bench, what, (fix[about],))
+    return _different(about, alike, bench, what, fix[about])
 
 
-def _different(about: About, alike: Likeness, bench: Bench, what: str, fix: tuple[str, ...]) -> Check:
+def _different(about: About, alike: Likeness, bench: Bench, what: str, fix: str) -> Check:
     if not math.isfinite(alike.error):
         message = f"{what}: the gradient is not finite, and that of the whole batch is"
     elif alike.left <= bench.tolerance:
         message = f"{what}: ×{alike.ratio:.4g} of the gradient of the whole batch"
     else:
         message = (
-            f"{what}: another gradient, ×{alike.ratio:.4g} along that of the whole batch and {alike.left:.0%} beside it"
+            f"{what}: another gradient, ×{alike.ratio:.4g} along that of the whole batch and"
+            f" {alike.left:.0%} beside it"
         )
     severe = not (alike.left <= OTHER and alike.ratio > 0)
     return failed(
         about,
         "critical" if severe else "warn",
         message,
-        numbers={"ratio": alike.ratio, "error": alike.error, "beside": alike.left, "tolerance": bench.tolerance},
-        fix=fix,
-        confirm="train ten steps with one micro-batch and ten with several, from one checkpoint: the weights must agree",
+        fix,
+        numbers={
+            "ratio": alike.ratio,
+            "error": alike.error,
+            "beside": alike.left,
+            "tolerance": bench.tolerance,
+        },
+        confirm="train ten steps with one micro-batch and ten with several, from one checkpoint: "
+        "the weights must agree",
         references=REFERENCES,
     )
 
@@ -201,7 +245,9 @@ def _different(about: About, alike: Likeness, bench: Bench, what: str, fix: tupl
 def _ranks(bench: Bench, rows: Rows, reference: Tensor) -> Check:
     """Every rank its share of the rows, gradients averaged as DistributedDataParallel does."""
     if not _distributed():
-        return skipped(RANKS, "run it under torchrun --nproc-per-node 2 (torch.distributed initialised)")
+        return skipped(
+            RANKS, "run it under torchrun --nproc-per-node 2 (torch.distributed initialised)"
+        )
     rank, world = dist.get_rank(), dist.get_world_size()
     if _size(rows) < world:
         return skipped(RANKS, f"{_size(rows)} rows for {world} ranks: give one for each or more")
@@ -222,7 +268,9 @@ def _shared(batch: Rows) -> Rows:
         if not isinstance(entry, Tensor) or entry.ndim == 0:
             raise UsageError(f"batch[{name!r}] is no tensor with a row for each sample")
     if not batch or len({len(entry) for entry in batch.values()}) != 1:
-        raise UsageError("batch= is a mapping of names to tensors, all with the same number of rows")
+        raise UsageError(
+            "batch= is a mapping of names to tensors, all with the same number of rows"
+        )
     if not _distributed():
         return batch
     given = [{name: entry.detach().cpu() for name, entry in batch.items()}]

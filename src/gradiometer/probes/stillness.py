@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,23 +14,24 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradiometer.capture.blocks import Model, modules_of
 from gradiometer.capture.distributed import refuse_shards
+from gradiometer.capture.randomness import RandomState
+from gradiometer.errors import UsageError
 
-__all__ = ["held_still"]
+__all__ = ["check_whole", "held_still", "need_gradients", "seed_everything"]
 
 
 @contextmanager
 def held_still(model: Model) -> Iterator[None]:
-    """Random states, buffers, modes and autocast's cache as they were; `.grad` is never written (autograd.grad is used).
+    """Random states, buffers, modes and autocast's cache as they were.
 
-    A data-parallel model neither averages gradients nor broadcasts buffers meanwhile: ranks walk different micro-batches.
+    `.grad` is never written: probes use autograd.grad. A data-parallel model neither averages
+    gradients nor broadcasts buffers meanwhile: ranks walk different micro-batches.
     """
     refuse_shards(model)
     parts = [part for module in modules_of(model).values() for part in module.modules()]
     modes = [part.training for part in parts]
     buffers = [(part, dict(part._buffers), _copies(part)) for part in parts]
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
-    caching = torch.is_autocast_cache_enabled()
+    state, caching = RandomState.now(), torch.is_autocast_cache_enabled()
     # A forward without gradients would leave weights in the cache that later have none.
     torch.set_autocast_cache_enabled(False)
     try:
@@ -40,11 +42,7 @@ def held_still(model: Model) -> Iterator[None]:
             yield
     finally:
         torch.set_autocast_cache_enabled(caching)
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.set_rng_state(states[2])
-        if cuda is not None:
-            torch.cuda.set_rng_state_all(cuda)
+        state.restore()
         for part, training in zip(parts, modes, strict=True):
             part.training = training
         for part, held, copies in buffers:
@@ -56,17 +54,18 @@ def _copies(part: nn.Module) -> dict[str, Tensor]:
 
 
 def _restore(part: nn.Module, held: dict[str, Tensor | None], copies: dict[str, Tensor]) -> None:
-    """The same tensors under the same names: a forward may have rebound a buffer (self.m = 0.9 * self.m + ...)."""
+    """The same tensors under the same names: a forward may have rebound a buffer (self.m = ...)."""
     part._buffers.clear()
     part._buffers.update(held)
     for name, before in copies.items():
-        # By way of .data: batch norm changes its statistics without counting it as a change, and so must we.
+        # By way of .data: batch norm changes its statistics without counting it as a change, and so
+        # must we.
         held[name].data.copy_(before)  # type: ignore[union-attr]
 
 
 @contextmanager
 def _alone(part: DistributedDataParallel) -> Iterator[None]:
-    """Without the reducer, which would wait for a backward that never comes, and without the broadcast of buffers."""
+    """Without the broadcast of buffers, and without the reducer, which would wait for ever."""
     broadcasts = part.require_forward_param_sync
     with part.no_sync():
         part.require_forward_param_sync = False
@@ -74,3 +73,24 @@ def _alone(part: DistributedDataParallel) -> Iterator[None]:
             yield
         finally:
             part.require_forward_param_sync = broadcasts
+
+
+def seed_everything(seed: int) -> None:
+    """torch, numpy and Python, as the max@K study does."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def need_gradients() -> None:
+    """One error for a probe that is called where there can be none."""
+    if torch.is_inference_mode_enabled():
+        raise UsageError(
+            "a probe needs gradients, and torch.inference_mode() is on: call it outside"
+        )
+
+
+def check_whole(name: str, number: Any, least: int) -> None:
+    """One error for what should be a count."""
+    if isinstance(number, bool) or not isinstance(number, int) or number < least:
+        raise UsageError(f"{name} is a whole number of {least} or more; found {number!r}")

@@ -1,9 +1,14 @@
-"""The survey: one forward for each micro-batch, one backward for each term, and the vectors they leave behind."""
+"""The survey of an anatomy: groups of a batch in buckets, and each term's gradient on each group.
+
+Everything is decided before the first forward. Then one forward for each micro-batch, always inside
+one group, and one backward for each term; vectors add up by group and term.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -13,22 +18,256 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gradiometer.errors import UsageError
+from gradiometer.maths import groups as grouping
+from gradiometer.maths import losses
+from gradiometer.maths.groups import RolloutFilter
 from gradiometer.maths.vectors import ExactVectors, Vectors, vectors_for
-from gradiometer.probes.plan import ALL, Plan, Weights
 
-__all__ = ["NULL", "LossTerms", "Progress", "Survey", "Trim", "gathered", "part_name"]
+__all__ = [
+    "ALL",
+    "NULL",
+    "LossTerms",
+    "Part",
+    "Plan",
+    "Progress",
+    "Survey",
+    "Trim",
+    "Weights",
+    "check_batch",
+    "gathered",
+    "make_plan",
+    "part_name",
+    "permuted_inside",
+    "weights_of",
+]
 
 LossTerms: TypeAlias = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
 Progress: TypeAlias = Callable[[int, int], None]
+Trim: TypeAlias = str | Sequence[str] | None
 
+ALL = "all"
 NULL = "null"
 """The name of the task term with rewards permuted inside groups."""
-
-
-Trim: TypeAlias = str | Sequence[str] | None
+ALIKE = 0.8  # of the longest row's width: below, padding costs more than another forward
+WORTHWHILE = 256  # tokens of a forward
+MIN_CROSS_FIT = 4  # rollouts of a group: two for its reward std, two for its gradient
 COUNTS = ("sample_count", "sample_pct", "token_count", "group_rv_count", "group_rv_table")
-RESERVED = frozenset((*COUNTS, "reward_std_mean", "reward_std_min", "reward_std_max", "total", "between"))
+RESERVED = frozenset(
+    (*COUNTS, "reward_std_mean", "reward_std_min", "reward_std_max", "total", "between")
+)
 """What stands where a term's name does in the keys of an analysis."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """An independent unit: one group, with the rows whose gradient is taken."""
+
+    id: Hashable
+    reward_std: float
+    rows: NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The parts, and the buckets as positions among them; `all` is every part and comes first."""
+
+    parts: tuple[Part, ...]
+    buckets: Mapping[str, tuple[int, ...]]
+    num_groups: int
+    """Before the filter."""
+
+    def rows(self, bucket: str) -> NDArray[np.intp]:
+        """The rows of the batch in that bucket."""
+        return np.concatenate([self.parts[i].rows for i in self.buckets[bucket]])
+
+    def micro_batches(
+        self, size: int | None, widths: NDArray[np.intp] | None = None
+    ) -> Iterator[tuple[int, NDArray[np.intp]]]:
+        """Rows of one part that go through the model together; of similar width, if known."""
+        for number, part in enumerate(self.parts):
+            limit = len(part.rows) if size is None else size
+            if widths is None:
+                for start in range(0, len(part.rows), limit):
+                    yield number, part.rows[start : start + limit]
+            else:
+                for rows in _alike(part.rows, widths[part.rows], limit):
+                    yield number, rows
+
+
+def _alike(
+    rows: NDArray[np.intp], widths: NDArray[np.intp], limit: int
+) -> Iterator[NDArray[np.intp]]:
+    """Longest first, cut where a row is much shorter than the first and enough is there."""
+    order = np.argsort(-widths, kind="stable")
+    start = 0
+    for place in range(1, len(order) + 1):
+        longest, count = widths[order[start]], place - start
+        ends = place == len(order) or count >= limit
+        if ends or (widths[order[place]] < ALIKE * longest and count * longest >= WORTHWHILE):
+            yield rows[order[start:place]]
+            start = place
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """Σ token · loss / Σ row is the aggregated loss of any set of rows."""
+
+    token: Tensor
+    """[N, T], or [N] for losses per sample."""
+    row: NDArray[np.float64]
+    """[N]"""
+    tokens: NDArray[np.float64] | None
+    """[N]: how many tokens count at all; None where losses are per sample."""
+
+
+def make_plan(
+    rewards: Any,
+    groups: Any,
+    *,
+    rollout_filter: RolloutFilter | None,
+    bucket_mode: str,
+    num_buckets: int,
+    cross_fit: bool,
+) -> Plan:
+    """Score the groups, filter them, sort them into buckets."""
+    reward, ids = _array(rewards), _labels(groups)
+    if len(reward) != len(ids):
+        raise UsageError(
+            f"there are {len(reward)} rewards and {len(ids)} group ids: give one of each for"
+            " every row"
+        )
+    scored, probed = _halves(ids) if cross_fit else (np.arange(len(ids)), np.arange(len(ids)))
+    scores = grouping.reward_std(reward[scored], [ids[i] for i in scored])
+    chosen = rollout_filter or RolloutFilter()
+    kept = np.sort(chosen.select(chosen.scores_of(scores)))
+    if len(kept) == 0:
+        raise UsageError(_nothing_kept(chosen, scores.scores))
+    split = grouping.split(
+        scores.scores[kept], mode=bucket_mode, num_buckets=num_buckets, means=scores.means[kept]
+    )
+    rows_of = _members(ids, probed)
+    parts: list[Part] = []
+    buckets: dict[str, tuple[int, ...]] = {ALL: tuple(range(sum(len(b.groups) for b in split)))}
+    for bucket in split:
+        buckets[bucket.name] = tuple(range(len(parts), len(parts) + len(bucket.groups)))
+        for i in kept[bucket.groups]:
+            name, std = scores.ids[i], float(scores.scores[i])
+            parts.append(Part(id=name, reward_std=std, rows=np.array(rows_of[name])))
+    return Plan(parts=tuple(parts), buckets=buckets, num_groups=len(scores.ids))
+
+
+def _members(ids: Sequence[Hashable], rows: NDArray[np.intp]) -> dict[Hashable, list[int]]:
+    """Some rows by their group."""
+    members: dict[Hashable, list[int]] = {}
+    for row in rows.tolist():
+        members.setdefault(ids[row], []).append(row)
+    return members
+
+
+def weights_of(
+    mask: Tensor | None, num_rows: int, aggregation: str, horizon: float | None = None
+) -> Weights:
+    """Weights of tokens and rows; a mask with nothing in it is an error."""
+    if mask is None:
+        losses.aggregate(torch.zeros(1, 1), torch.ones(1, 1), aggregation)  # an error if unknown
+        return Weights(token=torch.ones(num_rows), row=np.ones(num_rows), tokens=None)
+    if len(mask) != num_rows:
+        raise UsageError(
+            f"the mask has {len(mask)} rows and the batch {num_rows}: give one row for each sample"
+        )
+    if not bool((torch.isfinite(mask) & (mask >= 0)).all()):
+        raise UsageError(
+            "the mask holds a negative number or a NaN: it says how much each token counts, from"
+            " 0 up"
+        )
+    token = losses.token_weights(mask, aggregation, horizon=horizon)
+    row = losses.sequence_weights(mask, aggregation).double().cpu().numpy()
+    if not row.any():
+        raise UsageError(
+            f"the mask {list(mask.shape)} is zero everywhere: check which tokens it marks as"
+            " trained"
+        )
+    return Weights(token=token, row=row, tokens=(mask != 0).sum(-1).double().cpu().numpy())
+
+
+def check_batch(batch: Mapping[str, Tensor], num_rows: int) -> None:
+    """Every entry is a tensor with one row for each sample."""
+    if not batch:
+        raise UsageError(
+            "the batch is empty: give a mapping from names to tensors with one row for each sample"
+        )
+    for name, entry in batch.items():
+        if not isinstance(entry, Tensor):
+            raise UsageError(
+                f"batch[{name!r}] is a {type(entry).__name__}: give tensors, one row for each"
+                " sample"
+            )
+        if entry.ndim == 0 or len(entry) != num_rows:
+            raise UsageError(
+                f"batch[{name!r}] has shape {list(entry.shape)}, but there are {num_rows} rewards"
+            )
+
+
+def permuted_inside(groups: Any, seed: int) -> Tensor:
+    """A permutation inside groups, [N]: row i gets the reward of row order[i]."""
+    ids, rng = _labels(groups), np.random.default_rng(seed)
+    order = np.arange(len(ids))
+    for rows in _members(ids, np.arange(len(ids))).values():
+        order[rows] = rng.permutation(rows)
+    return torch.from_numpy(order)
+
+
+def _halves(ids: Sequence[Hashable]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Every other rollout of each group: one half scores it, the other gives its gradient."""
+    first = np.zeros(len(ids), dtype=np.bool_)
+    for name, rows in _members(ids, np.arange(len(ids))).items():
+        if len(rows) < MIN_CROSS_FIT:
+            raise UsageError(
+                f"cross_fit=True halves each group, and group {name!r} has {len(rows)} rollouts:"
+                f" use groups of {MIN_CROSS_FIT} or more, or cross_fit=False"
+            )
+        first[rows[::2]] = True
+    return np.flatnonzero(first), np.flatnonzero(~first)
+
+
+def _nothing_kept(chosen: RolloutFilter, scores: NDArray[np.float64]) -> str:
+    what = f"{chosen.strategy} {chosen.value:g}"
+    if not (scores > grouping.ZERO).any():
+        return (
+            f"the rollout filter ({what}) keeps none of {len(scores)} groups: inside each, all"
+            " rewards are equal. No group-relative gradient can come of this batch; change the"
+            " task's difficulty or sample more rollouts"
+        )
+    return (
+        f"the rollout filter ({what}) keeps none of {len(scores)} groups, whose reward std is at"
+        f" most {scores.max():.3g}: linear top_p stops {grouping.LINEAR_SLACK} below its share,"
+        " which is more than these scores; scale the rewards, or use top_p_prob_mode=softmax or"
+        " another strategy"
+    )
+
+
+def _array(numbers: Any) -> NDArray[np.float64]:
+    if isinstance(numbers, Tensor):
+        numbers = numbers.detach().double().cpu().numpy()
+    array = np.asarray(numbers, dtype=np.float64)
+    if array.ndim != 1:
+        raise UsageError(
+            f"rewards are one number for each sample, [N]; found the shape {list(array.shape)}"
+        )
+    return array
+
+
+def _labels(groups: Any) -> list[Hashable]:
+    if isinstance(groups, Tensor | np.ndarray):
+        return list(groups.tolist())
+    try:
+        ids = [i.item() if isinstance(i, Tensor) and i.ndim == 0 else i for i in groups]
+        hash(tuple(ids))
+    except TypeError as problem:
+        raise UsageError(
+            f"groups are ids, one for each row: numbers or strings; found {groups!r:.80}"
+        ) from problem
+    return ids
 
 
 def gathered(mine: Any) -> list[Any]:
@@ -44,7 +283,7 @@ def part_name(part: int | str, term: str) -> str:
 
 
 class Survey:
-    """Gradients of every term on every part, added up in `vectors`, and on every bucket, in `sums`."""
+    """Gradients of every term on every part, added up in `vectors`, and on buckets, in `sums`."""
 
     def __init__(
         self,
@@ -59,10 +298,12 @@ class Survey:
     ) -> None:
         self._parameters, self._atoms, self._plan, self._weights = parameters, atoms, plan, weights
         self._chosen: dict[str, Any] = {"memory_limit": memory_limit, "k": k, "seed": seed}
-        self._bucket_of = {i: name for name, parts in plan.buckets.items() if name != ALL for i in parts}
+        self._bucket_of = {
+            i: name for name, parts in plan.buckets.items() if name != ALL for i in parts
+        }
         self.terms: tuple[str, ...] = ()
         self.reached: dict[str, set[int]] = {}
-        """By term, the parameters with a gradient path from it; a term that reaches none is dead."""
+        """By term, the parameters with a gradient path from it; a term without any is dead."""
         self._losses: dict[str, Tensor] = {}
         self._alone = True
         self.vectors: Vectors
@@ -71,7 +312,7 @@ class Survey:
     @property
     def losses(self) -> dict[str, NDArray[np.float64]]:
         """Σ weight · loss of each part by term, [parts]: a sync."""
-        return {term: values.cpu().numpy().astype(np.float64) for term, values in self._losses.items()}
+        return {term: values.cpu().numpy() for term, values in self._losses.items()}
 
     def run(
         self,
@@ -83,16 +324,15 @@ class Survey:
         trim: Trim,
         progress: Progress | None,
     ) -> None:
-        """Walk the batch. In a distributed job every rank has the same batch and takes its turn of the micro-batches."""
-        if torch.is_inference_mode_enabled():
-            raise UsageError("a probe needs gradients, and torch.inference_mode() is on: call it outside")
+        """Walk the batch; ranks have the same one, and each takes its turn of micro-batches."""
         rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         widths = None if trim is None else _widths(batch, trim, self._weights.token)
         pieces = list(self._plan.micro_batches(micro_batch_size, widths))
         self._alone = null is None
         if len(pieces) < world:
             raise UsageError(
-                f"{len(pieces)} micro-batches cannot be shared by {world} ranks: use a smaller micro_batch_size"
+                f"{len(pieces)} micro-batches cannot be shared by {world} ranks: use a smaller"
+                " micro_batch_size"
             )
         problem: Exception | None = None
         try:
@@ -125,11 +365,13 @@ class Survey:
         if cut is not None:
             micro, replaced, weight = cut.entries(micro), cut.entries(replaced), cut.weight(weight)
         with torch.enable_grad():
-            found = dict(loss_terms({**micro, **{f"null_{name}": entry for name, entry in replaced.items()}}))
+            nulls = {f"null_{name}": entry for name, entry in replaced.items()}
+            found = dict(loss_terms({**micro, **nulls}))
             self._check(found)
-            if null is not None and NULL not in found:  # a loss that knows nothing of nulls: ask it again
+            if null is not None and NULL not in found:  # it knows nothing of nulls: ask it again
                 found[NULL] = next(iter(loss_terms({**micro, **replaced}).values()))
-            # A sum over many tokens leaves the range of half precision: the mean of the part is differentiated.
+            # A sum over many tokens leaves the range of half precision: the mean of the part is
+            # differentiated.
             scale = float(self._weights.row[self._plan.parts[part].rows].sum()) or 1.0
             means = {name: _weighted(name, loss, weight) / scale for name, loss in found.items()}
         self._begin(tuple(means))
@@ -145,35 +387,41 @@ class Survey:
     def _check(self, found: Mapping[str, Tensor]) -> None:
         """The names that the loss gave, before anything is done with them."""
         if not found:
-            raise UsageError("loss_terms gave no term: return a mapping such as {'task': ..., 'entropy': ...}")
+            raise UsageError(
+                "loss_terms gave no term: return a mapping such as {'task': ..., 'entropy': ...}"
+            )
         if self._alone and NULL in found:
-            raise UsageError("a term cannot be called 'null' without null=: that is the task with permuted rewards")
+            raise UsageError(
+                "a term cannot be called 'null' without null=: that is the task with permuted"
+                " rewards"
+            )
         for name in found:
             plain = isinstance(name, str) and re.fullmatch(r"[^/~<>|]+", name)
             if not plain or name in RESERVED or (name == "policy" and "task" in found):
-                raise UsageError(f"a term cannot be called {name!r}: choose a plain word such as 'task' or 'entropy'")
+                raise UsageError(
+                    f"a term cannot be called {name!r}: choose a plain word such as 'task' or"
+                    " 'entropy'"
+                )
 
     def _begin(self, terms: tuple[str, ...]) -> None:
         if self.terms:
             if terms != self.terms:
                 raise UsageError(
-                    f"loss_terms gave {', '.join(terms)} for one micro-batch and {', '.join(self.terms)} for another: "
-                    "give the same terms for all rows"
+                    f"loss_terms gave {', '.join(terms)} for one micro-batch and"
+                    f" {', '.join(self.terms)} for another: give the same terms for all rows"
                 )
             return
         self.terms = terms
         parts, buckets = len(self._plan.parts), len(self._plan.buckets)
-        self.vectors = vectors_for(
-            self._parameters, self._atoms, expected=(parts + buckets) * len(terms), **self._chosen
-        )
-        # Too many parts to keep in full still leaves room for the buckets, whose norms are then exact.
-        self.sums = (
-            self.vectors
-            if isinstance(self.vectors, ExactVectors)
-            else vectors_for(self._parameters, self._atoms, expected=buckets * len(terms), **self._chosen)
-        )
-        device = self._parameters[0].device
-        self._losses = {name: torch.zeros(parts, dtype=torch.float64, device=device) for name in terms}
+        self.vectors = self.sums = self._vectors((parts + buckets) * len(terms))
+        # Too many parts to keep in full may leave room for the buckets, whose norms are then exact.
+        if not isinstance(self.vectors, ExactVectors):
+            self.sums = self._vectors(buckets * len(terms))
+        zeros = torch.zeros(parts, dtype=torch.float64, device=self._parameters[0].device)
+        self._losses = {name: zeros.clone() for name in terms}
+
+    def _vectors(self, expected: int) -> Vectors:
+        return vectors_for(self._parameters, self._atoms, expected=expected, **self._chosen)
 
     def _add(self, part: int, term: str, gradients: Sequence[Tensor | None], scale: float) -> None:
         there = {index for index, gradient in enumerate(gradients) if gradient is not None}
@@ -210,7 +458,7 @@ class Survey:
                         dist.all_reduce(self.sums.row(part_name(bucket, term)))
 
     def _add_up(self) -> None:
-        """A bucket's gradient is the sum of its parts', and that of `all` the sum of the buckets': no backward more."""
+        """A bucket's gradient is the sum of its parts', that of `all` the sum of the buckets'."""
         for term in sorted(self.reached):
             everything = self.sums.row(part_name(ALL, term))
             for bucket in self._plan.buckets:
@@ -224,22 +472,37 @@ class Survey:
 
 
 def _rows_of(batch: Mapping[str, Tensor], rows: NDArray[np.intp]) -> dict[str, Tensor]:
-    return {name: entry[torch.as_tensor(rows, device=entry.device)] for name, entry in batch.items()}
+    return {
+        name: entry[torch.as_tensor(rows, device=entry.device)] for name, entry in batch.items()
+    }
 
 
 def _widths(batch: Mapping[str, Tensor], trim: Trim, weights: Tensor) -> NDArray[np.intp]:
-    """How many columns of each row attention reaches, [N], at least one: found before the walk, where a sync is cheap."""
-    attention, *names = [trim] if isinstance(trim, str) else list(trim or ())
+    """How many columns of each row attention reaches, [N], at least one.
+
+    Found before the walk, where a sync is cheap.
+    """
+    attention, *names = _trimmed(trim)
     missing = [name for name in (attention, *names) if name not in batch]
     if missing or batch[attention].ndim != 2:
         wrong = missing[0] if missing else attention
-        raise UsageError(f"trim: {wrong!r} is no [N, T] entry of the batch; give the name of its attention mask first")
+        raise UsageError(
+            f"trim: {wrong!r} is no [N, T] entry of the batch; give the name of its attention mask"
+            " first"
+        )
     widths = _last_used(batch[attention]).clamp(min=1).cpu()
     if weights.ndim == 2:
         less = batch[attention].shape[1] - weights.shape[1]
         if bool((_last_used(weights).cpu() > (widths - less).clamp(min=1)).any()):
-            raise UsageError(f"the mask counts tokens that {attention!r} calls padding: they cannot be trimmed")
+            raise UsageError(
+                f"the mask counts tokens that {attention!r} calls padding: they cannot be trimmed"
+            )
     return widths.numpy().astype(np.intp)
+
+
+def _trimmed(trim: Trim) -> list[str]:
+    """The attention mask, then the entries to cut."""
+    return [trim] if isinstance(trim, str) else list(trim or ())
 
 
 def _last_used(mask: Tensor) -> Tensor:
@@ -251,13 +514,13 @@ class _Cut:
     """Without the columns at the right that only padding reaches: they cost as much as words."""
 
     def __init__(self, batch: Mapping[str, Tensor], trim: Trim, used: int) -> None:
-        attention, *self._names = [trim] if isinstance(trim, str) else list(trim or ())
+        attention, *self._names = _trimmed(trim)
         self._attention, self._width, self._used = attention, batch[attention].shape[1], used
 
     def entries(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """All of the mask's width, or those that were named."""
-        wanted = {self._attention, *self._names}
-        return {name: self.weight(e) if not self._names or name in wanted else e for name, e in rows.items()}
+        wanted = {self._attention, *self._names} if self._names else set(rows)
+        return {name: self.weight(e) if name in wanted else e for name, e in rows.items()}
 
     def weight(self, entry: Tensor) -> Tensor:
         """Losses of the next token have one column less."""
@@ -268,11 +531,15 @@ class _Cut:
 def _weighted(name: str, loss: Tensor, weight: Tensor) -> Tensor:
     """Σ w l of a micro-batch; what stands at masked tokens does not matter, be it NaN."""
     if not isinstance(loss, Tensor):
-        raise UsageError(f"term {name!r} is a {type(loss).__name__}: loss_terms gives a tensor for each term")
-    if loss.shape != weight.shape:
-        wanted = "[n, T], one loss for each token of the mask" if weight.ndim == 2 else "[n], one loss for each sample"
         raise UsageError(
-            f"term {name!r} has shape {list(loss.shape)}; expected {list(weight.shape)}, {wanted}, not reduced"
+            f"term {name!r} is a {type(loss).__name__}: loss_terms gives a tensor for each term"
+        )
+    if loss.shape != weight.shape:
+        tokens = "[n, T], one loss for each token of the mask"
+        wanted = tokens if weight.ndim == 2 else "[n], one loss for each sample"
+        raise UsageError(
+            f"term {name!r} has shape {list(loss.shape)}; expected {list(weight.shape)}, {wanted},"
+            " not reduced"
         )
     weight = weight.to(loss.device)
     return (weight * loss.masked_fill(weight == 0, 0.0)).sum()

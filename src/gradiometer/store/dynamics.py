@@ -1,8 +1,10 @@
-"""The wide table of experts that source 002 keeps: its columns, the series behind them, and a run's view `dynamics`.
+"""The wide table of experts of a Prismatic `dynamics.db`: its columns, the series behind them, and
+a run's view `dynamics`.
 
-A row is a step at which something of the table was measured, a column a quantity of an expert: expert 0 is the clean one,
-the others are perturbed and have a divergence from it. An expert of which one quantity was measured has all its columns.
-The table says nothing of layers, RMS, cosines or routers; those are series of a run and have no column.
+A row is a step at which something of the table was measured, a column a quantity of an expert:
+expert 0 is the clean one, the others are perturbed and have a divergence from it. An expert of
+which one quantity was measured has all its columns. The table says nothing of layers, RMS, cosines
+or routers; those are series of a run and have no column.
 """
 
 from __future__ import annotations
@@ -16,12 +18,10 @@ from gradiometer.metrics import key, parse
 __all__ = ["MOST_COLUMNS", "columns_of", "experts_of", "fitting", "recreate_view", "series_of"]
 
 MOST_COLUMNS = 2000
-"""SQLite's own limit for a table or a view: `step` and 400 experts. Those beyond stay series of the run only."""
+"""SQLite's limit for a view: `step` and 400 experts. Those beyond stay series of the run only."""
 
 TIERS = {
-    "top_norm": "grad/expert/<expert>/top_norm",
-    "bottom_norm": "grad/expert/<expert>/bottom_norm",
-    "middle_norm": "grad/expert/<expert>/middle_norm",
+    f"{tier}_norm": f"grad/expert/<expert>/{tier}_norm" for tier in ("top", "bottom", "middle")
 }
 CLEAN = TIERS | {"clean_norm": "grad/expert/<expert>/norm"}
 PERTURBED = TIERS | {
@@ -34,13 +34,14 @@ BEGINNING = PERTURBED["divergence"].partition("<")[0]
 
 
 def columns_of(expert: int) -> dict[str, str]:
-    """The columns of an expert in the source's order, each with the series it shows."""
+    """The columns of an expert in Prismatic's order, each with the series it shows."""
     quantities = PERTURBED if expert else CLEAN
-    return {f"expert_{expert}_{name}": key(template, expert=str(expert)) for name, template in quantities.items()}
+    shown = {f"expert_{expert}_{name}": template for name, template in quantities.items()}
+    return {column: key(template, expert=str(expert)) for column, template in shown.items()}
 
 
 def series_of(column: str) -> str | None:
-    """The series a column shows; None when the source's table has no such column."""
+    """The series a column shows; None when Prismatic's table has no such column."""
     found = COLUMN.fullmatch(column)
     return None if found is None else columns_of(int(found[1])).get(column)
 
@@ -61,10 +62,11 @@ def fitting(experts: Iterable[int]) -> tuple[list[int], list[int]]:
 
 
 def recreate_view(db: sqlite3.Connection, experts: Iterable[int]) -> None:
-    """Make the view `dynamics` show exactly these experts, as far as they fit; without any there is no view.
+    """Make the view `dynamics` show exactly these experts, as far as they fit; without any there is
+    no view.
 
-    Series are found by name when the view is read, so it stays true whatever becomes of their numbers. Few columns of it
-    are read at the price of those columns.
+    Series are found by name when the view is read, so it stays true whatever becomes of their
+    numbers. Few columns of it are read at the price of those columns.
     """
     shown, _ = fitting(experts)
     db.execute("DROP VIEW IF EXISTS dynamics")
@@ -72,14 +74,15 @@ def recreate_view(db: sqlite3.Connection, experts: Iterable[int]) -> None:
         return
     columns = {column: series for expert in shown for column, series in columns_of(expert).items()}
     cells = ",\n".join(
-        f"(SELECT value FROM points WHERE points.step = measured.step"
+        "(SELECT value FROM points WHERE points.step = measured.step"
         f" AND series_id = (SELECT id FROM series WHERE name = '{series}')) AS {column}"
         for column, series in columns.items()
     )
     names = ", ".join(f"'{series}'" for series in columns.values())
     db.execute(
         f"CREATE VIEW dynamics AS SELECT step,\n{cells}\nFROM (SELECT DISTINCT step FROM points"
-        f" WHERE series_id IN (SELECT id FROM series WHERE name IN ({names}))) AS measured ORDER BY step"
+        f" WHERE series_id IN (SELECT id FROM series WHERE name IN ({names}))) AS measured ORDER BY"
+        " step"
     )
 
 

@@ -1,4 +1,4 @@
-"""The facts of a run: what ran, with which versions, from which commit, on what machine; never a secret."""
+"""The facts of a run: script, versions, commit, machine; never a secret."""
 
 from __future__ import annotations
 
@@ -22,12 +22,14 @@ REDACTED = "[redacted]"
 GIT_SECONDS = 2.0
 
 SECRET_KEY = re.compile(
-    r"secret|passw(or)?d|passphrase|credential|authori[sz]ation|bearer|(api|access|private|auth|account|signing)[-_. ]?key",
+    r"secret|passw(or)?d|passphrase|credential|authori[sz]ation|bearer|(api|access|private|auth|account|signing)[-_."
+    r" ]?key",
     re.IGNORECASE,
 )
 TOKEN_KEY = re.compile(r"token$|^auth$", re.IGNORECASE)
 VOCABULARY = re.compile(
-    r"(bos|eos|pad|unk|sep|cls|mask|start|end|stop|image|video|audio|decoder|special|first|last|per|new)[-_. ]?token$",
+    r"(bos|eos|pad|unk|sep|cls|mask|start|end|stop|image|video|audio|decoder|special|first|last|per|new)[-_."
+    r" ]?token$",
     re.IGNORECASE,
 )
 """Words of the model, which end like a secret and are none: pad_token, reward_per_token."""
@@ -38,7 +40,7 @@ URL_USER = re.compile(r"(\w://)[^/\s@]+@")
 
 
 def collect(config: Mapping[str, Any] | None = None, seed: int | None = None) -> dict[str, Any]:
-    """Everything worth knowing about this process, ready for JSON; what cannot be found out is absent."""
+    """All that is worth knowing about this process, ready for JSON; what is unknown is absent."""
     known = {
         "script": sys.argv[0] if sys.argv else None,
         "argv": redact_argv(sys.argv),
@@ -56,12 +58,12 @@ def collect(config: Mapping[str, Any] | None = None, seed: int | None = None) ->
 
 
 def redact(value: Any, key: str = "") -> Any:
-    """The same value as JSON knows it, with what looks like a secret, by its name or by itself, blotted out."""
+    """The same value as JSON knows it, with what looks like a secret blotted out."""
     return _redact_plain(plain(value), key)
 
 
 def redact_argv(argv: Sequence[str]) -> list[str]:
-    """A command line with its secrets blotted out: `--token X`, `--token=X`, `api_key=X`, and what looks like one."""
+    """A command line without its secrets: `--token X`, `--token=X`, `api_key=X`, known patterns."""
     shown, owner = [], ""
     for word in argv:
         name, equals, value = word.partition("=")
@@ -99,17 +101,27 @@ def _option(word: str) -> str:
 
 def _versions() -> dict[str, str]:
     """Of ours, and of what we can work with where the training has loaded it."""
-    known = {name: name.replace("-", "_") for group in (("numpy", "torch"), *extras().values()) for name in group}
+    groups = (("numpy", "torch"), *extras().values())
+    known = {name: name.replace("-", "_") for group in groups for name in group}
     loaded = {name: version_of(name) for name, module in known.items() if module in sys.modules}
-    return {"gradiometer": __version__} | {name: found for name, found in loaded.items() if found != MISSING}
+    known = {name: found for name, found in loaded.items() if found != MISSING}
+    return {"gradiometer": __version__} | known
 
 
 def _git() -> dict[str, Any] | None:
     command = ["git", "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
-    # Without optional locks: a `git commit` in the next terminal must not find the index locked by us.
+    # Without optional locks: a `git commit` in the next terminal must not find the index locked by
+    # us.
     environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=GIT_SECONDS, env=environment, check=True)
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=GIT_SECONDS,
+            env=environment,
+            check=True,
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     lines = done.stdout.splitlines()
@@ -138,8 +150,10 @@ def _cpu_model() -> str:
 
 
 def _gpus() -> dict[str, list[str]]:
-    # Only where CUDA is up already: asking would start it, and take memory and a moment from the training.
+    # Only where CUDA is up already: asking would start it, and take memory and a moment from the
+    # training.
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return {}
-    return {"gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]}
+    count = torch.cuda.device_count()
+    return {"gpus": [torch.cuda.get_device_name(index) for index in range(count)]}

@@ -1,4 +1,4 @@
-"""The wire format of protobuf messages, as much of it as logs need: field numbers and what stands in them."""
+"""The wire format of protobuf messages, as much of it as logs need."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SIZES = {FIXED64: 8, FIXED32: 4}
 
 
 def fields(body: bytes) -> Message:
-    """A message one level deep: varints as int, the rest as bytes. ValueError when it is no message."""
+    """A message one level deep: varints as int, the rest as bytes. ValueError when it is none."""
     found: Message = {}
     place, end = 0, len(body)
     while place < end:

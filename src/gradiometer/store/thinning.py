@@ -1,4 +1,4 @@
-"""A long series in few points without losing a spike: buckets of steps with their mean, smallest and largest value."""
+"""A long series in few points without losing a spike: buckets with mean, low and high."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ Bools = np.ndarray[Any, np.dtype[np.bool_]]
 class Thinned:
     """A point stands for a bucket, or where nothing had to be thinned for itself.
 
-    `mean`, `low` and `high` are of the finite values, NaN where a bucket has none; `broken` says it holds a NaN or Inf.
+    `mean`, `low` and `high` are of the finite values, NaN where a bucket has none; `broken` says it
+    holds a NaN or Inf.
     """
 
     steps: Ints
@@ -34,7 +35,8 @@ class Thinned:
 def bucket_edges(first: int, last: int, most: int) -> Ints:
     """Steps at which buckets begin: at most `most` buckets of equal width from first to last."""
     width = -(-(last - first + 1) // most)
-    return np.array(range(first, last + 1, width), dtype=np.int64)  # not arange: the width may not fit 64 bits
+    # Not arange: the width may not fit 64 bits.
+    return np.array(range(first, last + 1, width), dtype=np.int64)
 
 
 def whole(steps: Ints, values: Floats) -> Thinned:
@@ -60,7 +62,8 @@ def thin(steps: Ints, values: Floats, edges: Ints) -> Thinned:
     high = np.maximum.reduceat(np.where(finite, values, -np.inf), starts)
     return Thinned(
         steps=steps[np.append(starts[1:], len(steps)) - 1],
-        mean=np.where(some, np.clip(mean, low, high), np.nan),  # a sum may be too large for a float, a mean never is
+        # A sum may be too large for a float, a mean never is.
+        mean=np.where(some, np.clip(mean, low, high), np.nan),
         low=np.where(some, low, np.nan),
         high=np.where(some, high, np.nan),
         broken=np.logical_or.reduceat(~finite, starts),

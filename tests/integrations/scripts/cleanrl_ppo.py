@@ -62,12 +62,17 @@ if __name__ == "__main__":
     np.random.seed(args.seed)
     torch.manual_seed(args.seed)
     envs = gym.vector.SyncVectorEnv(
-        [lambda: gym.wrappers.RecordEpisodeStatistics(gym.make("CartPole-v1")) for _ in range(num_envs)]
+        [
+            lambda: gym.wrappers.RecordEpisodeStatistics(gym.make("CartPole-v1"))
+            for _ in range(num_envs)
+        ]
     )
     agent = Agent(envs)
     optimizer = optim.Adam(agent.parameters(), lr=2.5e-4, eps=1e-5)
     obs = torch.zeros((num_steps, num_envs, *envs.single_observation_space.shape))
-    actions, logprobs, rewards, dones, values = (torch.zeros((num_steps, num_envs)) for _ in range(5))
+    actions, logprobs, rewards, dones, values = (
+        torch.zeros((num_steps, num_envs)) for _ in range(5)
+    )
     global_step, start = 0, time.time()
     next_obs = torch.Tensor(envs.reset(seed=args.seed)[0])
     next_done = torch.zeros(num_envs)
@@ -84,7 +89,9 @@ if __name__ == "__main__":
             if "_episode" in infos:
                 for i in np.flatnonzero(infos["_episode"]):
                     print(f"global_step={global_step}, episodic_return={infos['episode']['r'][i]}")
-                    writer.add_scalar("charts/episodic_return", infos["episode"]["r"][i], global_step)
+                    writer.add_scalar(
+                        "charts/episodic_return", infos["episode"]["r"][i], global_step
+                    )
         with torch.no_grad():
             next_value = agent.get_value(next_obs).reshape(1, -1)
             advantages = torch.zeros_like(rewards)
@@ -97,14 +104,20 @@ if __name__ == "__main__":
             returns = advantages + values
         b_obs = obs.reshape((-1, *envs.single_observation_space.shape))
         b_logprobs, b_actions = logprobs.reshape(-1), actions.reshape(-1)
-        b_advantages, b_returns, b_values = advantages.reshape(-1), returns.reshape(-1), values.reshape(-1)
+        b_advantages, b_returns, b_values = (
+            advantages.reshape(-1),
+            returns.reshape(-1),
+            values.reshape(-1),
+        )
         b_inds = np.arange(batch_size)
         clipfracs = []
         for _ in range(epochs):
             np.random.shuffle(b_inds)
             for at in range(0, batch_size, batch_size // num_minibatches):
                 mb = b_inds[at : at + batch_size // num_minibatches]
-                _, newlogprob, entropy, newvalue = agent.get_action_and_value(b_obs[mb], b_actions.long()[mb])
+                _, newlogprob, entropy, newvalue = agent.get_action_and_value(
+                    b_obs[mb], b_actions.long()[mb]
+                )
                 logratio = newlogprob - b_logprobs[mb]
                 ratio = logratio.exp()
                 with torch.no_grad():

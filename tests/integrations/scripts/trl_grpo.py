@@ -9,7 +9,9 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
 words = ["<pad>", "<end>", "<unk>", *"abcdefghij"]
-known = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>"))
+known = Tokenizer(
+    models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>")
+)
 known.pre_tokenizer = pre_tokenizers.Split("", "isolated")
 ends = {"pad_token": "<pad>", "eos_token": "<end>", "unk_token": "<unk>", "padding_side": "left"}
 
@@ -20,8 +22,18 @@ def reward(completions, **_):
 
 def main():
     torch.manual_seed(0)
-    shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    ids = {"bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0, "max_position_embeddings": 64}
+    shape = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
+    ids = {
+        "bos_token_id": None,
+        "eos_token_id": 1,
+        "pad_token_id": 0,
+        "max_position_embeddings": 64,
+    }
     model = Qwen2ForCausalLM(Qwen2Config(vocab_size=13, num_key_value_heads=2, **shape, **ids))
     args = GRPOConfig(
         output_dir="out",

@@ -7,14 +7,16 @@ import { runName, severityBadge } from "./words.js";
  * Every finding. Charts go into the elements with `data-slot`; one that two findings share is drawn in the first.
  * @param {object[]} findings
  * @param {import("./words.js").Scene} scene
+ * @param {string[]} first charts that stand above all of them
  */
-export function findingCards(findings, scene) {
+export function findingCards(findings, scene, first = []) {
   if (!findings.length) return null;
   const several = new Set(findings.map((finding) => finding.run)).size > 1;
   const drawn = new Set();
   return el(
     "section",
     { class: "findings", "aria-label": "Findings" },
+    first.map((id) => el("div", { dataset: { slot: id } })),
     findings.map((finding) => findingCard(finding, several, drawn, scene)),
   );
 }

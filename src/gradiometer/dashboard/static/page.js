@@ -80,7 +80,8 @@ export function createPage(store, runs, theme, act) {
       verdictBanners(verdicts, scene(), findings.length > 0),
       answerCards(answers, scene()),
     ]);
-    refresh(part("findings"), [findings, look.slice(0, 3)], () => findingCards(findings, scene()));
+    const told = view.charts.filter((chart) => chart.onsets?.length).map((chart) => chart.id);
+    refresh(part("findings"), [findings, told, look.slice(0, 3)], () => findingCards(findings, scene(), told));
     refresh(part("empty"), empty, () => empty && emptyBox(empty, true));
     refresh(part("facts"), [facts, look.slice(0, 3)], () => factTables(facts, ids, scene()));
     controls.show(view.controls, store.state.options);

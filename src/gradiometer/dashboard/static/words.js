@@ -112,9 +112,9 @@ function verdictRow(verdict, scene) {
   );
 }
 
-const TONES = { good: "fine", bad: "critical", unsure: "unknown" };
+const TONES = { good: "fine", warn: "warn", bad: "critical", unsure: "unknown" };
 
-/** Source 002's questions, each with its answer; a heading a run when there are several. */
+/** The questions about experts, each with its answer; a heading a run when there are several. */
 export function answerCards(answers, scene) {
   if (!answers.length) return null;
   const runs = [...new Set(answers.map((answer) => answer.run))];
@@ -137,7 +137,7 @@ function answerCard(answer) {
     el(
       "dl",
       {},
-      answer.source_reading && [el("dt", {}, "As the source reads it"), el("dd", {}, answer.source_reading)],
+      answer.source_reading && [el("dt", {}, "As Prismatic reads it"), el("dd", {}, answer.source_reading)],
       answer.sound_reading && [el("dt", {}, "What is sound"), el("dd", {}, answer.sound_reading)],
     ),
     answer.missing.length > 0 &&

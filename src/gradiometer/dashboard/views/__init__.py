@@ -1,10 +1,10 @@
-"""A file a tab: each makes a view of the runs on the desk."""
+"""A file a tab: each makes a view of the runs of the request."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from gradiometer.dashboard.desk import Desk
+from gradiometer.dashboard.request import ViewRequest
 from gradiometer.dashboard.shape import View
 from gradiometer.dashboard.views.compare import compare
 from gradiometer.dashboard.views.dynamics import dynamics
@@ -16,7 +16,7 @@ from gradiometer.dashboard.views.terms import terms
 
 __all__ = ["VIEWS"]
 
-VIEWS: dict[str, Callable[[Desk], View]] = {
+VIEWS: dict[str, Callable[[ViewRequest], View]] = {
     "overview": overview,
     "gradients": gradients,
     "terms": terms,

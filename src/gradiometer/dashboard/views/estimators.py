@@ -1,44 +1,54 @@
-"""The tab Estimators: replicates of a policy gradient side by side, and what it takes to see a signal in them."""
+"""The tab Estimators: replicates of a policy gradient side by side, and what it takes to see a
+signal in them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gradiometer.dashboard.desk import Desk, Open
-from gradiometer.dashboard.shape import Chart, Control, Empty, Option, View
-from gradiometer.dashboard.views.estimators_charts import AXES, curve_charts, study_charts
-from gradiometer.dashboard.views.estimators_reading import studies_of
-from gradiometer.dashboard.views.estimators_replicates import replicate_charts
+from gradiometer.charts.estimators import (
+    AXES,
+    curve_charts,
+    measured_on,
+    replicate_charts,
+    study_charts,
+)
+from gradiometer.charts.model import Chart, Empty
+from gradiometer.charts.studies import Studies, bias_notes, studies_of
+from gradiometer.dashboard.request import OpenRun, ViewRequest
+from gradiometer.dashboard.shape import Control, Option, View
 from gradiometer.errors import UnknownName
-from gradiometer.plots.studies import TRACE, Studies, bias_notes
-from gradiometer.words import counted
 
 __all__ = ["estimators"]
 
 NO_STUDY = Empty(
     title="No replicates in this run",
-    cause="Replicates take the gradient of one policy again and again with fresh samples; a training does not do that.",
-    fix="Measure a checkpoint: it becomes a run of its own. Look at that run here, alone or beside others.",
-    code=(
-        "gradiometer variance --ckpt_path runs/tsp/last.ckpt --compare none sample_loo_scaled subloo --run runs/variance\n"
-        "gradiometer variance --ckpt_path runs/tsp/last.ckpt --curve rollouts --values 5 10 20 --run runs/curve"
-    ),
+    cause="Replicates take the gradient of one policy again and again with fresh samples; a "
+    "training does not do that.",
+    fix="Measure a checkpoint: it becomes a run of its own. Look at that run here, alone or beside"
+    " others.",
+    code="gradiometer variance --ckpt_path runs/tsp/last.ckpt --compare none sample_loo_scaled"
+    " subloo --run runs/variance\ngradiometer variance --ckpt_path runs/tsp/last.ckpt --curve"
+    " rollouts --values 5 10 20 --run runs/curve",
 )
 
 
-def estimators(desk: Desk) -> View:
+def estimators(request: ViewRequest) -> View:
     """The study of the chosen run; curves of the other runs beside its own."""
-    ids = [run.id for run in desk.runs]
-    held = {run.id: (run, found) for run in desk.runs if (found := studies_of(run)) is not None}
+    ids = [run.id for run in request.runs]
+    held = {
+        run.id: (run, found) for run in request.runs if (found := studies_of(run.log)) is not None
+    }
     if not held:
         return View(view="estimators", title="Estimators", runs=ids, empty=NO_STUDY)
-    chosen = desk.ask.option("study", next(iter(held)))
+    chosen = request.query.option("study", next(iter(held)))
     if chosen not in held:
         raise UnknownName("study", chosen, held, hint=f"(replicates are in {', '.join(held)})")
     run, found = held[chosen]
     charts: list[Chart] = []
     if found.curve is not None:
-        charts += curve_charts([(run.id, run.label, found), *_others(held, chosen, found.curve.axis)])
+        charts += curve_charts(
+            [(run.id, run.label, found), *_others(held, chosen, found.curve.axis)]
+        )
     charts += [*study_charts(found), *replicate_charts(found)]
     return View(
         view="estimators",
@@ -50,7 +60,9 @@ def estimators(desk: Desk) -> View:
     )
 
 
-def _others(held: Mapping[str, tuple[Open, Studies]], chosen: str, axis: str) -> list[tuple[str, str, Studies]]:
+def _others(
+    held: Mapping[str, tuple[OpenRun, Studies]], chosen: str, axis: str
+) -> list[tuple[str, str, Studies]]:
     return [
         (id, run.label, found)
         for id, (run, found) in held.items()
@@ -58,7 +70,7 @@ def _others(held: Mapping[str, tuple[Open, Studies]], chosen: str, axis: str) ->
     ]
 
 
-def _control(held: Mapping[str, tuple[Open, Studies]], chosen: str) -> Control:
+def _control(held: Mapping[str, tuple[OpenRun, Studies]], chosen: str) -> Control:
     options = [Option(value=id, label=f"{id}: {_what(found)}") for id, (_, found) in held.items()]
     return Control(kind="choice", name="study", label="Study", value=chosen, options=options)
 
@@ -73,19 +85,4 @@ def _header(found: Studies) -> list[str]:
     """The verdicts, then what they rest on, then what keeps the estimators from their objective."""
     verdicts = list(found.comparison.sentences) if found.comparison is not None else []
     verdicts += [found.curve.answer] if found.curve is not None else []
-    return [*verdicts, *filter(None, [_measured_on(found)]), *bias_notes(found)]
-
-
-def _measured_on(found: Studies) -> str:
-    replicates = {study.num_replicates for study in found.studies}
-    units = {study.num_units for study in found.studies if study.reading(TRACE).low is not None}
-    problem, nodes, reduction = (found.common(fact) for fact in ("problem", "num_loc", "reduction"))
-    parts = [
-        f"{problem}{f', {nodes} nodes' if nodes else ''}" if problem else "",
-        counted(found.common("num_instances"), "instance"),
-        counted(found.common("num_starts"), "rollout"),
-        counted(replicates.pop() if len(replicates) == 1 else None, "replicate"),
-        f"{reduction} reduction" if reduction else "",
-        f"95 % intervals over {counted(units.pop(), 'unit')} of instances" if len(units) == 1 else "",
-    ]
-    return " · ".join(part for part in parts if part)
+    return [*verdicts, *filter(None, [measured_on(found)]), *bias_notes(found)]

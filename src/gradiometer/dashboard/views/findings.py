@@ -1,31 +1,51 @@
-"""The tab Findings: everything the doctor found in the runs, each with the curves it rests on, and what it could not check."""
+"""The tab Findings: everything the doctor found in the runs, each with the curves it rests on, and
+what it could not check."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Literal
 
 import numpy as np
 
-from gradiometer.dashboard.consultant import READING
-from gradiometer.dashboard.desk import Desk, Open, info_of
-from gradiometer.dashboard.shape import Axis, Chart, Control, FindingCard, Level, Number, Option, Span, TableOf, View
-from gradiometer.dashboard.views.series import axis_of, called
-from gradiometer.dashboard.views.verdicts import card_of, verdict_of
+from gradiometer.charts.model import (
+    Axis,
+    Chart,
+    Level,
+    Number,
+    Span,
+    TableOf,
+    axis_of,
+    info_of,
+)
+from gradiometer.charts.timeline import series_of, timeline
+from gradiometer.dashboard.diagnoses import READING
+from gradiometer.dashboard.request import OpenRun, ViewRequest
+from gradiometer.dashboard.shape import Control, FindingCard, Option, Verdict, View
+from gradiometer.dashboard.views.series import called
 from gradiometer.doctor.diagnosis import Diagnosis
+from gradiometer.doctor.report import checks_run
 from gradiometer.doctor.rule import Skipped
 from gradiometer.errors import UnknownName
 from gradiometer.metrics import resolve
 from gradiometer.records import Evidence, Finding
+from gradiometer.words import counted
 
-__all__ = ["findings"]
+__all__ = ["card_of", "findings", "verdict_of"]
 
 SEVERITIES = ("info", "warn", "critical")
-CHOICES = {"all": "all", "info": "info and above", "warn": "warn and above", "critical": "critical only"}
+CHOICES = {
+    "all": "all",
+    "info": "info and above",
+    "warn": "warn and above",
+    "critical": "critical only",
+}
 MOST_CHARTS, MOST_OF_ONE = 40, 4
 """Charts of the view, and of one finding: after that a finding has words only."""
+MOST_TIMELINES = 4
 MOST_SAID, MOST_WHYS = 6, 3
 SAID_LIVE = "said during the training; the run as it is now does not show it"
 
@@ -47,7 +67,7 @@ class _Case:
     """A finding of a run."""
 
     place: int
-    run: Open
+    run: OpenRun
     label: str
     finding: Finding
     folded: tuple[Finding, ...]
@@ -55,59 +75,83 @@ class _Case:
     """Said by the live doctor, and not by the diagnosis of the run as it is."""
 
 
-def findings(desk: Desk) -> View:
+def findings(request: ViewRequest) -> View:
     """The findings of every run, the focus first; then what would let the other rules look."""
-    at_least = desk.ask.option("severity", "all")
+    at_least = request.query.option("severity", "all")
     if at_least not in CHOICES:
         raise UnknownName("severity", at_least, CHOICES, hint=f"(there are {', '.join(CHOICES)})")
-    diagnoses = [desk.opinion(run).diagnosis for run in desk.runs]
+    diagnoses = [request.latest_diagnosis(run).diagnosis for run in request.runs]
     cases = [
         case
-        for place, (run, diagnosis) in enumerate(zip(desk.runs, diagnoses, strict=True))
-        for case in _cases(place, run, called(desk, run), diagnosis)
+        for place, (run, diagnosis) in enumerate(zip(request.runs, diagnoses, strict=True))
+        for case in _cases(place, run, called(request, run), diagnosis)
     ]
     shown = [case for case in cases if _reaches(case.finding, at_least)]
-    cards, charts = _drawn(desk, shown)
+    timelines = _timelines(request, diagnoses)
+    cards, charts = _drawn(request, shown)
     return View(
         view="findings",
         title="Findings",
-        runs=[run.id for run in desk.runs],
-        header=_header(desk, diagnoses, cases, shown, cards),
-        verdicts=[verdict_of(desk, run) for run in desk.runs],
+        runs=[run.id for run in request.runs],
+        header=_header(request, diagnoses, cases, shown, cards),
+        verdicts=[verdict_of(request, run) for run in request.runs],
         findings=cards,
         controls=[_control(at_least)],
-        charts=[*charts, *_skipped_table(desk, diagnoses)],
+        charts=[*timelines, *charts, *_skipped_table(request, diagnoses)],
     )
 
 
-def _cases(place: int, run: Open, label: str, diagnosis: Diagnosis) -> Iterator[_Case]:
-    """What the diagnosis says, then what only the live doctor said, each of these once and as it was said last."""
+def _timelines(request: ViewRequest, diagnoses: Sequence[Diagnosis]) -> list[Chart]:
+    """What happened in each run, in order; of many runs in the first of them."""
+    made: list[Chart] = []
+    for place, (run, diagnosis) in enumerate(zip(request.runs, diagnoses, strict=True)):
+        series = series_of(diagnosis)
+        if series is None or series not in run.names or len(made) == MOST_TIMELINES:
+            continue
+        several = len(request.runs) > 1
+        chart = timeline(diagnosis, request.line(run, series), id=f"timeline-{place}")
+        title = f"{chart.title}: {called(request, run)}" if several else chart.title
+        made.append(replace(chart, title=title))
+    return made
+
+
+def _cases(place: int, run: OpenRun, label: str, diagnosis: Diagnosis) -> Iterator[_Case]:
+    """What the diagnosis says, then what only the live doctor said, as it was said last."""
     told = {(finding.id, finding.block) for finding in (*diagnosis.findings, *diagnosis.folded)}
     only_live = {(finding.id, finding.block): finding for finding in run.log.findings()}
     said = [finding for key, finding in only_live.items() if key not in told]
     for live, listed in ((False, diagnosis.findings), (True, said)):
         for finding in listed:
-            yield _Case(place=place, run=run, label=label, finding=finding, folded=diagnosis.folded, live=live)
+            yield _Case(
+                place=place,
+                run=run,
+                label=label,
+                finding=finding,
+                folded=diagnosis.folded,
+                live=live,
+            )
 
 
 def _reaches(finding: Finding, at_least: str) -> bool:
     return at_least == "all" or SEVERITIES.index(finding.severity) >= SEVERITIES.index(at_least)
 
 
-def _drawn(desk: Desk, cases: Sequence[_Case]) -> tuple[list[FindingCard], list[Chart]]:
+def _drawn(request: ViewRequest, cases: Sequence[_Case]) -> tuple[list[FindingCard], list[Chart]]:
     """A card for each, with its charts as long as there is room."""
     cards: list[FindingCard] = []
     charts: list[Chart] = []
     for case in cases:
         room = min(MOST_OF_ONE, MOST_CHARTS - len(charts))
-        own = _charts(desk, case, room, {chart.id for chart in charts})
-        card = card_of(case.finding, case.run.id, folded=case.folded, charts=[chart.id for chart in own])
+        own = _charts(request, case, room, {chart.id for chart in charts})
+        card = card_of(
+            case.finding, case.run.id, folded=case.folded, charts=[chart.id for chart in own]
+        )
         cards.append(replace(card, basis=f"{card.basis}, {SAID_LIVE}") if case.live else card)
         charts += own
     return cards, charts
 
 
-def _charts(desk: Desk, case: _Case, room: int, taken: set[str]) -> list[Chart]:
+def _charts(request: ViewRequest, case: _Case, room: int, taken: set[str]) -> list[Chart]:
     """The series its evidence names, with the steps it points at."""
     finding = case.finding
     named: dict[str, list[Evidence]] = {}
@@ -127,11 +171,15 @@ def _charts(desk: Desk, case: _Case, room: int, taken: set[str]) -> list[Chart]:
                 id=id,
                 kind="lines",
                 title=series,
-                section=f"{case.label}: {finding.title}" if len(desk.runs) > 1 else finding.title,
+                section=f"{case.label}: {finding.title}"
+                if len(request.runs) > 1
+                else finding.title,
                 subtitle="; ".join(dict.fromkeys(each.reading for each in readings)),
                 x=Axis(title="step"),
                 y=axis_of(series),
-                lines=[desk.line(case.run, series, series if len(desk.runs) == 1 else case.label)],
+                lines=[
+                    request.line(case.run, series, series if len(request.runs) == 1 else case.label)
+                ],
                 levels=_levels(case.run, series),
                 spans=_spans(finding, readings),
                 info=info_of(series),
@@ -150,12 +198,14 @@ def _spans(finding: Finding, evidence: Sequence[Evidence]) -> list[Span]:
             spans.append(Span(first=ends[0], last=ends[-1], label=said, severity=finding.severity))
     since = finding.since_step
     if since is not None and since not in {span.first for span in spans}:
-        spans.append(Span(first=since, last=None, label=f"since step {since}", severity=finding.severity))
+        spans.append(
+            Span(first=since, last=None, label=f"since step {since}", severity=finding.severity)
+        )
     return list(dict.fromkeys(spans))
 
 
-def _levels(run: Open, series: str) -> list[Level]:
-    """What the values are to be compared with: the clip's threshold, 0 for a cosine, the ends of a usual range."""
+def _levels(run: OpenRun, series: str) -> list[Level]:
+    """What values are compared with: the clip's threshold, 0, the ends of a usual range."""
     known = resolve(series)
     if known is None or known[1] is not None:
         return []
@@ -173,29 +223,34 @@ def _levels(run: Open, series: str) -> list[Level]:
 
 
 def _header(
-    desk: Desk,
+    request: ViewRequest,
     diagnoses: Sequence[Diagnosis],
     cases: Sequence[_Case],
     shown: Sequence[_Case],
     cards: Sequence[FindingCard],
 ) -> list[str]:
     reading = sum(diagnosis.verdict == READING for diagnosis in diagnoses)
-    pairs = list(zip(desk.runs, diagnoses, strict=True))
+    pairs = list(zip(request.runs, diagnoses, strict=True))
     told = [pairs[0], *sorted(pairs[1:], key=lambda pair: not _serious(pair[1]))[: MOST_SAID - 1]]
-    whose = [f"{called(desk, run)}: " if len(pairs) > 1 else "" for run, _ in told]
-    lines = [f"{name}{_found_said(diagnosis)}" for name, (_, diagnosis) in zip(whose, told, strict=True)]
+    whose = [f"{called(request, run)}: " if len(pairs) > 1 else "" for run, _ in told]
+    lines = [
+        f"{name}{_found_said(diagnosis)}" for name, (_, diagnosis) in zip(whose, told, strict=True)
+    ]
     rest = [diagnosis for run, diagnosis in pairs if run.id not in {each.id for each, _ in told}]
     if rest:
-        fine = sum(not _serious(diagnosis) and diagnosis.verdict != READING for diagnosis in rest)
-        lines.append(f"{len(rest)} more runs: nothing wrong in {fine} of them.")
+        fine = sum(diagnosis.state == "healthy" for diagnosis in rest)
+        lines.append(f"{len(rest)} more runs: {fine} of them healthy.")
     if reading and len(pairs) > 1:
-        lines.append(f"The doctor is still reading {reading} of {len(pairs)} runs; what it finds appears by itself.")
+        lines.append(
+            f"The doctor is still reading {reading} of {len(pairs)} runs; what it finds appears by"
+            " itself."
+        )
     live = sum(case.live for case in shown)
     if live:
-        lines.append(f"{live} finding{'s' * (live != 1)} {SAID_LIVE}; marked below.")
+        lines.append(f"{counted(live, 'finding')} {SAID_LIVE}; marked below.")
     if len(shown) < len(cases):
         hidden = len(cases) - len(shown)
-        lines.append(f"{hidden} finding{'s' * (hidden != 1)} of lower severity not shown.")
+        lines.append(f"{counted(hidden, 'finding')} of lower severity not shown.")
     bare = sum(not card.charts and _drawable(case) for card, case in zip(cards, shown, strict=True))
     if bare:
         lines.append(f"{bare} findings have no charts here: put their run in focus to see them.")
@@ -207,15 +262,22 @@ def _serious(diagnosis: Diagnosis) -> int:
 
 
 def _found_said(diagnosis: Diagnosis) -> str:
-    """How many findings; of a run without a serious one that nothing is wrong. Then how many rules found nothing."""
+    """How many findings, or that nothing is wrong; then how many checks could run."""
     if diagnosis.verdict == READING:
         return READING
     serious = _serious(diagnosis)
     notes = len(diagnosis.findings) - serious
-    looked = f"{len(diagnosis.looked)} rules looked and found nothing, {len(diagnosis.skipped)} lack what they need."
+    looked = checks_run(diagnosis)
     if not serious:
-        return f"{diagnosis.verdict} " + (f"Worth knowing, not acting on: {notes}. " if notes else "") + looked
-    return f"{serious} finding{'s' * (serious != 1)} to act on{f', {notes} worth knowing' if notes else ''}. {looked}"
+        return (
+            f"{diagnosis.verdict} "
+            + (f"Worth knowing, not acting on: {notes}. " if notes else "")
+            + looked
+        )
+    return (
+        f"{counted(serious, 'finding')} to act"
+        f" on{f', {notes} worth knowing' if notes else ''}. {looked}"
+    )
 
 
 def _drawable(case: _Case) -> bool:
@@ -224,36 +286,96 @@ def _drawable(case: _Case) -> bool:
 
 def _control(at_least: str) -> Control:
     options = [Option(value=value, label=label) for value, label in CHOICES.items()]
-    return Control(kind="choice", name="severity", label="Severity", value=at_least, options=options)
+    return Control(
+        kind="choice", name="severity", label="Severity", value=at_least, options=options
+    )
 
 
-def _skipped_table(desk: Desk, diagnoses: Sequence[Diagnosis]) -> list[Chart]:
-    """The rules that could not look, by the metric that would let them, the most useful metric first."""
+def _skipped_table(request: ViewRequest, diagnoses: Sequence[Diagnosis]) -> list[Chart]:
+    """The rules that could not look, by the metric they lack, the most useful first."""
     by_metric: dict[str, list[tuple[int, Skipped]]] = {}
     for place, diagnosis in enumerate(diagnoses):
         for each in diagnosis.skipped:
             by_metric.setdefault(each.metric or each.why, []).append((place, each))
-    many = len(desk.runs) > 1
-    ordered = sorted(by_metric.values(), key=lambda found: (-len({each.rule for _, each in found}), found[0][1].metric))
+    many = len(request.runs) > 1
+    ordered = sorted(
+        by_metric.values(),
+        key=lambda found: (-len({each.rule for _, each in found}), found[0][1].metric),
+    )
     cells: list[list[Number]] = []
     for found in ordered:
         rules = sorted({each.rule for _, each in found})
-        runs = [f"{len({place for place, _ in found})} of {len(desk.runs)}"] if many else []
+        runs = [f"{len({place for place, _ in found})} of {len(request.runs)}"] if many else []
         whys = [why for why, _ in Counter(each.why for _, each in found).most_common()]
         how = "; ".join(whys[:MOST_WHYS]) + ("; ..." if len(whys) > MOST_WHYS else "")
         cells.append([found[0][1].metric or "-", ", ".join(rules), *runs, how])
     if not cells:
         return []
-    columns = ["metric", "rules it would enable", *(["runs concerned"] if many else []), "how to get it"]
+    columns = [
+        "metric",
+        "checks it would enable",
+        *(["runs concerned"] if many else []),
+        "how to get it",
+    ]
     num = len({each.rule for found in ordered for _, each in found})
     return [
         Chart(
-            id="skipped", kind="table", title=f"{num} rules could not look", section="What could not be checked",
-            subtitle="by what they lack, the metric that would enable most first", wide=True,
+            id="skipped",
+            kind="table",
+            title=f"{counted(num, 'check')} skipped: missing data",
+            section="What could not be checked",
+            subtitle="by what they lack, the metric that would enable most first",
+            wide=True,
             table=TableOf(columns=columns, cells=cells),
         )
-    ]  # fmt: skip
+    ]
 
 
 def _plain(text: str) -> str:
     return re.sub(r"[^\w.-]+", "-", text)
+
+
+def verdict_of(request: ViewRequest, run: OpenRun) -> Verdict:
+    """The doctor's sentence on a run, with the finding to act on first."""
+    latest = request.latest_diagnosis(run)
+    diagnosis = latest.diagnosis
+    counted: Counter[str] = Counter(finding.severity for finding in diagnosis.findings)
+    first = diagnosis.findings[0] if diagnosis.findings else None
+    return Verdict(
+        run=run.id,
+        text=diagnosis.verdict,
+        severity=_severity(diagnosis),
+        finding=None if first is None else card_of(first, run.id, folded=diagnosis.folded),
+        counts={severity: counted[severity] for severity in reversed(SEVERITIES)},
+        step=latest.step,
+    )
+
+
+def card_of(
+    finding: Finding, run_id: str, folded: Iterable[Finding] = (), charts: Sequence[str] = ()
+) -> FindingCard:
+    """A finding as the page shows it, with those of `folded` that it explains."""
+    told = {each.id: each for each in folded}
+    return FindingCard(
+        run=run_id,
+        id=finding.id,
+        title=finding.title,
+        severity=finding.severity,
+        basis=finding.basis,
+        since_step=finding.since_step,
+        block=finding.block,
+        evidence=[asdict(evidence) for evidence in finding.evidence],
+        cause=finding.cause,
+        fix=list(finding.fix),
+        confirm=finding.confirm,
+        references=list(finding.references),
+        folded=[f"{id}: {told[id].title}" if id in told else id for id in finding.suppressed],
+        charts=list(charts),
+    )
+
+
+def _severity(diagnosis: Diagnosis) -> Literal["fine", "info", "warn", "critical", "unknown"]:
+    """The worst finding's; without any it is fine only if some rule had what it needs."""
+    if diagnosis.findings:
+        return diagnosis.findings[0].severity
+    return "fine" if diagnosis.looked else "unknown"

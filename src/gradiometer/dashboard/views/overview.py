@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
-from gradiometer.dashboard.desk import Desk, Open, info_of
-from gradiometer.dashboard.shape import Axis, Chart, Empty, Level, Line, Number, Span, TableOf, Verdict, View
-from gradiometer.dashboard.views.facts import facts_of, shortened
-from gradiometer.dashboard.views.layers import Blocks, block_title, blocks_of, in_model_order, measured_at, watch_it
-from gradiometer.dashboard.views.norms import STAGES, norm_lines
-from gradiometer.dashboard.views.series import Curves, best, called, chart, reward_of, said
-from gradiometer.dashboard.views.verdicts import verdict_of
-from gradiometer.doctor.report.further import lacking
+from gradiometer.charts.model import Axis, Chart, Empty, Level, Line, Number, Span, TableOf, info_of
+from gradiometer.dashboard.request import OpenRun, ViewRequest
+from gradiometer.dashboard.shape import Fact, Verdict, View
+from gradiometer.dashboard.views.findings import verdict_of
+from gradiometer.dashboard.views.series import (
+    STAGES,
+    Curves,
+    RunBlocks,
+    best,
+    block_title,
+    blocks_of,
+    called,
+    chart,
+    in_model_order,
+    measured_at,
+    norm_lines,
+    reward_of,
+    said,
+    watch_it,
+)
+from gradiometer.doctor.report import lacking
 from gradiometer.store.importers import Log
+from gradiometer.words import some
 
-__all__ = ["overview"]
+__all__ = ["facts_of", "overview", "shortened"]
 
 MOST_VERDICTS = 4
 MOST_EVENTS = 50
@@ -29,21 +45,21 @@ MOST_STRIPS = 64
 SECTION = "Curves"
 
 
-def overview(desk: Desk) -> View:
-    """The verdict first, then the few curves that matter, health over time, what happened and what was run."""
-    verdicts = [verdict_of(desk, run) for run in desk.runs[:MOST_VERDICTS]]
-    curves = Curves(desk)
-    charts = [*_curves(curves), *_health(curves, desk.focus)]
+def overview(request: ViewRequest) -> View:
+    """The verdict first, then a few curves, health over time, events and facts."""
+    verdicts = [verdict_of(request, run) for run in request.runs[:MOST_VERDICTS]]
+    curves = Curves(request)
+    charts = [*_curves(curves), *_health(curves, request.focus)]
     if not any(chart.lines for chart in charts):
         charts = _anything(curves)
     return View(
         view="overview",
         title="Overview",
-        runs=[run.id for run in desk.runs],
+        runs=[run.id for run in request.runs],
         verdicts=verdicts,
-        charts=[*(_with_spans(chart, verdicts[0]) for chart in charts), *_events(desk)],
-        facts=facts_of(desk.runs),
-        empty=None if charts else _nothing(desk),
+        charts=[*(_with_spans(chart, verdicts[0]) for chart in charts), *_events(request)],
+        facts=facts_of(request.runs),
+        empty=None if charts else _nothing(request),
     )
 
 
@@ -54,60 +70,88 @@ def _curves(curves: Curves) -> list[Chart]:
         *_losses(curves),
         *_norms(curves),
         *chart("entropy", "Entropy", curves.of("entropy"), section=SECTION),
-        *chart("clip", "Clip rate", _clips(curves), section=SECTION, low=0.0, high=1.0, levels=[outliers]),
+        *chart(
+            "clip",
+            "Clip rate",
+            _clips(curves),
+            section=SECTION,
+            low=0.0,
+            high=1.0,
+            levels=[outliers],
+        ),
         *chart("kl", "KL from the policy that sampled", curves.of("approx_kl"), section=SECTION),
         *chart("kl_ref", "KL from the reference policy", curves.of("kl_ref"), section=SECTION),
     ]
 
 
 def _rewards(curves: Curves) -> list[Line]:
-    found = ((run, reward_of(run)) for run in curves.desk.runs)
+    found = ((run, reward_of(run)) for run in curves.request.runs)
     return [curves.line(run, name, said(name)) for run, name in found if name is not None]
 
 
+PARTS_OF_LOSS = ("policy_loss", "value_loss")
+
+
 def _losses(curves: Curves) -> list[Chart]:
-    """Of runs without a reward, for which the loss is what they are after; and of logs, which have little else to show."""
-    runs = [run for run in curves.desk.runs if reward_of(run) is None or isinstance(run.log, Log)]
-    parted = [run for run in runs if best(run, "loss") is None]
+    """Of runs without a reward, which are after the loss; and of logs, which have little else."""
+    runs = [
+        run for run in curves.request.runs if reward_of(run) is None or isinstance(run.log, Log)
+    ]
+    # A sum of policy and value loss says less than they do.
+    whole = [run for run in runs if not any(best(run, part) for part in PARTS_OF_LOSS)]
     return [
-        *chart("loss", "Loss", curves.of("loss", runs), section=SECTION),
+        *chart("loss", "Loss", curves.of("loss", whole), section=SECTION),
         *chart("val_loss", "Validation loss", curves.of("val/loss", runs), section=SECTION),
-        *chart("policy_loss", "Policy loss", curves.of("policy_loss", parted), section=SECTION),
-        *chart("value_loss", "Value loss", curves.of("value_loss", parted), section=SECTION),
+        *chart("policy_loss", "Policy loss", curves.of("policy_loss", runs), section=SECTION),
+        *chart("value_loss", "Value loss", curves.of("value_loss", runs), section=SECTION),
     ]
 
 
 def _norms(curves: Curves) -> list[Chart]:
     """The whole gradient at each stage; of many runs only as it came out of backward."""
-    runs = curves.desk.runs
+    runs = curves.request.runs
     stages = STAGES[:1] if curves.crowded else STAGES
     made = chart(
-        "norm", "Gradient norm by stage", [line for run in runs for line in norm_lines(curves, run, stages)],
-        section=SECTION, subtitle="raw only, of so many runs" if curves.crowded else "",
-    )  # fmt: skip
+        "norm",
+        "Gradient norm by stage",
+        [line for run in runs for line in norm_lines(curves, run, stages)],
+        section=SECTION,
+        subtitle="raw only, of so many runs" if curves.crowded else "",
+    )
     if made:
         return made
-    empty = _no_norm(curves.desk)
+    empty = _no_norm(curves.request)
     info = info_of("grad/<block>/norm/raw")
-    return [Chart(id="norm", kind="lines", title="Gradient norm by stage", section=SECTION, info=info, empty=empty)]
+    return [
+        Chart(
+            id="norm",
+            kind="lines",
+            title="Gradient norm by stage",
+            section=SECTION,
+            info=info,
+            empty=empty,
+        )
+    ]
 
 
-def _no_norm(desk: Desk) -> Empty:
-    run = desk.focus
-    more = lacking(desk.opinion(run).diagnosis).measured
-    fix = "Put the meter around the training" + (f": it lets {more} more rules of the doctor look." if more else ".")
+def _no_norm(request: ViewRequest) -> Empty:
+    run = request.focus
+    more = lacking(request.latest_diagnosis(run).diagnosis).measured
+    fix = "Put the meter around the training" + (
+        f": it lets {more} more rules of the doctor look." if more else "."
+    )
     return Empty(
         title="No gradient norm",
-        cause=f"{called(desk, run)} has no series that is known as a gradient norm.",
+        cause=f"{called(request, run)} has no series that is known as a gradient norm.",
         fix=fix,
         code=watch_it(run=run),
     )
 
 
 def _clips(curves: Curves) -> list[Line]:
-    """The share of steps that were clipped, of the whole model, or of the blocks that are clipped by themselves."""
+    """The share of clipped steps, of the model or of blocks clipped by themselves."""
     lines = []
-    for run in curves.desk.runs:
+    for run in curves.request.runs:
         whole = _clip_name(run, "all")
         if whole is not None:
             lines.append(curves.line(run, whole, whole))
@@ -118,36 +162,51 @@ def _clips(curves: Curves) -> list[Line]:
     return lines
 
 
-def _clip_name(run: Open, block: str) -> str | None:
+def _clip_name(run: OpenRun, block: str) -> str | None:
     names = (f"grad/{block}/clip/{end}" for end in ("rate", "active"))
     return next((name for name in names if name in run.names), None)
 
 
-def _health(curves: Curves, run: Open) -> list[Chart]:
-    """A strip for each block: the named ones, or the layers where nobody named any; more than a strip can show are left out."""
+def _health(curves: Curves, run: OpenRun) -> list[Chart]:
+    """A strip for each named block, or each layer where nobody named any."""
     blocks = blocks_of(run)
     too_many = blocks.whole and len(blocks.layers) > MOST_STRIPS
-    shown = [*blocks.main, *(() if blocks.named or too_many else in_model_order(run, blocks.layers))]
+    shown = [
+        *blocks.main,
+        *(() if blocks.named or too_many else in_model_order(run, blocks.layers)),
+    ]
     if not shown:
         return []
     rows = [block for block in shown if f"grad/{block}/health" in run.names]
-    lines = [curves.row(run, f"grad/{block}/health", block_title(block), most=MOST_COLUMNS) for block in rows]
+    lines = [
+        curves.row(run, f"grad/{block}/health", block_title(block), most=MOST_COLUMNS)
+        for block in rows
+    ]
     return [
         Chart(
-            id="health", kind="map", title="Health by block", section="Health", y=Axis(title="health", low=0.0, high=1.0),
-            subtitle=_about_health(blocks, [block for block in shown if block not in rows] if rows else []),
-            lines=lines, reduce="min", colours="health", info=info_of("grad/<block>/health"), wide=True,
+            id="health",
+            kind="map",
+            title="Health by block",
+            section="Health",
+            y=Axis(title="health", low=0.0, high=1.0),
+            subtitle=_about_health(
+                blocks, [block for block in shown if block not in rows] if rows else []
+            ),
+            lines=lines,
+            reduce="min",
+            colours="health",
+            info=info_of("grad/<block>/health"),
+            wide=True,
             empty=None if rows else measured_at(run, "health", "standard"),
         )
-    ]  # fmt: skip
+    ]
 
 
-def _about_health(blocks: Blocks, without: Sequence[str]) -> str:
+def _about_health(blocks: RunBlocks, without: Sequence[str]) -> str:
     told = []
     if without:
         names = [block_title(block) for block in without]
-        more = f" and {len(names) - 8} more" if len(names) > 8 else ""
-        told.append(f"No health yet, for want of a gradient: {', '.join(names[:8])}{more}")
+        told.append(f"No health yet, for want of a gradient: {some(names, 8)}")
     if not blocks.named and len(blocks.layers) > MOST_STRIPS:
         told.append(f"its {len(blocks.layers)} layers are on the tab Gradients")
     return " · ".join(told)
@@ -155,10 +214,10 @@ def _about_health(blocks: Blocks, without: Sequence[str]) -> str:
 
 def _anything(curves: Curves) -> list[Chart]:
     """Of a log in which nothing is known by name: its first series."""
-    focus = curves.desk.focus
+    focus = curves.request.focus
     charts = []
     for name in sorted(focus.names)[:MOST_VERDICTS]:
-        lines = [curves.line(run, name, name) for run in curves.desk.runs if name in run.names]
+        lines = [curves.line(run, name, name) for run in curves.request.runs if name in run.names]
         charts += chart(f"series-{name}", name, lines, section=SECTION)
     return charts
 
@@ -172,18 +231,24 @@ def _with_spans(chart: Chart, verdict: Verdict) -> Chart:
     if not any(line.run == finding.run and line.name in rests_on for line in chart.lines):
         return chart
     return replace(
-        chart, spans=[Span(first=finding.since_step, last=None, label=finding.id, severity=finding.severity)]
+        chart,
+        spans=[
+            Span(first=finding.since_step, last=None, label=finding.id, severity=finding.severity)
+        ],
     )
 
 
-def _events(desk: Desk) -> list[Chart]:
+def _events(request: ViewRequest) -> list[Chart]:
     """The last events of the runs that have a verdict; how a run was set up is left out."""
-    several = len(desk.runs) > 1
+    several = len(request.runs) > 1
     rows: list[tuple[int, list[Number]]] = []
-    for run in desk.runs[:MOST_VERDICTS]:
+    for run in request.runs[:MOST_VERDICTS]:
         own = [event for event in run.log.events() if event.kind not in ROUTINE][-MOST_EVENTS:]
-        who = [called(desk, run)] if several else []
-        rows += [(event.step, [*who, event.step, event.kind, _first_line(event.message)]) for event in own]
+        who = [called(request, run)] if several else []
+        rows += [
+            (event.step, [*who, event.step, event.kind, _first_line(event.message)])
+            for event in own
+        ]
     if not rows:
         return []
     rows.sort(key=lambda row: row[0])
@@ -191,17 +256,85 @@ def _events(desk: Desk) -> list[Chart]:
         columns=[*(["run"] if several else []), "step", "event", "what happened"],
         cells=[cells for _, cells in rows[-MOST_EVENTS:]],
     )
-    return [Chart(id="events", kind="table", title="Events", section="Events", table=table, wide=True)]
+    return [
+        Chart(id="events", kind="table", title="Events", section="Events", table=table, wide=True)
+    ]
 
 
 def _first_line(message: str) -> str:
     return shortened(next(iter(message.strip().splitlines()), ""), MOST_MESSAGE)
 
 
-def _nothing(desk: Desk) -> Empty:
+def _nothing(request: ViewRequest) -> Empty:
     return Empty(
         title="Nothing was recorded yet",
-        cause=f"{called(desk, desk.focus)} has no series.",
-        fix="The first measured step brings them; this page notices by itself. Without a meter, this is how to begin:",
+        cause=f"{called(request, request.focus)} has no series.",
+        fix="The first measured step brings them; this page notices by itself. Without a meter,"
+        " this is how to begin:",
         code=watch_it(),
     )
+
+
+GROUPS = ("Run", "Config", "Versions", "Hardware", "Git")
+UNDER = {"config": "Config", "versions": "Versions", "hardware": "Hardware", "git": "Git"}
+"""Facts that hold a group each; their names need no prefix."""
+ALONE = {"python": "Versions", "schema_version": "Versions", "platform": "Hardware"}
+FIRST = ("started", "script", "argv", "cwd", "seed")
+LONGEST = 160
+
+
+def facts_of(runs: Sequence[OpenRun]) -> list[Fact]:
+    """Each fact once, by run; it differs where a run has another, or none."""
+    found: dict[tuple[str, str], dict[str, str]] = {}
+    for run in runs:
+        for group, name, value in _told(run.log.facts):
+            found.setdefault((group, name), {})[run.id] = value
+    ordered = sorted(found.items(), key=lambda item: (GROUPS.index(item[0][0]), _place(*item[0])))
+    return [
+        Fact(
+            group=group,
+            name=name,
+            values={id: shortened(value) for id, value in values.items()},
+            differs=len(set(values.values())) > 1 or len(values) < len(runs),
+        )
+        for (group, name), values in ordered
+    ]
+
+
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Settings by dotted path, as text."""
+    if isinstance(value, Mapping) and value:
+        for key, inside in value.items():
+            yield from leaves(inside, f"{path}.{key}" if path else str(key))
+    else:
+        yield (
+            path,
+            (
+                value
+                if isinstance(value, str)
+                else json.dumps(value, ensure_ascii=False, default=str)
+            ),
+        )
+
+
+def shortened(text: str, longest: int = LONGEST) -> str:
+    """A long text without its middle."""
+    if len(text) <= longest:
+        return text
+    half = (longest - 3) // 2
+    return f"{text[:half]} … {text[-half:]}"
+
+
+def _told(facts: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    for key, value in facts.items():
+        if key == "argv" and isinstance(value, Sequence) and not isinstance(value, str):
+            yield "Run", key, " ".join(map(str, value))
+            continue
+        group = UNDER.get(key) if isinstance(value, Mapping) else None
+        for name, text in leaves(value, "" if group else key):
+            yield group or ALONE.get(key, "Run"), name or key, text
+
+
+def _place(group: str, name: str) -> int:
+    """A few of the run come first; the others stay in the order they were told."""
+    return FIRST.index(name) if group == "Run" and name in FIRST else len(FIRST)

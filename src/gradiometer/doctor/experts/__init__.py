@@ -1,3 +1,3 @@
-"""Do the experts learn different things? The three questions of source 002, from a run or a log."""
+"""Do the experts learn different things? Three questions, answered from a run or a log."""
 
 __all__: list[str] = []

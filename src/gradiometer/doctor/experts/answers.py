@@ -1,4 +1,4 @@
-"""What an answer is made of: a verdict, the readings it rests on, and what is missing where there is none."""
+"""What an answer is made of: a verdict, the readings it rests on, and what is missing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,16 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-__all__ = ["Answer", "Answers", "Number", "Routing", "SeriesSource", "Verdict"]
+__all__ = [
+    "TONES",
+    "Answer",
+    "Answers",
+    "Number",
+    "Routing",
+    "SeriesSource",
+    "Tone",
+    "Verdict",
+]
 
 Routing = Literal["merged", "top-k", "unknown"]
 
@@ -18,10 +27,28 @@ Verdict = Literal[
     "genuine",
     "explained by routing",
     "lasts",
+    "fades",
     "collapses",
     "converged",
+    "dead",
     "undecided",
 ]
+
+Tone = Literal["good", "warn", "bad", "unsure"]
+
+TONES: dict[Verdict, Tone] = {
+    "waking up": "good",
+    "genuine": "good",
+    "lasts": "good",
+    "not waking up": "warn",
+    "explained by routing": "warn",
+    "fades": "warn",
+    "converged": "warn",
+    "collapses": "bad",
+    "dead": "bad",
+    "undecided": "unsure",
+}
+"""How a verdict is shown, on the page and in a terminal alike."""
 
 
 class SeriesSource(Protocol):
@@ -36,7 +63,9 @@ class SeriesSource(Protocol):
         """Every series."""
         ...
 
-    def series(self, name: str) -> tuple[np.ndarray[Any, np.dtype[np.int64]], np.ndarray[Any, np.dtype[np.float64]]]:
+    def series(
+        self, name: str
+    ) -> tuple[np.ndarray[Any, np.dtype[np.int64]], np.ndarray[Any, np.dtype[np.float64]]]:
         """Steps and values of a series."""
         ...
 
@@ -51,7 +80,7 @@ class Number:
     value: float
     """Its mean; of a `trend` what it did over the window, in decades."""
     low: float | None = None
-    """95 % interval, honest about autocorrelation; None when the measurements are too few for one."""
+    """95 % interval, honest about autocorrelation; None below the measurements it needs."""
     high: float | None = None
     p_value: float | None = None
     """Of a trend: two-sided Mann–Kendall on block means; None below 8 blocks."""
@@ -63,7 +92,7 @@ class Number:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """One question, answered twice: as source 002 reads its numbers, and soundly."""
+    """One question, answered twice: as the Prismatic dynamics tab reads it, and soundly."""
 
     question: str
     verdict: Verdict
@@ -75,11 +104,13 @@ class Answer:
     """What would decide it, or make it surer: series, or measurements."""
     experts: Mapping[str, Verdict] = field(default_factory=dict)
     """The verdict on each expert by itself, uncorrected."""
+    tone: Tone = "unsure"
+    """`bad` is what the doctor has a finding for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
-    """The three questions of source 002, how the router is, and what to try next."""
+    """The three questions about experts, how the router is, and what to try next."""
 
     routing: Routing
     reference: str
@@ -99,6 +130,11 @@ class Answers:
     next: tuple[str, ...]
     """What to try, only where an answer asks for it."""
     notes: tuple[str, ...] = ()
+
+    @property
+    def becoming_one(self) -> bool:
+        """Whether the experts are one, or are becoming it: what `experts-converged` reports."""
+        return self.lasting.tone == "bad" and self.lasting.verdict != "dead"
 
     @property
     def answers(self) -> tuple[Answer, Answer, Answer]:

@@ -1,7 +1,8 @@
-"""Critics and baselines: one that explains nothing, one that knows its own reward, one that runs away, wrong targets.
+"""Critics: one that explains nothing, knows its own reward, or runs away; wrong targets.
 
-Explained variance is undefined where returns do not vary, low in every first rollout, and flattered by bootstrapped targets;
-so none of it counts before a warm-up, and none of it accuses while the reward rises.
+Explained variance is undefined where returns do not vary, low in every first rollout, and flattered
+by bootstrapped targets; so none of it counts before a warm-up, and none of it accuses while the
+reward rises.
 """
 
 from __future__ import annotations
@@ -10,115 +11,108 @@ from dataclasses import replace
 
 import numpy as np
 
-from gradiometer.doctor.chart import Chart, Series
-from gradiometer.doctor.lacking import too_short, unlogged
-from gradiometer.doctor.progress import Progress, key_of, number, progress_of, shown
-from gradiometer.doctor.rule import Skipped, Verdict, rule
-from gradiometer.doctor.signs import level, persists, since, trend
-from gradiometer.doctor.values import (
-    MIN_SERIES,
-    TARGET_KEYS,
-    beyond_reach,
-    bounded,
-    leaked,
-    loss_fell,
-    loss_grows,
-    momentum,
-    unvaried,
-    warm,
+from gradiometer.doctor import thresholds
+from gradiometer.doctor.outcome import Outcome, outcome_of, trained_for
+from gradiometer.doctor.proofs import proved_events, proved_finding
+from gradiometer.doctor.rule import (
+    Draft,
+    Skipped,
+    Verdict,
+    finding,
+    needed,
+    rule,
+    too_short,
+    unlogged,
+    words,
 )
-from gradiometer.maths.means import Interval, mean_interval
-from gradiometer.maths.series import LEVEL
-from gradiometer.records import Evidence, Finding
+from gradiometer.doctor.rundata import RunData, Series
+from gradiometer.doctor.signs import level, number, persists, shown, since, trend
+from gradiometer.doctor.trainers import key_of
+from gradiometer.maths.means import MeanInterval, mean_interval
+from gradiometer.maths.trends import LEVEL
+from gradiometer.records import Event, Evidence
 from gradiometer.words import fmt
 
-__all__ = ["baseline_leak", "critic_diverges", "critic_explains_nothing", "returns_wrong"]
+__all__ = ["leaked"]
 
-MIN_POINTS = 20
-"""Measurements of explained variance, the warm-up among them."""
-NOTHING = 0.1
-"""Explained variance; 0 is a constant's (SB3's documentation: below 0 is worse than that), and 0.1 nobody's use."""
-
-LEAK_NEAR = 0.5
-"""Of the explained variance expected of a leak, on either side; halfway down lies a baseline without one."""
-MIN_LEAK = 0.02
-"""Explained variance gained by the update below which it is rounding or the critic's honest progress on one batch."""
-
-UNRELATED = 0.3
-"""Correlation of last states' targets with the rewards they come from: near 1 by construction (A. Jones)."""
-RELATED = 0.7
-"""The same, at which the last states may be called right."""
-CARRIED = 0.5
-"""Of that, at least, one state before the last: the discount of a single step takes little of it."""
-
-VF_KEYS = {
-    "SB3": "vf_coef, n_epochs and learning_rate",
-    "CleanRL": "--vf-coef, --update-epochs and --learning-rate",
-    "verl": "critic.optim.lr and critic.ppo_epochs",
-}
+limits = thresholds.group("critic")
 
 
-def _excused(progress: Progress | None, value_loss: Series | None) -> bool:
-    """No second signal: the reward is at its best; or, where there is none, the value loss falls or is not there."""
+def _excused(progress: Outcome | None, value_loss: Series | None) -> bool:
+    """No second signal: the reward is at its best; or, without one, the value loss falls."""
     if progress is not None:
-        return progress.state == "best"
+        return progress.course == "best"
     return value_loss is None or trend(value_loss).direction in ("falls", None)
 
 
-@rule("critic-explains-nothing", needs=("explained_variance",))
-def critic_explains_nothing(chart: Chart) -> Verdict:
+@rule(
+    "critic-explains-nothing",
+    """
+    cause: Advantages are as noisy as the returns themselves: the critic does not learn (no
+      gradient, too small a step, a detached head), or its targets cannot be predicted from what it
+      sees.
+    fix: check that the value loss reaches the critic's weights, then its step size: {keys}
+    fix: scale rewards or normalise returns so that value targets are of order one
+    fix: until it explains something, a mean over the batch or the group is the better baseline
+    confirm: Fit the critic alone on one kept rollout for a hundred steps: explained variance there
+      must go above 0.5. If not, the wiring or the targets are at fault; if so, its learning rate in
+      training.
+    see: F36
+    see: SB3 logger documentation
+    see: A. Jones, Debugging RL
+    """,
+    needs=("explained_variance",),
+)
+def critic_explains_nothing(run: RunData) -> Verdict:
     """After the warm-up the critic's values explain no more of the returns than a constant would.
 
-    A warning when the reward stands or, where no reward is known, the value loss does not fall; information when the policy
-    learns all the same. A moving average explains nothing by design: that is `baseline-leak`'s to look at.
+    A warning when the reward stands or, where no reward is known, the value loss does not fall;
+    information when the policy learns all the same. A moving average explains nothing by design:
+    that is `baseline-leak`'s to look at.
     """
-    id = "critic-explains-nothing"
-    series, value_loss = chart.get("explained_variance"), chart.get("value_loss")
-    assert series is not None
-    if len(series.finite) < MIN_POINTS:
-        return too_short(id, series, MIN_POINTS)
-    if why := unvaried(chart):
-        return Skipped(rule=id, why=why, metric="explained_variance")
-    if value_loss is None and momentum(chart) is not None:
+    series = needed(run, "explained_variance", limits.min_points)
+    value_loss = run.get("value_loss")
+    if why := unvaried(run):
+        return Skipped(why=why, metric="explained_variance")
+    if value_loss is None and momentum(run) is not None:
         return None
     explained = bounded(warm(series))
-    interval, progress = mean_interval(explained.values), progress_of(chart)
-    usual = interval.high if interval is not None else float(np.percentile(explained.last(0.5).values, 90))
-    low = persists(explained, lambda x: x <= NOTHING) and usual < NOTHING
+    interval, progress = mean_interval(explained.values), outcome_of(run)
+    usual = (
+        interval.high
+        if interval is not None
+        else float(np.percentile(explained.last(0.5).values, 90))
+    )
+    low = persists(explained, lambda x: x <= limits.nothing) and usual < limits.nothing
     if not low or _excused(progress, value_loss):
         return None
     learns = progress is not None and not progress.stuck
     if learns and (value_loss is None or loss_fell(value_loss)):
         return None
-    keys = key_of(series, VF_KEYS, "vf_coef, the critic's learning rate, epochs")
+    keys = key_of(series, "critic", "vf_coef, the critic's learning rate, epochs")
     read, rising = level(explained), progress is not None and learns and not progress.standing
     evidence = [_reading(series, explained, interval)]
     evidence += [_loss_evidence(value_loss)] if value_loss is not None else []
     evidence += [progress.evidence] if progress is not None else []
-    return Finding(
-        id=id,
-        title=f"The critic explains {round(100 * read)} % of the returns' variance: no better than a constant",
+    return finding(
+        f"The critic explains {round(100 * read)} % of the returns' variance: no better than "
+        "a constant",
+        *evidence,
         severity="info" if rising else "warn",
         basis="statistical" if interval is not None else "heuristic",
-        since_step=since(explained, lambda x: x <= NOTHING) or int(explained.steps[0]),
-        block="critic" if chart.get("grad/<block>/norm/raw", block="critic") is not None else None,
-        evidence=tuple(evidence),
-        cause="Advantages are as noisy as the returns themselves: the critic does not learn (no gradient, too small a step, a "
-        "detached head), or its targets cannot be predicted from what it sees.",
-        fix=(
-            f"check that the value loss reaches the critic's weights, then its step size: {keys}",
-            "scale rewards or normalise returns so that value targets are of order one",
-            "until it explains something, a mean over the batch or the group is the better baseline",
-        ),
-        confirm="Fit the critic alone on one kept rollout for a hundred steps: explained variance there must go above 0.5. If "
-        "not, the wiring or the targets are at fault; if so, its learning rate in training.",
-        references=("failure catalogue F36", "SB3 logger documentation", "A. Jones, Debugging RL"),
+        since_step=since(explained, lambda x: x <= limits.nothing) or int(explained.steps[0]),
+        block="critic" if run.get("grad/<block>/norm/raw", block="critic") is not None else None,
+        keys=keys,
     )
 
 
-def _reading(series: Series, warm: Series, interval: Interval | None) -> Evidence:
+def _reading(series: Series, warm: Series, interval: MeanInterval | None) -> Evidence:
     """The level after the warm-up, with its interval where there is one."""
-    between = f", mean {fmt(interval.mean)} in [{fmt(interval.low)}, {fmt(interval.high)}]" if interval else ""
+    between = (
+        f", mean {fmt(interval.mean)} in [{fmt(interval.low)}, {fmt(interval.high)}]"
+        if interval
+        else ""
+    )
     first = int(warm.steps[0]) if len(warm) else None
     return shown(series, f"median {fmt(level(warm))} after the warm-up{between}", first_step=first)
 
@@ -126,60 +120,73 @@ def _reading(series: Series, warm: Series, interval: Interval | None) -> Evidenc
 def _loss_evidence(value_loss: Series) -> Evidence:
     direction = trend(value_loss).direction or "has no clear trend"
     reading = (
-        f"{direction}: {fmt(level(value_loss.first(0.1)))} at the start, {fmt(level(value_loss.last(0.2)))} at the end"
+        f"{direction}: {fmt(level(value_loss.first(0.1)))} at the start,"
+        f" {fmt(level(value_loss.last(0.2)))} at the end"
     )
     return shown(value_loss, reading)
 
 
+BASELINE_LEAK_WORDS = words(
+    """
+    cause: A suspicion, from explained variance alone: the moving average is updated with the reward
+      and only then subtracted from it. Such a number is no sign that the baseline knows anything.
+    fix: advantage = reward − baseline first, baseline.update(reward) after it
+    fix: report explained variance with the baseline that was subtracted
+    confirm: Log explained_variance_before, computed with the baseline as it was before the update:
+      if it is near {without}, the baseline leaks.
+    see: mathematics: Baseline leak
+    """
+)
+
+
 @rule("baseline-leak", needs=("explained_variance",))
-def baseline_leak(chart: Chart) -> Verdict:
+def baseline_leak(run: RunData) -> Verdict:
     """The baseline contains the rewards it is subtracted from.
 
-    With the explained variance from before the update at hand this is a test. From the explained variance alone it is a
-    suspicion: what a moving average with this momentum would show on noise that it has already seen.
+    With the explained variance from before the update at hand this is a test. From the explained
+    variance alone it is a suspicion: what a moving average with this momentum would show on noise
+    that it has already seen.
     """
-    series, before = chart.get("explained_variance"), chart.get("explained_variance_before")
-    assert series is not None
+    series, before = needed(run, "explained_variance"), run.get("explained_variance_before")
     if before is not None:
         return _measured_leak(series, before)
-    beta = momentum(chart)
+    beta = momentum(run)
     if beta is None:
-        return unlogged("baseline-leak", "explained_variance_before")
+        return unlogged("explained_variance_before")
     explained = bounded(warm(series))
     expected, without = leaked(beta), -(1.0 - beta) / (1.0 + beta)
-    near = persists(explained, lambda x: abs(x - expected) <= LEAK_NEAR * expected)
+    near = persists(explained, lambda x: abs(x - expected) <= limits.leak_near * expected)
     if near is None:
-        return too_short("baseline-leak", series, MIN_POINTS)
-    progress = progress_of(chart)
+        return too_short(series, limits.min_points)
+    progress = outcome_of(run)
     if not near or progress is None or not progress.stuck:
         return None
-    return Finding(
-        id="baseline-leak",
-        title=f"Explained variance {fmt(level(explained))} is what a baseline that contains its own reward shows on pure noise",
-        severity="info",
-        basis="heuristic",
-        since_step=int(explained.steps[0]),
-        evidence=(
-            _reading(series, explained, mean_interval(explained.values)),
-            Evidence(
-                series=series.name,
-                reading=f"momentum {fmt(beta)}: {fmt(expected)} on independent rewards if the average already contains "
-                f"them, {fmt(without)} if it does not",
-            ),
-            progress.evidence,
+    return finding(
+        f"Explained variance {fmt(level(explained))} is what a baseline that contains its own"
+        " reward shows on pure noise",
+        _reading(series, explained, mean_interval(explained.values)),
+        Evidence(
+            series=series.name,
+            reading=f"momentum {fmt(beta)}: {fmt(expected)} on independent rewards if the "
+            f"average already contains them, {fmt(without)} if it does not",
         ),
-        cause="A suspicion, from explained variance alone: the moving average is updated with the reward and only then "
-        "subtracted from it. Such a number is no sign that the baseline knows anything.",
-        fix=_LEAK_FIX,
-        confirm="Log explained_variance_before, computed with the baseline as it was before the update: if it is near "
-        f"{fmt(without)}, the baseline leaks.",
-        references=("FORMULAS 5: EV = 1 − β²(1 + (1−β)/(1+β))",),
+        progress.evidence,
+        severity="info",
+        since_step=int(explained.steps[0]),
+        words=BASELINE_LEAK_WORDS,
+        without=fmt(without),
     )
 
 
-_LEAK_FIX = (
-    "advantage = reward − baseline first, baseline.update(reward) after it",
-    "report explained variance with the baseline that was subtracted",
+MEASURED_LEAK_WORDS = words(
+    """
+    cause: The baseline is updated with a reward before it is subtracted from it, so part of the
+      advantage is taken away and the gradient is biased towards zero.
+    fix: advantage = reward − baseline first, baseline.update(reward) after it
+    fix: report explained variance with the baseline that was subtracted
+    confirm: Subtract the baseline before updating it: both explained variances must agree.
+    see: mathematics: Baseline leak
+    """
 )
 
 
@@ -189,162 +196,436 @@ def _measured_leak(series: Series, before: Series) -> Verdict:
     gained = np.clip(series.values[at], -1.0, 1.0) - np.clip(before.values[at_before], -1.0, 1.0)
     interval = mean_interval(gained)
     if interval is None:
-        why = f"explained_variance_before: {int(np.isfinite(gained).sum())} points beside explained_variance, too few"
-        return Skipped(rule="baseline-leak", why=why, metric="explained_variance_before")
-    if interval.p_above(MIN_LEAK) >= LEVEL:
+        why = (
+            f"explained_variance_before: {int(np.isfinite(gained).sum())} points beside"
+            " explained_variance, too few"
+        )
+        return Skipped(why=why, metric="explained_variance_before")
+    if interval.p_above(limits.min_leak) >= LEVEL:
         return None
-    return Finding(
-        id="baseline-leak",
-        title=f"The baseline contains its own reward: updating it explains {fmt(interval.mean)} more of the variance",
-        severity="warn",
+    return finding(
+        f"The baseline contains its own reward: updating it explains {fmt(interval.mean)} "
+        "more of the variance",
+        shown(series, f"median {fmt(level(series))}"),
+        shown(
+            before,
+            f"median {fmt(level(before))}: {fmt(interval.low)} to {fmt(interval.high)} less (95 %)",
+        ),
         basis="statistical",
         since_step=int(common[0]),
-        evidence=(
-            shown(series, f"median {fmt(level(series))}"),
-            shown(before, f"median {fmt(level(before))}: {fmt(interval.low)} to {fmt(interval.high)} less (95 %)"),
-        ),
-        cause="The baseline is updated with a reward before it is subtracted from it, so part of the advantage is taken away "
-        "and the gradient is biased towards zero.",
-        fix=_LEAK_FIX,
-        confirm="Subtract the baseline before updating it: both explained variances must agree.",
-        references=("FORMULAS 5",),
+        words=MEASURED_LEAK_WORDS,
     )
 
 
 @rule("critic-diverges")
-def critic_diverges(chart: Chart) -> Verdict:
-    """Values or value loss run away from what can be earned, while the reward does not rise. NaN and Inf prove it."""
-    given = [chart.get(name) for name in ("q_value", "value_mean", "value_loss")]
-    there = [series for series in given if series is not None]
+def critic_diverges(run: RunData) -> Verdict:
+    """Values, or the loss they are fitted by, run away from what can be earned."""
+    there = _of_the_critic(run)
     if not there:
-        return unlogged("critic-diverges", "value_loss")
-    broken = next((series for series in there if len(series) >= 3 and not np.isfinite(series.values[-3:]).any()), None)
+        return unlogged("value_loss")
+    broken = next(
+        (
+            series
+            for series in there
+            if len(series) >= 3 and not np.isfinite(series.values[-3:]).any()
+        ),
+        None,
+    )
     if broken is not None and len(broken.finite):
         return _not_finite(broken)
-    long = [series.finite for series in there if len(series.finite) >= MIN_SERIES]
+    long = [series.finite for series in there if len(series.finite) >= limits.min_series]
     if not long:
-        return too_short("critic-diverges", there[0], MIN_SERIES)
-    progress = progress_of(chart)
-    values = [series for series in long if series.metric.name != "value_loss"]
-    for series in values or long:  # where the values themselves are known, the loss need not be asked
-        found = beyond_reach(chart, series, progress) if values else loss_grows(chart, series)
-        if found is not None and (progress is None or progress.stuck):
+        return too_short(there[0], limits.min_series)
+    progress = outcome_of(run)
+    values = [series for series in long if series.metric.name in VALUES]
+    # where the values themselves are known, the loss need not be asked
+    for series in values or long:
+        found = beyond_reach(run, series, progress) if values else loss_grows(run, series)
+        if found is not None:
             return _diverging(series, found, progress)
     return None
 
 
-def _not_finite(series: Series) -> Finding:
-    last = series.finite
-    return Finding(
-        id="critic-diverges",
-        title=f"The critic's numbers are no longer finite: {series.metric.name} after step {int(last.steps[-1])}",
-        severity="critical",
-        basis="proved",
-        since_step=int(series.steps[series.steps > last.steps[-1]][0]),
-        evidence=(shown(series, f"{fmt(float(last.values[-1]))} at step {int(last.steps[-1])}, then NaN or Inf"),),
-        cause="A value or its target overflowed; every advantage made from it is worthless.",
-        fix=_DIVERGE_FIX,
-        confirm="Go back to a checkpoint before that step and log the largest value target: it grows until it overflows.",
-        references=("failure catalogue F39",),
-    )
+VALUES = ("q_value", "value_mean")
 
 
-_DIVERGE_FIX = (
-    "lower the critic's learning rate, clip its gradient, use a Huber loss",
-    "bootstrap from a target network that lags (Polyak τ = 0.005, or a copy every 1,000 to 10,000 updates)",
-    "take the smaller of two critics, and mask the bootstrap where the episode ended",
+def _of_the_critic(run: RunData) -> list[Series]:
+    """Its values, and its loss or TD error; the loss of all where nothing but a critic is
+    trained."""
+    names = [*VALUES, "value_loss", "td_error"]
+    if run.has("q_value") or run.has("exploration_rate"):
+        names.append("loss")
+    return [series for name in names if (series := run.get(name)) is not None]
+
+
+NOT_FINITE_WORDS = words(
+    """
+    cause: A value or its target overflowed; every advantage made from it is worthless.
+    fix: lower the critic's learning rate, clip its gradient, use a Huber loss
+    fix: bootstrap from a target network that lags (Polyak τ = 0.005, or a copy every 1,000 to
+      10,000 updates)
+    fix: take the smaller of two critics, and mask the bootstrap where the episode ended
+    confirm: Go back to a checkpoint before that step and log the largest value target: it grows
+      until it overflows.
+    see: F39
+    """
 )
 
 
-def _diverging(series: Series, found: tuple[str, int | None], progress: Progress | None) -> Finding:
-    seen, step = found
-    what = "value loss" if series.metric.name == "value_loss" else "values"
-    return Finding(
-        id="critic-diverges",
-        title=f"The critic runs away: {what} {seen}",
-        severity="warn",
-        basis="statistical" if what == "value loss" else "heuristic",
-        since_step=step,
-        evidence=(shown(series, seen), *((progress.evidence,) if progress else ())),
-        cause="Targets are made from the critic's own values, so errors feed on themselves; or rewards are on another scale "
-        "than the critic was made for.",
-        fix=(*_DIVERGE_FIX, f"settings: {key_of(series, TARGET_KEYS, 'target update interval, tau, learning rate')}"),
-        confirm="Freeze the targets for a thousand updates: the values must settle. If they do, the bootstrap feeds itself.",
-        references=("failure catalogue F39", "van Hasselt et al. 2016", "van Hasselt et al. 2018, the deadly triad"),
+def _not_finite(series: Series) -> Draft:
+    last = series.finite
+    return finding(
+        f"The critic's numbers are no longer finite: {series.metric.name} after step"
+        f" {int(last.steps[-1])}",
+        shown(
+            series, f"{fmt(float(last.values[-1]))} at step {int(last.steps[-1])}, then NaN or Inf"
+        ),
+        severity="critical",
+        basis="proved",
+        since_step=int(series.steps[series.steps > last.steps[-1]][0]),
+        words=NOT_FINITE_WORDS,
     )
 
 
-@rule("returns-wrong")
-def returns_wrong(chart: Chart) -> Verdict:
-    """Value targets that do not belong to the rewards: at the last state, one state before it, or as far as EV can tell."""
-    id = "returns-wrong"
-    terminal, before = chart.get("terminal_correlation"), chart.get("penultimate_correlation")
-    if terminal is None:
-        return _worse_than_constant(chart)
-    unrelated = persists(warm(terminal), lambda x: x < UNRELATED)
-    if unrelated is None:
-        return too_short(id, terminal, MIN_SERIES)
-    last = warm(terminal)
-    if unrelated:
-        title = f"Targets of last states hardly correlate with their rewards ({fmt(level(last))})"
-        cause = "The value of the next episode's first state leaks into the last target: the done mask is missing, or rewards "
-        found = _wrong(
-            title, cause + "lie a step off.", (_reading(terminal, last, mean_interval(last.values)),), _MASK_FIX
-        )
-        always = level(terminal.finite.first(0.2)) < UNRELATED
-        return replace(found, since_step=int(terminal.finite.steps[0])) if always else found
-    if before is None or not persists(last, lambda x: x > RELATED):
-        return None
-    bound = CARRIED * level(last)
-    if not persists(warm(before), lambda x: x < bound):
-        return None
-    earlier = fmt(level(warm(before)))
-    title = f"Rewards are not carried back: correlation {fmt(level(last))} at last states, {earlier} one before"
-    cause = "Returns stop at the step that paid: they are summed in the wrong direction, or the discount is applied as zero."
-    fix = ("sum returns from the last step to the first: R = r + γ·(1 − done)·R", "check γ and λ as the code sees them")
-    return _wrong(title, cause, (shown(terminal, fmt(level(last))), shown(before, earlier)), fix)
+DIVERGING_WORDS = words(
+    """
+    cause: Targets are made from the critic's own values, so errors feed on themselves; or rewards
+      are on another scale than the critic was made for.
+    fix: lower the critic's learning rate, clip its gradient, use a Huber loss
+    fix: bootstrap from a target network that lags (Polyak τ = 0.005, or a copy every 1,000 to
+      10,000 updates)
+    fix: take the smaller of two critics, and mask the bootstrap where the episode ended
+    fix: settings: {key}
+    confirm: Freeze the targets for a thousand updates: the values must settle. If they do, the
+      bootstrap feeds itself.
+    see: F39
+    see: van Hasselt et al. 2016
+    see: van Hasselt et al. 2018, the deadly triad
+    """
+)
 
 
-_MASK_FIX = (
+def _diverging(series: Series, found: tuple[str, int | None], progress: Outcome | None) -> Draft:
+    seen, step = found
+    what = "values" if series.metric.name in VALUES else "value loss"
+    # a loss grows with the returns of a policy that learns, by the square of what they grow
+    size = np.abs(series.finite.values)
+    tenth = max(2, len(size) // 10)
+    start, end = float(np.median(size[:tenth])), float(np.median(size[-tenth:]))
+    beyond = what == "value loss" and end >= 10.0**limits.past_all * start
+    return finding(
+        f"The critic runs away: {what} {seen}",
+        shown(series, seen),
+        progress and progress.evidence,
+        strength="strong",
+        role="plain" if beyond else "convergence",
+        basis="statistical" if what == "value loss" else "heuristic",
+        since_step=step,
+        words=DIVERGING_WORDS,
+        key=key_of(series, "target", "target update interval, tau, learning rate"),
+    )
+
+
+MASK_FIX = (
     "multiply the bootstrap by (1 − terminated); a time limit is not a termination",
     "check that reward t belongs to action t: print one short episode",
 )
 
 
-def _wrong(title: str, cause: str, evidence: tuple[Evidence, ...], fix: tuple[str, ...]) -> Finding:
-    return Finding(
-        id="returns-wrong",
-        title=title,
-        severity="warn",
-        basis="heuristic",
-        since_step=evidence[0].first_step,
-        evidence=evidence,
-        cause=cause,
-        fix=fix,
-        confirm="A probe environment of two steps with a reward at the end: the values must become γ and 1.",
-        references=("failure catalogue F9, F10", "A. Jones, Debugging RL: terminal and penultimate correlation"),
+@rule(
+    "returns-wrong",
+    """
+    cause: {cause}
+    confirm: A probe environment of two steps with a reward at the end: the values must become γ and
+      1.
+    see: F9
+    see: F10
+    see: A. Jones, Debugging RL: terminal and penultimate correlation
+    """,
+)
+def returns_wrong(run: RunData) -> Verdict:
+    """Value targets that do not belong to the rewards: at the last state, or one before it."""
+    terminal, before = run.get("terminal_correlation"), run.get("penultimate_correlation")
+    if terminal is None:
+        return _worse_than_constant(run)
+    last = warm(terminal)
+    unrelated = persists(last, lambda x: x < limits.unrelated)
+    if unrelated is None:
+        return too_short(terminal, limits.min_series)
+    if unrelated:
+        reading = _reading(terminal, last, mean_interval(last.values))
+        always = level(terminal.finite.first(0.2)) < limits.unrelated
+        return finding(
+            f"Targets of last states hardly correlate with their rewards ({fmt(level(last))})",
+            reading,
+            since_step=int(terminal.finite.steps[0]) if always else reading.first_step,
+            fix=MASK_FIX,
+            cause="The value of the next episode's first state leaks into the last target: the done"
+            " mask is missing, or rewards lie a step off.",
+        )
+    bound = limits.carried * level(last)
+    if (
+        before is None
+        or not persists(last, lambda x: x > limits.related)
+        or not persists(warm(before), lambda x: x < bound)
+    ):
+        return None
+    at_last, earlier = shown(terminal, fmt(level(last))), fmt(level(warm(before)))
+    return finding(
+        f"Rewards are not carried back: correlation {at_last.reading} at last states, {earlier} one"
+        " before",
+        at_last,
+        shown(before, earlier),
+        since_step=at_last.first_step,
+        fix=(
+            "sum returns from the last step to the first: R = r + γ·(1 − done)·R",
+            "check γ and λ as the code sees them",
+        ),
+        cause="Returns stop at the step that paid: they are summed in the wrong direction, or the"
+        " discount is applied as zero.",
     )
 
 
-def _worse_than_constant(chart: Chart) -> Verdict:
-    """EV below zero with a value loss that does not fall: all that can be said without the correlations, as information."""
-    unknown = unlogged("returns-wrong", "terminal_correlation")
-    series, loss, progress = chart.get("explained_variance"), chart.get("value_loss"), progress_of(chart)
-    if series is None or loss is None or len(series.finite) < MIN_POINTS or progress is None or unvaried(chart):
+WORSE_THAN_CONSTANT = words(
+    """
+    cause: Targets may blow up or not belong to their states (γ, n-step, done mask, reward scale).
+      {known}whether last states are at fault only terminal_correlation can tell: log it.
+    confirm: A probe environment of two steps with a reward at the end: the values must become γ and
+      1.
+    see: F14
+    see: F36
+    """
+)
+
+
+def _worse_than_constant(run: RunData) -> Verdict:
+    """EV below zero and a value loss that does not fall: all there is without the correlations."""
+    unknown = unlogged("terminal_correlation")
+    series, loss, progress = run.get("explained_variance"), run.get("value_loss"), outcome_of(run)
+    if series is None or loss is None or progress is None or not progress.stuck:
+        return unknown
+    if len(series.finite) < limits.min_points or unvaried(run):
         return unknown
     explained = bounded(warm(series))
     interval = mean_interval(explained.values)
-    if interval is None or interval.high >= 0.0 or not persists(explained, lambda x: x < 0.0) or not progress.stuck:
+    if interval is None or interval.high >= 0.0 or not persists(explained, lambda x: x < 0.0):
         return unknown
     if trend(loss).direction in ("falls", None):
         return unknown
-    gamma = number(chart.fact("gamma", "discount"))
-    known = f"γ is {fmt(gamma)}; " if gamma is not None else ""
-    said = f"{known}whether last states are at fault only terminal_correlation can tell: log it"
-    found = _wrong(
-        f"The critic is worse than a constant (EV {fmt(level(explained))}) and its loss does not fall: look at its targets",
-        f"Targets may blow up or not belong to their states (γ, n-step, done mask, reward scale). {said}.",
-        (_reading(series, explained, interval), _loss_evidence(loss), progress.evidence),
-        _MASK_FIX,
+    gamma, reading = number(run.fact("gamma", "discount")), _reading(series, explained, interval)
+    return finding(
+        f"The critic is worse than a constant (EV {fmt(level(explained))}) and its loss does not"
+        " fall: look at its targets",
+        reading,
+        _loss_evidence(loss),
+        progress.evidence,
+        severity="info",
+        basis="statistical",
+        since_step=reading.first_step,
+        fix=MASK_FIX,
+        words=WORSE_THAN_CONSTANT,
+        known=f"γ is {fmt(gamma)}; " if gamma is not None else "",
     )
-    return replace(found, severity="info", basis="statistical", references=("failure catalogue F14, F36",))
+
+
+# The target network
+
+
+@rule(
+    "target-network",
+    """
+    cause: {cause}
+    fix: check {key}, and that the update is called at all
+    fix: copy into another module (deepcopy, load_state_dict), never by assignment: target = online
+      shares the weights
+    confirm: Compare one weight of both networks right before and right after an update of the
+      target.
+    see: F38
+    see: RLExplorer
+    see: Mnih et al. 2015
+    """,
+)
+def target_network(run: RunData) -> Verdict:
+    """The target network is the online one, or is never updated.
+
+    Proved where the meter compares the weights themselves: two names of one network, a copy that
+    is the same before every step, or one that never changes.
+    """
+    facts = proved_events(run, "target-network")
+    if not isinstance(facts, Skipped) and (facts or not run.has("target_distance")):
+        return [_proved_target(event) for event in facts]
+    series = needed(run, "target_distance", limits.min_distances)
+    distance = series.finite
+    progress = outcome_of(run)
+    learns = progress is not None and not progress.stuck
+    same = float(np.abs(distance.values).max()) <= limits.equal
+    if not same and (learns or not never_updated(distance)):
+        return None
+    end = fmt(level(distance.last(0.1)))
+    if same:
+        title = f"The target network equals the online one at all {len(distance)} measurements"
+        cause = (
+            "Targets move with every update, as if there were no target network; or the distance is"
+            " only ever measured "
+        )
+        cause += "right after a copy."
+    else:
+        title = (
+            f"The target network is never updated: its distance grows to {end} and never falls back"
+        )
+        cause = (
+            "The values bootstrap from weights as they were at the start, so nothing beyond one"
+            " step is ever learnt."
+        )
+    return finding(
+        title,
+        shown(series, f"{fmt(float(distance.values[0]))} at the start, {end} at the end"),
+        progress and progress.evidence,
+        severity="info" if same and (learns or progress is None) else "warn",
+        basis="heuristic" if same else "statistical",
+        since_step=int(distance.steps[0]),
+        cause=cause,
+        key=key_of(series, "target", "the update interval and τ"),
+    )
+
+
+TARGET_FACTS = {
+    "alias": ("is the trained network itself", "Its name was set to the network, not to a copy."),
+    "equal": (
+        "equals the trained network before every step",
+        "Targets move with every update, as if there were no target network.",
+    ),
+    "never": (
+        "never changes",
+        "The values bootstrap from weights as they were at the start, so nothing beyond one step is"
+        " ever learnt.",
+    ),
+}
+"""How a target fails, as the meter calls it: the end of a title, and the cause."""
+
+
+def _proved_target(event: Event) -> Draft:
+    what, cause = TARGET_FACTS.get(str(event.detail.get("how")), TARGET_FACTS["never"])
+    name = event.detail.get("target")
+    return proved_finding(
+        event,
+        f"The target network {name!r} {what}",
+        severity="warn",
+        cause=cause,
+        key="the update interval and τ",
+    )
+
+
+def earned(run: RunData, progress: Outcome | None) -> float | None:
+    """The largest size a value can honestly have, longer where the horizon 1/(1−γ) is."""
+    if progress is None:
+        return None
+    size = float(np.abs(progress.series.values).max())
+    size = max(size, abs(progress.known_best or 0.0))
+    gamma, length = number(run.fact("gamma", "discount")), run.get("episode_length")
+    if gamma is not None and 0.0 < gamma < 1.0 and length is not None and level(length) > 0.0:
+        size *= max(1.0, 1.0 / (1.0 - gamma) / level(length))
+    return size * max(1.0, abs(number(run.fact("reward_scale")) or 1.0))
+
+
+def beyond_reach(
+    run: RunData, values: Series, progress: Outcome | None
+) -> tuple[str, int | None] | None:
+    """|Q| stays above ten times what can be earned, and came there by growing; or it has the sign
+    that no reward ever had."""
+    most = earned(run, progress)
+    if most is None or most == 0.0 or progress is None:
+        return None
+    highest = run.get("reward_max") or progress.series
+    below_zero = len(highest.finite) > 0 and float(highest.finite.values.max()) < 0.0
+    if below_zero and persists(values, lambda x: x > limits.wrong_sign * most):
+        seen = f"{fmt(level(values.last(0.5)))} over the last half, where no reward is above zero"
+        return seen, since(values, lambda x: x > 0.0)
+    size = replace(values, values=np.abs(values.values))
+    start, end = level(size.first(0.1)), level(size.last(0.2))
+    if not persists(size, lambda x: x > limits.far * most) or end <= 2.0 * start:
+        return None
+    seen = (
+        f"{fmt(start)} at the start, {fmt(end)} at the end, where at most {fmt(most)} was ever"
+        " earned"
+    )
+    return seen, since(size, lambda x: x > limits.far * most)
+
+
+def loss_grows(run: RunData, loss: Series) -> tuple[str, int | None] | None:
+    """The value loss grew a hundredfold along a trend, above the returns' variance if known."""
+    positive = loss.values > 0.0
+    if int(positive.sum()) < limits.min_series:
+        return None
+    logs = replace(loss, steps=loss.steps[positive], values=np.log10(loss.values[positive]))
+    start, end = level(logs.first(0.2)), level(logs.last(0.2))
+    if trend(logs, min_change=limits.growth).direction != "rises" or end - start < limits.growth:
+        return None
+    spread = run.get("returns/<statistic>", statistic="std")
+    if spread is not None and 10.0**end < level(spread.last(0.2)) ** 2:
+        return None
+    return f"{fmt(10.0**start)} at the start, {fmt(10.0**end)} at the end", since(
+        logs, lambda x: x - start >= limits.growth
+    )
+
+
+def loss_fell(loss: Series) -> bool:
+    """The value loss is on its way down, or at less than half of what it was."""
+    return trend(loss).direction == "falls" or level(loss.last(0.2)) < 0.5 * level(loss.first(0.2))
+
+
+def warm(series: Series) -> Series:
+    """Without the warm-up, without NaN."""
+    finite = series.finite
+    return finite.last(1.0 - limits.warm_up) if len(finite) else finite
+
+
+def bounded(series: Series) -> Series:
+    """Shares of variance cut at −1, for one bad rollout can read −1000."""
+    return replace(series, values=np.clip(series.values, -1.0, 1.0))
+
+
+def unvaried(run: RunData) -> str:
+    """Why the explained variance means nothing here; empty when it does mean something."""
+    spread = run.get("returns/<statistic>", statistic="std")
+    if spread is not None:
+        mean = run.get("returns/<statistic>", statistic="mean")
+        size = abs(level(mean.last(0.5))) if mean is not None else 0.0
+        if level(spread.last(0.5)) <= limits.constant * max(size, limits.constant):
+            return "the returns do not vary, so explained variance is undefined"
+    reward = trained_for(run)
+    if (
+        spread is None
+        and reward is not None
+        and len(reward.finite)
+        and float(np.ptp(reward.finite.last(0.5).values)) == 0.0
+    ):
+        return (
+            "the reward does not vary over the last half, so explained variance may be undefined:"
+            " log returns/std"
+        )
+    return ""
+
+
+def momentum(run: RunData) -> float | None:
+    """The share of its past a moving-average baseline keeps, where the run wrote it down."""
+    names = [f"baseline{sign}{name}" for name in ("momentum", "beta", "decay") for sign in "._"]
+    beta = number(run.fact(*names))
+    return beta if beta is not None and 0.0 < beta < 1.0 else None
+
+
+def leaked(beta: float) -> float:
+    """EV of i.i.d. rewards under an average that holds them: 1 − β²(1 + (1−β)/(1+β))."""
+    return 1.0 - beta**2 * (1.0 + (1.0 - beta) / (1.0 + beta))
+
+
+def never_updated(distance: Series) -> bool:
+    """Grows along a trend to the end, never falling back: a copy would, an average settles."""
+    n = len(distance)
+    top = np.maximum.accumulate(distance.values)
+    first, second = level(distance.first(0.25)), level(distance.first(0.5).last(0.5))
+    last = level(distance.last(0.25))
+    grows = trend(distance).direction == "rises" and last > max(
+        limits.keeps_growing * second, limits.has_grown * first
+    )
+    return grows and bool((distance.values[n // 4 :] > limits.falls_back * top[n // 4 :]).all())

@@ -1,208 +1,207 @@
-"""History: where the gradient's norm goes, what comes back in it, and whether it has a direction. Information, no alarms.
+"""History: where the norm goes, what comes back in it, whether it has a direction. No alarms.
 
-A schedule of the learning rate, a policy that converges and the epochs of PPO all show here, and a cosine near 0 is normal.
+A schedule of the learning rate, a policy that converges and the epochs of PPO all show here, and a
+cosine near 0 is normal.
 """
 
 from __future__ import annotations
 
-from gradiometer.doctor.chart import Chart, Series
-from gradiometer.doctor.gradients import (
-    NORM,
-    flat_outcome,
-    layered,
-    log10,
-    seen,
-    stays,
-    stuck,
-    together,
-    where,
-)
-from gradiometer.doctor.lacking import too_short, unlogged
-from gradiometer.doctor.rule import Verdict, rule
-from gradiometer.doctor.signs import enough, learning, level, since
+import math
+from dataclasses import replace
+
+from gradiometer.doctor import thresholds
+from gradiometer.doctor.declared import Sign, Stays, blocks, declare, drafted, worst
+from gradiometer.doctor.outcome import flat_outcome, learning, stuck
+from gradiometer.doctor.rule import Verdict, finding, needed, rule, too_short, unlogged, words
+from gradiometer.doctor.rundata import RunData, Series
+from gradiometer.doctor.signs import NORM, enough, level, number, shown, together
 from gradiometer.maths import trends
 from gradiometer.maths.means import mean_interval
-from gradiometer.records import Finding
 from gradiometer.words import fmt
 
 __all__: list[str] = []
 
-LEVEL = 0.01
-"""Over all blocks together, by Bonferroni: a run is read a few dozen times."""
-MIN_DRIFT = 1.0
-"""Decades over the run: a norm is steady within a decade of its own history, and less changes nobody's mind."""
-MIN_POINTS = 24
-"""Three windows of four measurements are the last half of so many."""
-MIN_PERIOD_POINTS = 32
-"""What `dominant_period` needs."""
-PERIOD_POINTS = 512
-"""The newest that are searched: the cost grows with their square, and they show periods of up to 170 measurements."""
-MIN_AMPLITUDE = 0.15
-"""Decades from the middle to the crest: the crest is twice the trough."""
-SAME_PERIOD = 0.05
-"""Share by which a period may be off a known one: it is good to a quarter of a cycle over the window."""
-TO_AND_FRO = -0.2
-"""Median cosine with the step before, beyond any cos_noise that a network of some thousand weights has."""
-RANDOM = 2.0
-"""Times what noise alone reads: a gradient with less in common with the ones before has no direction that can be told."""
-SKETCH_ERROR = 0.03
-"""Of a cosine from sketches of 1024."""
+limits = thresholds.group("history")
 EPOCHS = ("update_epochs", "n_epochs", "num_ppo_epochs", "ppo_epochs", "num_epochs")
 MINIBATCHES = ("num_minibatches", "num_mini_batches", "n_minibatches")
 
 
-@rule("gradient-drift", needs=(NORM,))
-def gradient_drift(chart: Chart) -> Verdict:
-    """The norm has a trend of a decade or more over the run, and what may be behind it."""
-    norms = [log10(series) for series in chart.every(NORM) if not layered(series)]
-    norms = [log for log in norms if enough(log, MIN_POINTS)]
-    if not norms:
-        return too_short("gradient-drift", chart.every(NORM), MIN_POINTS)
-    drifts = [(log, trends.drift(log.steps, log.values, min_effect=MIN_DRIFT)) for log in norms]
-    sure = [
-        (log, d)
-        for log, d in drifts
-        if d is not None and d.p_value is not None and d.significant and d.p_value * len(norms) < LEVEL
-    ]
-    if not sure:
+def drifting(log: Series) -> Sign | None:
+    """A trend of a decade or more over the run."""
+    found = trends.drift(log.steps, log.values, min_effect=limits.min_drift)
+    if found is None or found.p_value is None or not found.significant:
         return None
-    log, drift = max(sure, key=lambda x: abs(x[1].change))
-    way = "up" if drift.change > 0 else "down"
-    return Finding(
-        id="gradient-drift",
-        title=f"The gradient norm of {where(log)} drifts {way} by {abs(drift.change):.1f} decades over the run",
-        severity="info",
-        basis="statistical",
-        since_step=int(log.steps[0]),
-        block=where(log),
-        evidence=(
-            seen(log, f"Theil–Sen slope {fmt(drift.slope)} decades per 1000 steps, p = {fmt(drift.p_value or 0.0)} on "
-                 f"{drift.num_blocks} blocks; {len(sure)} of {len(norms)} blocks drift"),
-        ),
-        cause=_behind(chart, log, rising=drift.change > 0),
-        fix=("nothing while the reward rises: Adam follows the scale", "if it does not rise: see the findings beside this one"),
-        confirm="Train on with a constant learning rate: what is left of the drift is the policy's.",
-        references=("docs/guide/meter.md",),
-    )  # fmt: skip
+    return Sign(
+        series=log,
+        strength="strong",
+        since=int(log.steps[0]),
+        reading=f"Theil–Sen slope {fmt(found.slope)} decades per 1000 steps, p ="
+        f" {fmt(found.p_value)} on {found.num_blocks} blocks of steps",
+        said={"way": "up" if found.change > 0 else "down", "size": f"{abs(found.change):.1f}"},
+        rank=abs(found.change),
+        p_value=found.p_value,
+    )
 
 
-def _behind(chart: Chart, log: Series, *, rising: bool) -> str:
+def _behind(run: RunData, sign: Sign) -> Sign:
     """What may make a norm drift, as far as the log tells."""
-    rate = chart.get("optimizer/<number>/lr", number="0") or chart.get("learning_rate")
+    rising = sign.said["way"] == "up"
+    grows = "Growing advantages, values or weights."
+    cause = grows if rising else "Convergence, a collapsing entropy, or fewer advantages."
+    if learning(run):
+        then = "returns grow." if rising else "the policy converges."
+        cause = f"The reward rises with it: {then}"
+    rate = run.get("optimizer/<number>/lr", number="0") or run.get("learning_rate")
     if rate is not None:
-        x, y = together(log, rate)
+        x, y = together(sign.series, rate)
         found = trends.correlation(x.values, y.values)
-        if found is not None and abs(found.rho) > 0.5:
-            return (
-                f"It goes with the learning rate (rank correlation {found.rho:.2f}): the schedule settles the policy."
+        if found is not None and abs(found.rho) > limits.goes_with:
+            cause = (
+                f"It goes with the learning rate (rank correlation {found.rho:.2f}): the schedule"
+                " settles the policy."
             )
-    if learning(chart):
-        return "The reward rises with it: " + ("returns grow." if rising else "the policy converges.")
-    return (
-        "Growing advantages, values or weights."
-        if rising
-        else "Convergence, a collapsing entropy, or fewer advantages."
-    )
+    return replace(sign, said={**sign.said, "cause": cause})
 
 
-@rule("gradient-oscillation")
-def gradient_oscillation(chart: Chart) -> Verdict:
-    """The norm comes and goes with a period that is not that of the epochs, or steps point against the steps before."""
-    norms = [log10(series) for series in chart.every(NORM) if not layered(series)]
-    norms = [log for log in norms if enough(log, MIN_PERIOD_POINTS)]
-    turns = chart.get("grad/<block>/cos_prev", block="all")
-    back = turns is not None and enough(turns, MIN_POINTS) and stays(turns, lambda x: x < TO_AND_FRO)
-    if turns is not None and back:
-        return _to_and_fro(turns)
-    if not norms:
-        return too_short("gradient-oscillation", chart.every(NORM), MIN_PERIOD_POINTS, metric=NORM)
-    periods = [(log, trends.dominant_period(log.steps[-PERIOD_POINTS:], log.values[-PERIOD_POINTS:])) for log in norms]
-    sure = [(log, p) for log, p in periods if p is not None and p.p_value * len(norms) < LEVEL]
-    sure = [(log, p) for log, p in sure if p.amplitude >= MIN_AMPLITUDE and not _of_epochs(chart, p.steps)]
-    if not sure:
+declare(
+    "gradient-drift",
+    """
+    cause: {cause}
+    fix: nothing while the reward rises: Adam follows the scale
+    fix: if it does not rise: see the findings beside this one
+    confirm: Train on with a constant learning rate: what is left of the drift is the policy's.
+    see: mathematics: Trends
+    """,
+    family="history",
+    metric=NORM,
+    over=blocks(NORM, "history/min_points", log=True),
+    sign=drifting,
+    level="history/level",
+    title="The gradient norm of {block} drifts {way} by {size} decades over the run",
+    role="note",
+    basis="statistical",
+    beside=_behind,
+)
+
+
+TO_AND_FRO_WORDS = words(
+    """
+    cause: The steps overshoot: each one passes the point it aims at, and the next one comes back.
+    fix: lower the learning rate by 2 to 3
+    fix: or lower the momentum (Adam's beta1)
+    confirm: Halve the learning rate from a checkpoint: the cosine must rise towards 0.
+    see: A. Jones, Debugging RL: oscillation is a learning rate too high
+    """
+)
+PERIODS = blocks(NORM, "history/min_period_points", log=True)
+
+
+@rule(
+    "gradient-oscillation",
+    """
+    cause: Something repeats with it: the epochs over a rollout, updates of a target network,
+      evaluations, a curriculum, or a data loader that starts anew.
+    fix: look for what has this period; one pass over a rollout is harmless
+    fix: fewer epochs if it is the epochs and KL grows
+    confirm: Change the suspected interval: the period must change with it.
+    see: Lomb–Scargle against an AR(1) background (Zechmeister and Kürster 2009)
+    """,
+)
+def gradient_oscillation(run: RunData) -> Verdict:
+    """The norm comes and goes, not with the epochs, or steps point against the steps before."""
+    turns = run.get("grad/<block>/cos_prev", block="all")
+    if turns is not None and enough(turns, limits.min_points):
+        back = Stays(below=("history/to_and_fro",))(turns)
+        if back is not None:
+            title = "Each gradient points against the one before: cosine {level}"
+            found = replace(back, reading=f"{back.reading}; noise alone reads 0")
+            return replace(drafted(run, found, title, role="note"), words=TO_AND_FRO_WORDS)
+    sign = worst(PERIODS(run), lambda log: swinging(run, log), "history/level")
+    title = "The gradient norm of {block} comes and goes every {period} steps, by a factor of {by}"
+    return None if sign is None else drafted(run, sign, title, role="note", basis="statistical")
+
+
+def swinging(run: RunData, log: Series) -> Sign | None:
+    """A period in a log-norm that stands out of red noise, and is not that of the epochs."""
+    newest = int(limits.period_points)
+    found = trends.dominant_period(log.steps[-newest:], log.values[-newest:])
+    if found is None or found.amplitude < limits.min_amplitude or _of_epochs(run, found.steps):
         return None
-    log, period = max(sure, key=lambda x: x[1].amplitude)
-    return Finding(
-        id="gradient-oscillation",
-        title=f"The gradient norm of {where(log)} comes and goes every {fmt(period.steps)} steps, by a factor of "
-        f"{10 ** (2 * period.amplitude):.1f}",
-        severity="info",
-        basis="statistical",
-        since_step=int(log.steps[0]),
-        block=where(log),
-        evidence=(seen(log, f"period {fmt(period.steps)} steps, amplitude {fmt(period.amplitude)} decades, "
-                       f"p = {fmt(period.p_value)}; {len(sure)} of {len(norms)} blocks"),),
-        cause="Something repeats with it: the epochs over a rollout, updates of a target network, evaluations, a curriculum, "
-        "or a data loader that starts anew.",
-        fix=("look for what has this period; one pass over a rollout is harmless",
-             "fewer epochs if it is the epochs and KL grows"),
-        confirm="Change the suspected interval: the period must change with it.",
-        references=("Lomb–Scargle against an AR(1) background (Zechmeister and Kürster 2009)",),
-    )  # fmt: skip
-
-
-def _to_and_fro(turns: Series) -> Finding:
-    now = level(turns.last(0.5))
-    return Finding(
-        id="gradient-oscillation",
-        title=f"Each gradient points against the one before: cosine {now:.2f}",
-        severity="info",
-        basis="heuristic",
-        since_step=since(turns, lambda x: x < TO_AND_FRO),
-        block=where(turns),
-        evidence=(seen(turns, f"median {fmt(now)} over the last half; noise alone reads 0"),),
-        cause="The steps overshoot: each one passes the point it aims at, and the next one comes back.",
-        fix=("lower the learning rate by 2 to 3", "or lower the momentum (Adam's beta1)"),
-        confirm="Halve the learning rate from a checkpoint: the cosine must rise towards 0.",
-        references=("A. Jones, Debugging RL: oscillation is a learning rate too high",),
+    return Sign(
+        series=log,
+        strength="strong",
+        since=int(log.steps[0]),
+        reading=f"period {fmt(found.steps)} steps, amplitude {fmt(found.amplitude)} decades,"
+        f" p = {fmt(found.p_value)}",
+        said={"period": fmt(found.steps), "by": f"{10 ** (2 * found.amplitude):.1f}"},
+        rank=found.amplitude,
+        p_value=found.p_value,
     )
 
 
-def _of_epochs(chart: Chart, period: float) -> bool:
-    """Whether it is a pass over the minibatches, an update of several passes, or a fraction of these."""
-    told = [chart.fact(*names) for names in (EPOCHS, MINIBATCHES)]
-    epochs, batches = (x if isinstance(x, int) and not isinstance(x, bool) and x > 0 else 0 for x in told)
-    known = [length / k for length in (epochs * batches, batches, epochs) for k in (1, 2, 3, 4) if length / k >= 2]
-    return any(abs(period - length) <= SAME_PERIOD * length for length in known)
+def _of_epochs(run: RunData, period: float) -> bool:
+    """Whether it is a pass over the minibatches, an update of several, or a fraction of these."""
+    epochs, batches = (number(run.fact(*names)) or 0.0 for names in (EPOCHS, MINIBATCHES))
+    lengths = [x / k for x in (epochs * batches, batches, epochs) for k in (1, 2, 3, 4)]
+    near = (
+        abs(period - length) <= limits.same_period * length for length in lengths if length >= 2
+    )
+    return any(near)
 
 
-@rule("direction-random", needs=("grad/<block>/cos_prev", "reward"))
-def direction_random(chart: Chart) -> Verdict:
+@rule(
+    "direction-random",
+    """
+    cause: Noise is larger than signal in a single batch. That is normal in RL; with a reward that
+      is flat too, the batch may be too small, or the reward may not depend on what the policy does.
+    fix: larger batches, or more rollouts for each prompt
+    fix: a better baseline: a critic, or leave-one-out
+    confirm: gradiometer variance: its SNR at fixed weights says how many samples a direction needs.
+    see: arXiv 1812.06162
+    see: mathematics: Directions
+    """,
+    needs=("grad/<block>/cos_prev", "reward"),
+)
+def direction_random(run: RunData) -> Verdict:
     """Gradients have no more in common with those before than noise has, and the reward is flat.
 
-    A cosine near 0 is normal where a policy learns from noisy batches; only together with a flat reward, and where every
-    cosine that was measured says so, is it worth a word.
+    A cosine near 0 is normal where a policy learns from noisy batches; only together with a flat
+    reward, and where every cosine that was measured says so, is it worth a word.
     """
-    block = "actor" if chart.get("grad/<block>/cos_prev", block="actor") is not None else "all"
-    previous, noise = (chart.get(f"grad/<block>/{name}", block=block) for name in ("cos_prev", "cos_noise"))
-    if previous is None or not enough(previous, MIN_POINTS):
-        return too_short("direction-random", chart.every("grad/<block>/cos_prev"), MIN_POINTS)
+    block = "actor" if run.get("grad/<block>/cos_prev", block="actor") is not None else "all"
+    previous = needed(run, "grad/<block>/cos_prev", limits.min_points, block=block)
+    noise = run.get("grad/<block>/cos_noise", block=block)
     if noise is None or not len(noise.finite):
-        return unlogged("direction-random", "grad/<block>/cos_noise")
-    if not stuck(chart):
+        return unlogged("grad/<block>/cos_noise")
+    average = run.get("grad/<block>/cos_ema", block=block)
+    measured = average is not None and enough(average, limits.min_points // 2)
+    readings = []
+    for series in [previous, average] if average is not None and measured else [previous]:
+        half = series.last(0.5).finite
+        # The band is that of one cosine; their mean lies in one that is √n times narrower.
+        band = max(level(noise) / math.sqrt(max(len(half), 1)), limits.sketch_error)
+        floor = limits.random * band
+        if floor > limits.largest_floor:
+            least = 2 * math.ceil((limits.random * level(noise) / limits.largest_floor) ** 2)
+            return too_short(series, least) if stuck(run) else None
+        mean = mean_interval(half.values)
+        if mean is None or mean.high > floor or mean.low < -floor:
+            return None
+        reading = (
+            f"mean {fmt(mean.mean)}, 95 % interval {fmt(mean.low)} to {fmt(mean.high)};"
+            f" a mean over noise alone reads up to {fmt(floor)}"
+        )
+        readings.append(shown(series, reading))
+    if not stuck(run):
         return None
-    floor = RANDOM * max(level(noise), SKETCH_ERROR)
-    average = chart.get("grad/<block>/cos_ema", block=block)
-    cosines = [previous] + ([average] if average is not None and enough(average, MIN_POINTS // 2) else [])
-    intervals = [mean_interval(series.last(0.5).values) for series in cosines]
-    if any(interval is None or interval.high > floor or interval.low < -floor for interval in intervals):
-        return None
-    readings = [
-        seen(series, f"mean {fmt(interval.mean)}, 95 % interval {fmt(interval.low)} to {fmt(interval.high)}; noise alone "
-             f"reads up to {fmt(floor)}")
-        for series, interval in zip(cosines, intervals, strict=True) if interval is not None
-    ]  # fmt: skip
-    return Finding(
-        id="direction-random",
-        title=f"The gradient of {block} has no direction: it has no more in common with the ones before than noise",
-        severity="info",
+    return finding(
+        f"The gradient of {block} has no direction: it has no more in common with the ones"
+        " before than noise",
+        *readings,
+        *flat_outcome(run),
+        strength="strong",
+        role="note",
         basis="statistical",
         since_step=int(previous.last(0.5).steps[0]),
         block=block,
-        evidence=(*readings, *flat_outcome(chart)),
-        cause="Noise is larger than signal in a single batch. That is normal in RL; with a reward that is flat too, the batch "
-        "may be too small, or the reward may not depend on what the policy does.",
-        fix=("larger batches, or more rollouts for each prompt", "a better baseline: a critic, or leave-one-out"),
-        confirm="gradiometer variance: its SNR at fixed weights says how many samples a direction needs.",
-        references=("arXiv 1812.06162", "docs/guide/meter.md: direction"),
     )

@@ -1,7 +1,8 @@
-"""What came of it: a reward that does not rise, that falls, and steps that go against it.
+"""What came of it: a reward that stands, falls, is opposed, or is earned in another way than meant.
 
-A flat reward is mostly what follows from something else; arbitration folds it under its cause. Each rule asks for a second
-signal: another measure of success, a known maximum, whether the reward ever rose.
+A flat reward is mostly what follows from something else; arbitration folds it under its cause. Each
+rule asks for a second signal: another measure of success, a known maximum, whether the reward ever
+rose.
 """
 
 from __future__ import annotations
@@ -10,221 +11,257 @@ import math
 
 import numpy as np
 
-from gradiometer.doctor.chart import Chart, Series
-from gradiometer.doctor.goals import (
-    Fall,
+from gradiometer.doctor import thresholds
+from gradiometer.doctor.outcome import (
+    Outcome,
     at_maximum,
     began_trained,
     detectable_rise,
-    fall,
     known_maximum,
-    reads,
+    learning,
+    outcome_of,
     rising_elsewhere,
-    rose,
     slope,
+    told_best,
+    trained_for,
 )
-from gradiometer.doctor.lacking import too_short, unlogged
-from gradiometer.doctor.progress import progress_of
-from gradiometer.doctor.rule import Skipped, Verdict, rule
-from gradiometer.doctor.signs import enough, learning, level, outcome, persists, robust_sigma, since, trend
-from gradiometer.maths.means import Interval, mean_interval
-from gradiometer.maths.series import LEVEL
-from gradiometer.records import Finding, Severity
+from gradiometer.doctor.rule import (
+    Draft,
+    Skipped,
+    Verdict,
+    finding,
+    rule,
+    too_short,
+    unlogged,
+    words,
+)
+from gradiometer.doctor.rules.wiring_credit import opposed_by_credit
+from gradiometer.doctor.rundata import RunData, Series
+from gradiometer.doctor.signs import (
+    enough,
+    level,
+    persists,
+    reads,
+    robust_sigma,
+    since,
+    trend,
+)
+from gradiometer.maths.means import MeanInterval, mean_interval
+from gradiometer.maths.trends import LEVEL
+from gradiometer.records import Evidence, Severity
 from gradiometer.words import fmt
 
-__all__ = ["reward_declining", "reward_plateau", "update_opposes_reward"]
+__all__: list[str] = []
 
-WORTH_SEEING = 0.2
-"""A rise of a fifth is the least that counts as learning (the stagnated run's own success criterion); a test that would
-have missed it may not call a reward flat. Where the maximum is known, a fifth of the way to it."""
-DECLINE = 0.1
-"""A reward a tenth below its earlier level has lost more than evaluation luck; less is a plateau."""
-GAIN_LOST = 0.25
-"""Of what the run had gained: for rewards with a large offset, where a tenth of the level is more than the whole gain."""
-OPPOSED = 0.3
-"""Mean over mean absolute predicted change: near 1 with a wrong sign, near 0 where steps swing about an optimum."""
-SURE = 0.001
-"""Level of the test of a wrong sign: it accuses every step of the run, and steps about an optimum average near zero."""
-NEARLY_ALL = 0.8
-"""Of the batches: the sign of a correlation that has no interval."""
-MIN_STEPS = 10
-"""Probed steps below which five blocks of two cannot be had."""
-HEALTHY_DECADES = 1.0
-"""Norms within a decade of their start: nothing a gradient's size would show."""
-MIN_WINDOWED = 9
-"""Three windows of three measurements."""
+limits = thresholds.group("outcome")
 
 
-WRONG_SIGN = (
-    "The sign of the loss, of the advantages or of the reward is wrong: every norm looks healthy and every step makes the "
-    "policy worse."
+@rule(
+    "reward-plateau",
+    """
+    cause: {cause} Nothing else in this log explains it.
+    fix: Write the best possible return down as max_reward among the run's facts: success must not
+      be mistaken for this.
+    fix: Split the loss with meter.terms(...) and run gradiometer audit: both show a term that never
+      reaches the policy.
+    confirm: Compare with a policy of random actions: a trained policy no better than that has
+      learned nothing.
+    see: Mann 1945, Kendall 1975 on block means
+    """,
 )
-SIGN_FIXES = (
-    "Optimizers minimise: the policy loss is -(advantages * log_prob).mean(); check for a missing or a second minus.",
-    "Check advantages = returns - values, not values - returns, and that a cost is not used as a reward.",
-)
-
-
-@rule("reward-plateau")
-def reward_plateau(chart: Chart) -> Verdict:
-    """The reward did not rise over the last half of the run, by a test that would have seen a rise worth having."""
-    reward = outcome(chart)
+def reward_plateau(run: RunData) -> Verdict:
+    """The reward did not rise over the last half, by a test that would have seen it."""
+    reward = trained_for(run)
     if reward is None:
-        return unlogged("reward-plateau", "reward")
+        return unlogged("reward")
     half = reward.finite.last(0.5)
     found = slope(half)
     if found is None or found.p_value is None:
         return too_short(
-            "reward-plateau", reward, "its last half must be worth 8 independent blocks of two for a trend"
+            reward, "its last half must be worth 8 independent blocks of two for a trend"
         )
-    falling = found.significant and -found.change >= DECLINE * abs(level(half))
-    if (found.significant and found.change > 0.0) or falling or at_maximum(chart, reward):
+    falling = found.significant and -found.change >= limits.decline * abs(level(half))
+    if (found.significant and found.change > 0.0) or falling or at_maximum(run, reward):
         return None
-    if rising_elsewhere(chart, int(half.steps[0])):
+    if rising_elsewhere(run, int(half.steps[0])):
         return None
-    best, height, seen = known_maximum(chart, reward), level(half), detectable_rise(half, found)
+    best, height, seen = known_maximum(run, reward), level(half), detectable_rise(half, found)
     gap = None if best is None else best - height
-    worth = max(WORTH_SEEING * abs(height), robust_sigma(half.values)) if gap is None else WORTH_SEEING * gap
+    worth = (
+        max(limits.worth_seeing * abs(height), robust_sigma(half.values))
+        if gap is None
+        else limits.worth_seeing * gap
+    )
     if found.change > worth / 2:
         return None  # it may well be rising, only too slowly for this many measurements
     if seen > worth:
-        why = f"too noisy: over the last half only a rise above {fmt(seen)} would be seen, and {fmt(worth)} matters"
-        return Skipped(rule="reward-plateau", why=why, metric=reward.metric.name)
-    risen = rose(reward)
-    learnt = risen or rising_elsewhere(
-        chart, int(reward.finite.steps[0])
-    )  # where noise hides what a held-out score shows
-    short_of = gap is not None and gap > WORTH_SEEING * (gap + height - level(reward.first(0.1)))
-    serious = short_of or not (learnt or began_trained(chart))
+        why = (
+            f"too noisy: over the last half only a rise above {fmt(seen)} would be seen, and"
+            f" {fmt(worth)} matters"
+        )
+        return Skipped(why=why, metric=reward.metric.name)
+    known = outcome_of(run)
+    risen = known is not None and not known.stuck
+    # where noise hides what a held-out score shows
+    learnt = risen or rising_elsewhere(run, int(reward.finite.steps[0]))
+    short_of = gap is not None and gap > limits.worth_seeing * (
+        gap + height - level(reward.first(0.1))
+    )
+    # a rate of 1 is the end of the scale, which few tasks reach: it counts where somebody said so
+    meant = told_best(run) is not None or not risen
+    serious = (short_of and meant) or not (learnt or began_trained(run))
     return _plateau(half, seen=seen, p_value=found.p_value, best=best, risen=risen, serious=serious)
 
 
-def _plateau(half: Series, *, seen: float, p_value: float, best: float | None, risen: bool, serious: bool) -> Finding:
+def _plateau(
+    half: Series, *, seen: float, p_value: float, best: float | None, risen: bool, serious: bool
+) -> Draft:
     height = level(half)
     of = "" if best is None else f" of at most {fmt(best)}"
     past = ", after it had risen" if risen else ", and it never rose"
-    return Finding(
-        id="reward-plateau",
-        title=f"The reward is flat at {fmt(height)}{of} over the last half of the run{past}",
+    stalled = (
+        "Either this is all the task allows, or the gradient carries no signal about the reward any"
+        " more."
+    )
+    return finding(
+        f"The reward is flat at {fmt(height)}{of} over the last half of the run{past}",
+        reads(
+            half,
+            f"no trend (p = {fmt(p_value)}) at {fmt(height)}; a rise of {fmt(seen)} over this"
+            " window would have been seen in four of five such runs",
+        ),
         severity="warn" if serious else "info",
         basis="statistical",
         since_step=int(half.steps[0]),
-        evidence=(
-            reads(
-                half,
-                f"no trend (p = {fmt(p_value)}) at {fmt(height)}; a rise of {fmt(seen)} over this window would have been "
-                "seen in four of five such runs",
-            ),
-        ),
-        cause="Either this is all the task allows, or the gradient carries no signal about the reward any more. Nothing else "
-        "in this log explains it."
-        if risen
-        else "The updates do not improve the policy. Nothing else in this log explains it.",
-        fix=(
-            "Write the best possible return down as max_reward among the run's facts: success must not be mistaken for this.",
-            "Split the loss with meter.terms(...) and run gradiometer audit: both show a term that never reaches the policy.",
-        ),
-        confirm="Compare with a policy of random actions: a trained policy no better than that has learned nothing.",
-        references=("Mann 1945, Kendall 1975 on block means",),
+        cause=stalled if risen else "The updates do not improve the policy.",
     )
 
 
-@rule("reward-declining")
-def reward_declining(chart: Chart) -> Verdict:
-    """The last third of the reward lies clearly below an earlier third, and stays there."""
-    reward = outcome(chart)
-    if reward is None:
-        return unlogged("reward-declining", "reward")
-    found = fall(reward)
+@rule(
+    "reward-declining",
+    """
+    cause: The updates made the policy worse than it was: steps too large, a critic or reference
+      that went astray, data that does not come from this policy, or an update in the wrong
+      direction.
+    fix: Go back to the checkpoint before the fall and halve the learning rate.
+    fix: Log approx_kl, clip_fraction, explained_variance and gradient norms: they tell these causes
+      apart.
+    confirm: Resume from before the fall with the learning rate divided by ten: if the reward still
+      falls, it is the direction and not the size of the steps.
+    """,
+)
+def reward_declining(run: RunData) -> Verdict:
+    """The reward ended clearly below its start, or lost much of its best, and stays there."""
+    reward, found = trained_for(run), outcome_of(run)
     if found is None:
-        return too_short("reward-declining", reward, "each third must be worth 5 independent blocks of two")
-    if not _fell(reward, found) or at_maximum(chart, reward):
+        return (
+            unlogged("reward")
+            if reward is None
+            else too_short(reward, thresholds.value("course/min_rewards"))
+        )
+    if not _declined(found) or at_maximum(run, found.series):
         return None
-    if rising_elsewhere(chart, int(reward.finite.last(0.5).steps[0])):
+    if found.course == "unclear" and len(found.series) < thresholds.value("state/enough_rows"):
+        return None  # as the state has it: too early
+    if rising_elsewhere(run, int(found.series.last(0.5).steps[0])):
         return None
-    midway = found.before - found.size / 2
-    which = "first" if found.from_start else "middle"
-    return Finding(
-        id="reward-declining",
-        title=f"The reward fell from {fmt(found.before)} to {fmt(found.after)}",
-        severity="warn",
+    before = found.top if found.came_down else found.start
+    midway, after = 0.5 * (before + found.end), found.series.last(1 / 3)
+    when = f"at its best, about step {found.top_step}" if found.came_down else "at the start"
+    return finding(
+        f"The {found.noun} fell from {fmt(before)} to {fmt(found.end)}",
+        reads(after, f"{fmt(found.end)} against {fmt(before)} {when}"),
         basis="statistical",
-        since_step=since(reward, lambda x: x < midway),
-        evidence=(
-            reads(
-                reward.last(1 / 3),
-                f"mean {fmt(found.after)} against {fmt(found.before)} in the {which} third (p = {fmt(found.p_value)}, "
-                f"{found.num_blocks} blocks)",
-            ),
-        ),
-        cause="The updates made the policy worse than it was: steps too large, a critic or reference that went astray, data "
-        "that does not come from this policy, or an update in the wrong direction.",
-        fix=(
-            "Go back to the checkpoint before the fall and halve the learning rate.",
-            "Log approx_kl, clip_fraction, explained_variance and gradient norms: they tell these causes apart.",
-        ),
-        confirm="Resume from before the fall with the learning rate divided by ten: if the reward still falls, it is the "
-        "direction and not the size of the steps.",
+        since_step=since(found.series, lambda x: x < midway),
     )
 
 
-def _fell(reward: Series, found: Fall) -> bool:
-    gain = found.before - level(reward.first(0.1))
-    enough_lost = found.size >= DECLINE * abs(found.before) or (gain > 0.0 and found.size >= GAIN_LOST * gain)
-    midway = found.before - found.size / 2
-    visible = found.size >= robust_sigma(reward.last(1 / 3).values)
-    stays = persists(reward.last(1 / 3), lambda x: x < midway)
-    return found.p_value < LEVEL and enough_lost and visible and bool(stays)
+def _declined(found: Outcome) -> bool:
+    """Whether it fell by more than luck and noise, and is still down."""
+    before = found.top if found.came_down else found.start
+    size, spread = before - found.end, robust_sigma(found.series.last(1 / 3).values)
+    lost = found.fate == "fell" or (found.came_down and found.lost >= limits.gain_lost)
+    gained = found.came_down and found.top - found.start >= 3.0 * spread
+    enough_lost = size >= limits.decline * abs(before) or (
+        gained and found.lost >= limits.gain_lost and size >= 3.0 * found.spread
+    )
+    midway = 0.5 * (before + found.end)
+    stays = persists(found.series.last(1 / 3), lambda x: x < midway, windows=1)
+    return lost and enough_lost and size >= spread and stays is not False
 
 
-@rule("update-opposes-reward")
-def update_opposes_reward(chart: Chart) -> Verdict:
-    """Steps that raise a held-out loss: a test that sees a wrong sign, as does reward_gain. Without them, a reward that falls
-    from the very start under healthy norms is a suspicion."""
-    predicted, realised = chart.get("step/predicted"), chart.get("step/realised")
+@rule(
+    "update-opposes-reward",
+    """
+    cause: The sign of the loss, of the advantages or of the reward is wrong: every norm looks
+      healthy and every step makes the policy worse.{doubt}
+    fix: Optimizers minimise: the policy loss is -(advantages * log_prob).mean(); check for a
+      missing or a second minus.
+    fix: Check advantages = returns - values, not values - returns, and that a cost is not used as a
+      reward.
+    confirm: Negate the {loss} for a few hundred steps: the reward must now rise.
+    see: F26
+    """,
+)
+def update_opposes_reward(run: RunData) -> Verdict:
+    """Steps that raise a held-out loss: a test that sees a wrong sign, as does reward_gain. Without
+    them, a reward that falls from the very start under healthy norms is a suspicion."""
+    if (credited := opposed_by_credit(run)) is not None:
+        return credited
+    predicted, realised = run.get("step/predicted"), run.get("step/realised")
     probed = predicted if predicted is not None else realised
     if probed is None:
-        gain = chart.get("reward_gain")
-        if gain is not None and enough(gain, MIN_STEPS):
-            return _lowers_what_earned(chart, gain)
-        return _falls_from_start(chart) or unlogged("update-opposes-reward", "step/predicted")
-    mean = mean_interval(probed.values) if enough(probed, MIN_STEPS) else None
+        gain = run.get("reward_gain")
+        if gain is not None and enough(gain, limits.min_steps):
+            return _lowers_what_earned(run, gain)
+        return _falls_from_start(run) or unlogged("step/predicted")
+    mean = mean_interval(probed.values) if enough(probed, limits.min_steps) else None
     if mean is None:
         return too_short(
-            "update-opposes-reward", probed, f"{MIN_STEPS} probed steps, 5 independent blocks of two, needed"
+            probed, f"{limits.min_steps} probed steps, 5 independent blocks of two, needed"
         )
-    if mean.p_above(0.0) >= SURE or mean.mean < OPPOSED * float(np.abs(probed.finite.values).mean()):
+    if mean.p_above(0.0) >= limits.sure or mean.mean < limits.opposed * float(
+        np.abs(probed.finite.values).mean()
+    ):
         return None
     other = None if predicted is None or realised is None else mean_interval(realised.values)
     if other is not None and other.mean <= 0.0:
         return None  # the loss falls in truth: the prediction is what is off
-    learns = learning(chart)
+    learns = learning(run)
     certain = (other is not None and other.p_above(0.0) < LEVEL) or learns is False
-    return _opposed(probed, mean, realised if other else None, other, severity=_how_bad(learns, certain=certain))
+    more = None if realised is None or other is None else _probed(realised, other)
+    return _opposed(probed, mean, more, _how_bad(learns, certain=certain))
 
 
-def _lowers_what_earned(chart: Chart, gain: Series) -> Finding | None:
+def _lowers_what_earned(run: RunData, gain: Series) -> Draft | None:
     """The samples that earned most become less likely."""
     values, mean = gain.finite.values, mean_interval(gain.values)
-    average, progress = float(values.mean()), progress_of(chart)
-    certain = mean is not None and mean.p_below(0.0) < SURE and -average >= OPPOSED * float(np.abs(values).mean())
+    average, progress = float(values.mean()), outcome_of(run)
+    certain = (
+        mean is not None
+        and mean.p_below(0.0) < limits.sure
+        and -average >= limits.opposed * float(np.abs(values).mean())
+    )
     # One number that hardly varies has no interval; with a reward that fell its sign is enough.
-    fell = progress is not None and progress.state == "fell" and float((values < 0.0).mean()) >= NEARLY_ALL
+    fell = (
+        progress is not None
+        and progress.course == "fell"
+        and float((values < 0.0).mean()) >= limits.nearly_all
+    )
     if not (certain or fell):
         return None
-    return Finding(
-        id="update-opposes-reward",
-        title=f"Updates lower the probability of what earned most: a correlation of {fmt(average)}",
-        severity=_how_bad(learning(chart), certain=True),
+    return finding(
+        f"Updates lower the probability of what earned most: a correlation of {fmt(average)}",
+        reads(
+            gain,
+            f"mean {fmt(average)}, below zero in {(values < 0.0).mean():.0%} of {len(values)}"
+            " batches",
+        ),
+        severity=_how_bad(learning(run), certain=True),
         basis="statistical" if certain else "heuristic",
         since_step=since(gain, lambda x: x < 0.0),
-        evidence=(
-            reads(gain, f"mean {fmt(average)}, below zero in {(values < 0.0).mean():.0%} of {len(values)} batches"),
-        ),
-        cause=WRONG_SIGN,
-        fix=SIGN_FIXES,
-        confirm="Negate the policy loss for a few hundred steps: the reward must now rise.",
-        references=("failure catalogue F26",),
+        doubt="",
+        loss="policy loss",
     )
 
 
@@ -235,58 +272,68 @@ def _how_bad(learns: bool | None, *, certain: bool) -> Severity:
     return "critical" if certain else "warn"
 
 
-def _opposed(
-    probed: Series, mean: Interval, realised: Series | None, other: Interval | None, *, severity: Severity
-) -> Finding:
-    reading = "mean {} (95 % interval {} to {}) over {} probed steps; below zero when steps help"
-    evidence = [reads(probed, reading.format(fmt(mean.mean), fmt(mean.low), fmt(mean.high), mean.count))]
-    if realised is not None and other is not None:
-        evidence.append(reads(realised, reading.format(fmt(other.mean), fmt(other.low), fmt(other.high), other.count)))
-    return Finding(
-        id="update-opposes-reward",
-        title=f"Steps raise the held-out loss by {fmt(mean.mean)} each: the update goes against the objective",
-        severity=severity,
-        basis="statistical",
-        since_step=since(probed, lambda x: x > 0.0),
-        evidence=tuple(evidence),
-        cause=f"{WRONG_SIGN} (If the held-out loss is not what is trained, it is the probe that is wrong.)",
-        fix=SIGN_FIXES,
-        confirm="Negate the loss for a few hundred steps: the reward must now rise.",
-        references=("failure catalogue F26",),
+def _probed(series: Series, mean: MeanInterval) -> Evidence:
+    between = f"95 % interval {fmt(mean.low)} to {fmt(mean.high)}"
+    return reads(
+        series,
+        f"mean {fmt(mean.mean)} ({between}) over {mean.count} probed steps; below zero when steps"
+        " help",
     )
 
 
-def _falls_from_start(chart: Chart) -> Finding | None:
-    reward, norm = chart.get("reward"), chart.get("grad/<block>/norm/raw", block="all")
-    if reward is None or norm is None or not bool(np.isfinite(norm.values).all()) or not enough(norm, MIN_WINDOWED):
+def _opposed(
+    probed: Series, mean: MeanInterval, more: Evidence | None, severity: Severity
+) -> Draft:
+    return finding(
+        f"Steps raise the held-out loss by {fmt(mean.mean)} each: the update goes against the"
+        " objective",
+        _probed(probed, mean),
+        more,
+        severity=severity,
+        basis="statistical",
+        since_step=since(probed, lambda x: x > 0.0),
+        doubt=" (If the held-out loss is not what is trained, it is the probe that is wrong.)",
+        loss="loss",
+    )
+
+
+FALLS_FROM_START_WORDS = words(
+    """
+    cause: Training makes the policy steadily worse with gradients of an ordinary size: this is how
+      a wrong sign looks. It is a suspicion; too large a step can look the same.
+    fix: Check the sign of the policy loss and of the advantages.
+    fix: Log step/predicted on a held-out batch: it decides.
+    confirm: Negate the loss for a few hundred steps: with a wrong sign the reward now rises.
+    see: F26
+    """
+)
+
+
+def _falls_from_start(run: RunData) -> Draft | None:
+    reward, norm = run.get("reward"), run.get("grad/<block>/norm/raw", block="all")
+    if (
+        reward is None
+        or norm is None
+        or not bool(np.isfinite(norm.values).all())
+        or not enough(norm, limits.min_windowed)
+    ):
         return None
     start, end = level(norm.first(1 / 3)), level(norm.last(1 / 3))
-    if start <= 0.0 or end <= 0.0 or abs(math.log10(end / start)) > HEALTHY_DECADES:
+    if start <= 0.0 or end <= 0.0 or math.log10(end / start) > limits.healthy_decades:
+        return None  # an explosion is what it is; a norm that fell is what a sure policy has
+    found = outcome_of(run)
+    if found is None or found.came_down or not _declined(found):
         return None
-    found = fall(reward)
-    if found is None or not found.from_start or not _fell(reward, found) or trend(reward).direction != "falls":
+    if trend(reward).direction != "falls":
         return None
-    if at_maximum(chart, reward) or rising_elsewhere(chart, int(reward.finite.steps[0])):
+    if at_maximum(run, reward) or rising_elsewhere(run, int(reward.finite.steps[0])):
         return None
-    return Finding(
-        id="update-opposes-reward",
-        title=f"The reward fell from its very start, {fmt(found.before)} to {fmt(found.after)}, under healthy gradient norms",
-        severity="info",
-        basis="heuristic",
+    return finding(
+        f"The reward fell from its very start, {fmt(found.start)} to {fmt(found.end)}, "
+        "under healthy gradient norms",
+        reads(reward, f"{fmt(found.start)} at the start, {fmt(found.end)} at the end"),
+        reads(norm, f"median {fmt(start)} in the first third, {fmt(end)} in the last"),
+        strength="strong",
         since_step=int(reward.finite.steps[0]),
-        evidence=(
-            reads(
-                reward,
-                f"{fmt(found.before)} in the first third, {fmt(found.after)} in the last (p = {fmt(found.p_value)})",
-            ),
-            reads(norm, f"median {fmt(start)} in the first third, {fmt(end)} in the last"),
-        ),
-        cause="Training makes the policy steadily worse with gradients of an ordinary size: this is how a wrong sign looks. "
-        "It is a suspicion; too large a step can look the same.",
-        fix=(
-            "Check the sign of the policy loss and of the advantages.",
-            "Log step/predicted on a held-out batch: it decides.",
-        ),
-        confirm="Negate the loss for a few hundred steps: with a wrong sign the reward now rises.",
-        references=("failure catalogue F26",),
+        words=FALLS_FROM_START_WORDS,
     )

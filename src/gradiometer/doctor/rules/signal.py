@@ -1,56 +1,49 @@
-"""Whether the rewards teach anything: groups that all fail or all succeed, and a policy that answers every prompt alike.
+"""Whether rewards teach: groups without contrast, noise, one answer to every prompt, scale.
 
-A share accuses nobody by itself: late in a healthy run most groups are solved. So each rule also asks what became of the
-reward. Noise is in signal_noise.py, the scale of advantages and rewards in signal_scale.py.
+Late in a healthy run most groups are solved: their role is that of convergence.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gradiometer.doctor.chart import Chart, Series
-from gradiometer.doctor.goals import began_trained
-from gradiometer.doctor.lacking import too_short, unlogged
-from gradiometer.doctor.progress import Progress, key_of, number, progress_of, shown
-from gradiometer.doctor.roles import REGULARISERS, Role, role_of
-from gradiometer.doctor.rule import Skipped, Verdict, rule
-from gradiometer.doctor.signs import level, persists, since, told_best, trend
-from gradiometer.records import Evidence, Finding, Severity
+from gradiometer.doctor import thresholds
+from gradiometer.doctor.outcome import (
+    Outcome,
+    began_trained,
+    held_out,
+    judge_series,
+    outcome_of,
+    told_best,
+    trained_for,
+)
+from gradiometer.doctor.rule import (
+    CannotSay,
+    Draft,
+    Skipped,
+    Verdict,
+    finding,
+    rule,
+    too_short,
+    unlogged,
+)
+from gradiometer.doctor.rundata import RunData, Series
+from gradiometer.doctor.severity import Strength
+from gradiometer.doctor.signs import level, number, persists, shown, since, trend
+from gradiometer.doctor.terms import REGULARISERS, Role, role_of
+from gradiometer.doctor.trainers import key_of
+from gradiometer.maths.gains import CERTAIN
+from gradiometer.maths.means import holm
+from gradiometer.records import Evidence, Severity
 from gradiometer.words import fmt
 
-__all__ = ["groups_too_easy", "groups_too_hard", "template_collapse"]
+__all__: list[str] = []
 
-MIN_POINTS = 9
-"""Three windows of three: what `persists` needs."""
-
-IDLE = 0.5
-"""Share of groups without reward variance; public log doctors warn here: half of the rollouts are paid for and thrown away."""
-MOSTLY_IDLE = 0.75
-"""Their second threshold: a batch is worth a quarter of its size."""
-ALL_IDLE = 0.98
-"""No group is left that could teach: with groups in the hundreds, at most a few."""
-EASY, HARD = 0.85, 0.15
-"""Share of what can be earned (public log doctors). Eight rollouts all agree in 27 % of groups at p = 0.85, in half at 0.92."""
-NO_SPREAD = 0.01
-"""Spread inside groups, in shares of the range of rewards, at which hardly any group has two different rewards."""
-
-MIN_TREND = 16
-"""Points of mutual information: eight blocks of two."""
-LOST_SHARE = 0.3
-"""Of the mutual information: below a third lost, prompts of another mix explain it."""
-HELD_SHARE = 0.7
-"""Of the entropy at least: below, the policy collapsed as a whole, which is another finding."""
-LOW_BUCKETS = 0.25
-"""Share of the samples in buckets that the regularisers rule: less is not what moves the policy."""
-
-GROUP_KEYS = {
-    "TRL": "the dataset's difficulty, num_generations and temperature",
-    "verl": "data.train_files, actor_rollout_ref.rollout.n and .temperature",
-    "RAGEN": "env_configs, es_manager.train.group_size and rollout_filter_value",
-}
+limits = thresholds.group("signal")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +54,15 @@ class _Idle:
     share: float
     earned: Series | None
     """As a share of what can be earned; None when its range is not known."""
-    progress: Progress | None
+    progress: Outcome | None
     by_std: bool
+
+    @property
+    def strength(self) -> Strength:
+        """Half of the groups are lost, most of them, or all."""
+        if self.share >= limits.all_idle:
+            return "total"
+        return "strong" if self.share >= limits.mostly_idle else "present"
 
     @property
     def level(self) -> float:
@@ -70,8 +70,8 @@ class _Idle:
 
     @property
     def evidence(self) -> tuple[Evidence, ...]:
-        spread = "reward spread inside groups below a hundredth of its range"
-        what = spread if self.by_std else "median share of groups whose rollouts all earn the same"
+        spread = "steps with a reward spread below a hundredth of its range"
+        what = spread if self.by_std else "share of groups whose rollouts all earn the same"
         found = [shown(self.groups, f"{what}: {fmt(self.share)} over the last half")]
         if self.earned is not None:
             reading = f"{fmt(100 * self.level)} % of what can be earned over the last half"
@@ -81,13 +81,13 @@ class _Idle:
         return tuple(found)
 
 
-def _range(chart: Chart, reward: Series) -> tuple[float, float] | None:
+def _range(run: RunData, reward: Series) -> tuple[float, float] | None:
     """Least and most a rollout can earn: as the run says, or [0, 1] where no mean ever left it."""
     values = reward.finite.values
     if not len(values):
         return None
-    least = number(chart.fact("min_reward", "min_return"))
-    most = told_best(chart)
+    least = number(run.fact("min_reward", "min_return"))
+    most = told_best(run)
     if least is None and float(values.min()) >= 0.0:
         least = 0.0
     if most is None and least == 0.0 and float(values.max()) <= 1.0:
@@ -95,144 +95,189 @@ def _range(chart: Chart, reward: Series) -> tuple[float, float] | None:
     return None if least is None or most is None or most <= least else (least, most)
 
 
-def _earned(chart: Chart) -> Series | None:
-    rate = chart.get("success_rate")
+def _earned(run: RunData) -> Series | None:
+    rate = run.get("success_rate")
     if rate is not None and len(rate.finite):
         return rate.finite
-    reward = chart.get("reward")
-    bounds = None if reward is None else _range(chart, reward)
+    reward = run.get("reward")
+    bounds = None if reward is None else _range(run, reward)
     if reward is None or bounds is None:
         return None
-    return replace(reward.finite, values=(reward.finite.values - bounds[0]) / (bounds[1] - bounds[0]))
-
-
-def _idle(chart: Chart, id: str) -> _Idle | Skipped | None:
-    groups, by_std = chart.get("zero_variance_groups"), False
-    spread, reward = chart.get("reward_std"), chart.get("reward")
-    if groups is None and spread is not None and reward is not None and (bounds := _range(chart, reward)):
-        low = spread.finite.values < NO_SPREAD * (bounds[1] - bounds[0])
-        groups, by_std = replace(spread.finite, values=low.astype(np.float64)), True
-    if groups is None:
-        return unlogged(id, "zero_variance_groups")
-    held = persists(groups, lambda share: share >= IDLE)
-    if held is None:
-        return too_short(id, groups, MIN_POINTS)
-    if not held:
-        return None
-    share = level(groups.last(0.5))
-    return _Idle(groups=groups, share=share, earned=_earned(chart), progress=progress_of(chart), by_std=by_std)
-
-
-def _groups_finding(
-    idle: _Idle, id: str, *, title: str, severity: Severity, cause: str, fix: tuple[str, ...]
-) -> Finding:
-    return Finding(
-        id=id,
-        title=title,
-        severity=severity,
-        basis="heuristic",
-        since_step=since(idle.groups, lambda share: share >= IDLE),
-        evidence=idle.evidence,
-        cause=cause,
-        fix=fix,
-        confirm="Sample 16 rollouts for each of 50 prompts and count how many are always right and how many always wrong; "
-        "train 20 steps on those in between: zero_variance_groups falls and the gradient norm rises.",
-        references=("DAPO, arXiv 2503.14476: dynamic sampling", "TRL: frac_reward_zero_std"),
+    return replace(
+        reward.finite, values=(reward.finite.values - bounds[0]) / (bounds[1] - bounds[0])
     )
 
 
+def _idle(run: RunData) -> _Idle | None:
+    groups, by_std = run.get("zero_variance_groups"), False
+    spread, reward = run.get("reward_std"), run.get("reward")
+    if (
+        groups is None
+        and spread is not None
+        and reward is not None
+        and (bounds := _range(run, reward))
+    ):
+        low = spread.finite.values < limits.no_spread * (bounds[1] - bounds[0])
+        groups, by_std = replace(spread.finite, values=low.astype(np.float64)), True
+    if groups is None:
+        raise CannotSay(unlogged("zero_variance_groups"))
+    held = persists(groups, lambda share: share >= limits.idle)
+    if held is None:
+        raise CannotSay(too_short(groups, limits.min_points))
+    if not held:
+        return None
+    late = groups.last(0.5).finite.values
+    # of a series of zeros and ones the median is one of the two, whatever the share
+    share = float(late.mean()) if np.isin(late, (0.0, 1.0)).all() else level(groups.last(0.5))
+    return _Idle(
+        groups=groups, share=share, earned=_earned(run), progress=outcome_of(run), by_std=by_std
+    )
+
+
+GROUPS = """
+    cause: A group's advantage is its reward minus the group's mean: where all earn the same, its
+      gradient is exactly zero. {more}
+    confirm: Sample 16 rollouts for each of 50 prompts and count how many are always right and how
+      many always wrong; train 20 steps on those in between: zero_variance_groups falls and the
+      gradient norm rises.
+    see: DAPO, arXiv 2503.14476: dynamic sampling
+    see: TRL: frac_reward_zero_std
+    """
 HARDER = "Harder prompts, or drop those that are always right (dynamic sampling)"
 EASIER = "Easier prompts or a curriculum, more rollouts a prompt, partial credit in the reward"
-VERIFIER = "Score ten known right answers with the reward function: a verifier that fails returns zero for all"
-NO_CONTRAST = (
-    "A group's advantage is its reward minus the group's mean: where all earn the same, its gradient is exactly zero."
+VERIFIER = (
+    "Score ten known right answers with the reward function: a verifier that fails returns zero"
+    " for all"
 )
 
 
-def _unclear(idle: _Idle, id: str) -> Finding | None:
+def _groups(
+    idle: _Idle, what: str, *fix: str, more: str, settings: str, severity: Severity | None = None
+) -> Draft:
+    of = "of the batches hardly differ in reward: they" if idle.by_std else "of the groups"
+    return finding(
+        f"{fmt(100 * idle.share)} % {of} {what}",
+        *idle.evidence,
+        severity=severity,
+        strength=idle.strength if severity is None else None,
+        since_step=since(idle.groups, lambda share: share >= limits.idle),
+        fix=(*fix, f"See {key_of(idle.groups, 'groups', settings)}"),
+        more=more,
+    )
+
+
+def _unclear(idle: _Idle) -> Draft | None:
     """The share is high and the level is unknown or in the middle: both are said."""
-    if idle.progress is not None and not idle.progress.stuck:
-        return None
     known = idle.earned is not None
-    severity: Severity = "info" if known and idle.share < MOSTLY_IDLE else "warn"
-    why = f"at {fmt(100 * idle.level)} % earned, some too easy and some too hard" if known else "too easy or too hard"
-    return _groups_finding(
-        idle, id, severity=severity,
-        title=f"{fmt(100 * idle.share)} % of the groups earn one and the same reward: {why}",
-        cause=f"{NO_CONTRAST} " + ("" if known else "Which of the two it is needs the range of the reward or success_rate."),
-        fix=(f"If rewards are near their maximum: {HARDER[0].lower()}{HARDER[1:]}", f"If near their minimum: "
-             f"{EASIER[0].lower()}{EASIER[1:]}", f"See {key_of(idle.groups, GROUP_KEYS, 'group size and temperature')}"),
-    )  # fmt: skip
+    middle = f"at {fmt(100 * idle.level)} % earned, some too easy and some too hard"
+    return _groups(
+        idle,
+        f"earn one and the same reward: {middle if known else 'too easy or too hard'}",
+        f"If rewards are near their maximum: {HARDER[0].lower()}{HARDER[1:]}",
+        f"If near their minimum: {EASIER[0].lower()}{EASIER[1:]}",
+        more=""
+        if known
+        else "Which of the two it is needs the range of the reward or success_rate.",
+        settings="group size and temperature",
+    )
 
 
-@rule("groups-too-easy")
-def groups_too_easy(chart: Chart) -> Verdict:
-    """Most groups are solved by every rollout (F1). Solved by this training is information; solved from the start is waste."""
-    idle = _idle(chart, "groups-too-easy")
-    if not isinstance(idle, _Idle):
-        return idle
-    if idle.earned is None or 0.5 <= idle.level < EASY:
-        return _unclear(idle, "groups-too-easy")
-    if idle.level < EASY:
+@rule("groups-too-easy", GROUPS)
+def groups_too_easy(run: RunData) -> Verdict:
+    """Most groups are solved by every rollout; waste, unless this training got them there."""
+    idle = _idle(run)
+    if idle is None:
         return None
-    learnt = level(idle.earned.first(0.1)) < EASY or began_trained(chart)
-    return _groups_finding(
-        idle, "groups-too-easy", severity="info" if learnt else "warn",
-        title=f"{fmt(100 * idle.share)} % of the groups are solved by every rollout, {fmt(100 * idle.level)} % is earned",
-        cause=NO_CONTRAST + (" This training got them there." if learnt else " They were that easy from the start."),
-        fix=(HARDER, "Or stop: there is little left to learn here" if learnt else "Larger groups find the rare failure",
-             f"See {key_of(idle.groups, GROUP_KEYS, 'the sampler of prompts')}"),
-    )  # fmt: skip
-
-
-@rule("groups-too-hard")
-def groups_too_hard(chart: Chart) -> Verdict:
-    """Most groups are failed by every rollout, or the verifier fails them (F2). Silent while rare successes are learnt from."""
-    idle = _idle(chart, "groups-too-hard")
-    if not isinstance(idle, _Idle):
-        return idle
-    if idle.earned is None or HARD < idle.level < 0.5:
-        return _unclear(idle, "groups-too-hard")
-    if idle.level > HARD or (idle.progress is not None and not idle.progress.stuck):
+    if idle.earned is None or 0.5 <= idle.level < limits.easy:
+        return _unclear(idle)
+    if idle.level < limits.easy:
         return None
-    return _groups_finding(
-        idle, "groups-too-hard", severity="critical" if idle.share >= ALL_IDLE else "warn",
-        title=f"{fmt(100 * idle.share)} % of the groups are failed by every rollout, {fmt(100 * idle.level)} % is earned",
-        cause=f"{NO_CONTRAST} Either the prompts are beyond the policy or the verifier rejects what is right.",
-        fix=(VERIFIER, EASIER, f"See {key_of(idle.groups, GROUP_KEYS, 'group size and temperature')}"),
-    )  # fmt: skip
+    learnt = level(idle.earned.first(0.1)) < limits.easy or began_trained(run) or _rose(run)
+    stop = "Or stop: there is little left to learn here"
+    return _groups(
+        idle,
+        f"are solved by every rollout, {fmt(100 * idle.level)} % is earned",
+        HARDER,
+        stop if learnt else "Larger groups find the rare failure",
+        severity="info" if learnt else "warn",
+        more="This training got them there." if learnt else "They were that easy from the start.",
+        settings="the sampler of prompts",
+    )
 
 
-@rule("template-collapse")
-def template_collapse(chart: Chart) -> Verdict:
-    """Outputs depend ever less on inputs while the entropy holds, or regularisers rule the groups without variance (F27).
+def _rose(run: RunData) -> bool:
+    """Whether this training brought the outcome up, however early."""
+    found = outcome_of(run)
+    return found is not None and found.score >= CERTAIN
 
-    With the entropy falling too it is a collapse of the policy as a whole, and entropy-collapse says so.
+
+@rule("groups-too-hard", GROUPS)
+def groups_too_hard(run: RunData) -> Verdict:
+    """Most groups are failed by every rollout; a few successes may still teach."""
+    idle = _idle(run)
+    if idle is None:
+        return None
+    if idle.earned is None or limits.hard < idle.level < 0.5:
+        return _unclear(idle)
+    if idle.level > limits.hard:
+        return None
+    return _groups(
+        idle,
+        f"are failed by every rollout, {fmt(100 * idle.level)} % is earned",
+        VERIFIER,
+        EASIER,
+        more="Either the prompts are beyond the policy or the verifier rejects what is right.",
+        settings="group size and temperature",
+    )
+
+
+@rule(
+    "template-collapse",
     """
-    information, entropy = chart.get("mutual_information"), chart.get("entropy")
-    ruled = _ruled_buckets(chart)
+    cause: Where rewards do not vary only entropy and KL have a gradient, and they know nothing of
+      the prompt.
+    fix: Filter groups by reward variance (RAGEN: actor_rollout_ref.rollout.rollout_filter_value
+      below 1, top_p)
+    fix: Lower the regularisers (verl: actor_rollout_ref.actor.entropy_coeff, kl_loss_coef; TRL:
+      beta)
+    confirm: gradiometer analyze: norms of task, entropy and KL by bucket of reward variance; train
+      50 steps with the filter on and see whether mutual_information recovers.
+    see: RAGEN-2: template collapse
+    """,
+)
+def template_collapse(run: RunData) -> Verdict:
+    """Outputs depend ever less on inputs while the entropy holds, or regularisers rule.
+
+    With the entropy falling too it is a collapse of the policy as a whole, and entropy-collapse
+    says so.
+    """
+    information, entropy = run.get("mutual_information"), run.get("entropy")
+    ruled = _ruled_buckets(run)
     if information is None or entropy is None:
-        if ruled is None and not chart.has("grad_norm/<bucket>/sample_pct"):
+        if ruled is None and not run.has("grad_norm/<bucket>/sample_pct"):
             metric = "mutual_information" if information is None else "entropy"
-            return unlogged("template-collapse", metric)
-        return None if ruled is None else _template(chart, (ruled,), severity="info", start=None)
-    if len(information.finite) < MIN_TREND:
-        return too_short("template-collapse", information, MIN_TREND)
+            return unlogged(metric)
+        return None if ruled is None else _template(run, (ruled,), severity="info", start=None)
+    if len(information.finite) < limits.min_trend:
+        return too_short(information, limits.min_trend)
     lost, held, falling = _lost(information), 1.0 - _lost(entropy), trend(information)
-    if falling.direction != "falls" or lost < LOST_SHARE or held < HELD_SHARE:
-        return None if ruled is None else _template(chart, (ruled,), severity="info", start=None)
+    if falling.direction != "falls" or lost < limits.lost_share or held < limits.held_share:
+        return None if ruled is None else _template(run, (ruled,), severity="info", start=None)
     first, last = level(information.finite.first(0.2)), level(information.finite.last(0.2))
-    start = since(information, lambda x: x < (1.0 - LOST_SHARE) * first)
+    start = since(information, lambda x: x < (1.0 - limits.lost_share) * first)
     evidence = (
         shown(
             information.finite,
-            f"fell from {fmt(first)} to {fmt(last)}, Mann-Kendall p {fmt(trend(information).p_value or 0.0)}",
+            f"fell from {fmt(first)} to {fmt(last)}, Mann-Kendall p"
+            f" {fmt(trend(information).p_value or 0.0)}",
         ),
         shown(entropy.finite, f"kept {fmt(100 * held)} % of its level"),
     )
-    progress = progress_of(chart)
+    progress = outcome_of(run)
     severity: Severity = "warn" if progress is None or progress.stuck else "info"
-    return _template(chart, (*evidence, *(() if ruled is None else (ruled,))), severity=severity, start=start)
+    return _template(
+        run, (*evidence, *(() if ruled is None else (ruled,))), severity=severity, start=start
+    )
 
 
 def _lost(series: Series) -> float:
@@ -241,45 +286,679 @@ def _lost(series: Series) -> float:
     return 1.0 - last / first if first > 0.0 else 0.0
 
 
-def _ruled_buckets(chart: Chart) -> Evidence | None:
-    """The low-variance half of the buckets, where in the last analysis entropy and KL outweigh the task; None when not so."""
-    spreads = {x.parts["bucket"]: x for x in chart.every("grad_norm/<bucket>/reward_std_mean") if len(x.finite)}
-    names = sorted((name for name in spreads if name != "all"), key=lambda name: float(spreads[name].finite.values[-1]))
+def _ruled_buckets(run: RunData) -> Evidence | None:
+    """The low-variance buckets where entropy and KL outweighed the task in the last analysis."""
+    spreads = {
+        x.parts["bucket"]: x
+        for x in run.every("grad_norm/<bucket>/reward_std_mean")
+        if len(x.finite)
+    }
+    names = sorted(
+        (name for name in spreads if name != "all"),
+        key=lambda name: float(spreads[name].finite.values[-1]),
+    )
     ruled: list[str] = []
     for name in names[: len(names) // 2]:
-        task, rest = (_last_norm(chart, name, roles) for roles in (("policy",), REGULARISERS))
+        task, rest = (_last_norm(run, name, roles) for roles in (("policy",), REGULARISERS))
         if task is not None and rest is not None and task < rest:
             ruled.append(name)
-    held = [chart.get("grad_norm/<bucket>/sample_pct", bucket=name) for name in ruled]
+    held = [run.get("grad_norm/<bucket>/sample_pct", bucket=name) for name in ruled]
     share = sum(float(x.finite.values[-1]) for x in held if x is not None and len(x.finite))
-    if share < LOW_BUCKETS:
+    if share < limits.low_buckets:
         return None
-    reading = f"entropy and KL outweigh the task in {', '.join(ruled)}: {fmt(100 * share)} % of the rollouts"
+    reading = (
+        f"entropy and KL outweigh the task in {', '.join(ruled)}: {fmt(100 * share)} % of the"
+        " rollouts"
+    )
     return shown(spreads[ruled[0]].finite, reading)
 
 
-def _last_norm(chart: Chart, bucket: str, roles: tuple[Role, ...]) -> float | None:
+def _last_norm(run: RunData, bucket: str, roles: tuple[Role, ...]) -> float | None:
     """The summed norms of the terms in these roles on a bucket in the last analysis."""
-    found = [x for x in chart.every("grad_norm/<bucket>/<term>") if x.parts["bucket"] == bucket]
-    norms = [float(x.finite.values[-1]) for x in found if role_of(x.parts["term"]) in roles and len(x.finite)]
+    found = [x for x in run.every("grad_norm/<bucket>/<term>") if x.parts["bucket"] == bucket]
+    norms = [
+        float(x.finite.values[-1])
+        for x in found
+        if role_of(x.parts["term"]) in roles and len(x.finite)
+    ]
     return sum(norms) if norms else None
 
 
-def _template(chart: Chart, evidence: tuple[Evidence, ...], *, severity: Severity, start: int | None) -> Finding:
+def _template(
+    run: RunData, evidence: tuple[Evidence, ...], *, severity: Severity, start: int | None
+) -> Draft:
     sure = severity == "warn" or len(evidence) > 1
-    progress = progress_of(chart)
-    return Finding(
-        id="template-collapse",
-        title="The policy answers ever more alike whatever the prompt, while its entropy holds" if sure
+    progress = outcome_of(run)
+    return finding(
+        "The policy answers ever more alike whatever the prompt, while its entropy holds"
+        if sure
         else "In groups without reward variance regularisers move the policy more than the task",
+        *evidence,
+        progress and progress.evidence,
         severity=severity,
         basis="statistical" if sure else "heuristic",
         since_step=start,
-        evidence=(*evidence, *(() if progress is None else (progress.evidence,))),
-        cause="Where rewards do not vary only entropy and KL have a gradient, and they know nothing of the prompt.",
-        fix=("Filter groups by reward variance (RAGEN: actor_rollout_ref.rollout.rollout_filter_value below 1, top_p)",
-             "Lower the regularisers (verl: actor_rollout_ref.actor.entropy_coeff, kl_loss_coef; TRL: beta)"),
-        confirm="gradiometer analyze: norms of task, entropy and KL by bucket of reward variance; train 50 steps with the "
-        "filter on and see whether mutual_information recovers.",
-        references=("RAGEN-2: template collapse",),
-    )  # fmt: skip
+    )
+
+
+# Noise. A cosine near 0 and a noise scale above the batch are normal in RL, and at the maximum no
+# signal is left to have; only with a reward that has gone nowhere do they accuse.
+
+
+def _batch(run: RunData) -> float | None:
+    """The batch of a step in the unit of the noise scale: micro-batches, or samples if told."""
+    if (kept := run.get("meter/noise_batch")) is not None:
+        return level(kept)
+    # Runs of the first edition do not have it.
+    counts, size = run.get("meter/micro_batches"), number(run.fact("meter.micro_batch_size"))
+    count = math.nan if counts is None else level(counts)
+    if size is not None:
+        batch = number(run.fact("train_batch_size", "batch_size"))
+        return size * count if math.isfinite(count) else batch
+    return count if math.isfinite(count) else None
+
+
+def _noise_scale(run: RunData) -> Series | None:
+    """Noise scale over batch; a bound above the batch counts as far above, one below is nothing."""
+    batch = _batch(run)
+    if not batch or batch <= 0.0:
+        return None
+    scale, bound = (
+        run.get(f"grad/<block>/{x}", block="all") for x in ("noise_scale", "noise_scale_bound")
+    )
+    ratios: dict[int, float] = {}
+    if bound is not None:
+        ratios = {
+            int(t): max(limits.far_above, min(float(x) / batch, 1e12))
+            for t, x in zip(bound.steps, bound.values, strict=True)
+            if x >= batch
+        }
+    if scale is not None:
+        ratios |= {
+            int(t): float(x) / batch
+            for t, x in zip(scale.steps, scale.values, strict=True)
+            if x > 0.0
+        }
+    origin = scale if scale is not None else bound
+    if origin is None or not ratios:
+        return None
+    steps = np.array(sorted(ratios), dtype=np.int64)
+    return replace(
+        origin, steps=steps, values=np.array([ratios[int(t)] for t in steps], dtype=np.float64)
+    )
+
+
+def _task(run: RunData, template: str) -> Series | None:
+    found = (
+        x
+        for x in run.every(template)
+        if x.parts["bucket"] == "all" and role_of(x.parts["term"]) == "policy"
+    )
+    return next(found, None)
+
+
+def _analyses(run: RunData) -> tuple[Evidence, bool] | None:
+    """What analyses say when none could tell the task from noise, and if they were enough."""
+    p_values, snr = (
+        _task(run, "grad_norm/<bucket>/p_value/<term>"),
+        _task(run, "grad_norm/<bucket>/snr/<term>"),
+    )
+    groups = run.get("grad_norm/<bucket>/group_rv_count", bucket="all")
+    if p_values is None or snr is None or not len(p_values.finite):
+        return None
+    if groups is not None and not level(groups) >= limits.min_groups:
+        return None
+    p_values = p_values.finite
+    if any(holm(p_values.values.tolist())) or not level(snr) < limits.low_snr:
+        return None
+    smallest = fmt(float(p_values.values.min()))
+    reading = (
+        f"{len(p_values)} analyses, none significant (smallest p {smallest}, median SNR"
+        f" {fmt(level(snr))})"
+    )
+    return shown(p_values, reading), len(p_values) >= limits.min_analyses
+
+
+def _replicates(run: RunData) -> Evidence | None:
+    for high in run.every("variance/<algorithm>/snr_high"):
+        if len(high.finite) and float(high.finite.values[-1]) < limits.low_snr:
+            return shown(
+                high.finite,
+                f"SNR of a gradient below {fmt(float(high.finite.values[-1]))} (95 % bound,"
+                " replicates)",
+            )
+    return None
+
+
+@rule(
+    "noise-dominated",
+    """
+    cause: The variance over samples is far larger than the squared mean, so steps mostly cancel
+      each other.
+    fix: Raise {keys} towards the noise scale
+    fix: Lower the variance: a baseline (leave-one-out or a critic), normalised advantages, more
+      rollouts a prompt
+    confirm: gradiometer variance --curve rollouts: SNR against the number of rollouts; then a run
+      with 4 times the batch.
+    see: arXiv 1812.06162
+    see: arXiv 1810.02525
+    """,
+)
+def noise_dominated(run: RunData) -> Verdict:
+    """The gradient is noise, by noise scale, analyses or replicates, and the reward stands.
+
+    While it rises there is signal enough, and at its maximum there is none left to have.
+    """
+    scale, analysed, replicated = _noise_scale(run), _analyses(run), _replicates(run)
+    evidence = [] if replicated is None else [replicated]
+    sure, statistical = replicated is not None, replicated is not None
+    if analysed is not None:
+        evidence.append(analysed[0])
+        sure, statistical = sure or analysed[1], statistical or analysed[1]
+    start = None
+    if scale is not None and persists(scale, lambda x: x >= limits.far_above):
+        start, sure = since(scale, lambda x: x >= limits.far_above), True
+        evidence.append(
+            shown(
+                scale, f"at least {fmt(level(scale.last(0.5)))} times the batch over the last half"
+            )
+        )
+    if not evidence:
+        return None if scale is not None or _measured(run) else _noise_skipped()
+    progress = outcome_of(run)
+    if progress is not None and not progress.stuck:
+        return None
+    reward = trained_for(run)
+    keys = (
+        "the batch"
+        if reward is None
+        else key_of(reward, "batch", "the batch (more rollouts, or accumulation)")
+    )
+    stands = "" if progress is None else f" and the reward {progress.then}"
+    return finding(
+        f"The policy gradient cannot be told from noise{stands}",
+        *evidence,
+        progress and progress.evidence,
+        severity="warn" if sure and progress is not None else "info",
+        basis="statistical" if statistical else "heuristic",
+        since_step=start,
+        block="all",
+        keys=keys,
+    )
+
+
+def _measured(run: RunData) -> bool:
+    return run.has("grad_norm/<bucket>/p_value/<term>") or run.has("variance/<algorithm>/snr_high")
+
+
+def _noise_skipped() -> Skipped:
+    why = (
+        "no grad/<block>/noise_scale with meter/micro_batches, no anatomy and no replicates:"
+        " accumulate gradients over "
+    )
+    return Skipped(
+        why=f"{why}two or more micro-batches under gm.watch, or run gradiometer variance",
+        metric="grad/<block>/noise_scale",
+    )
+
+
+@rule(
+    "reward-unreliable",
+    """
+    cause: A verifier that errs gives variance to groups that have none: advantages and gradients
+      grow and point at noise.
+    fix: Score the same 100 rollouts twice, and 100 with known answers: count false positives and
+      false negatives
+    fix: Repair or calibrate the verifier, vote over several calls, drop groups on which it
+      disagrees with itself
+    confirm: gradiometer analyze with gradient_analysis_null=true on fresh batches: the task's
+      signal against permuted rewards. With exact rewards on a subset it must rise above them.
+    see: github.com/asuzukosi/post-training-experiments issues 10 and 15
+    """,
+)
+def reward_unreliable(run: RunData) -> Verdict:
+    """Rewards that err: variance and gradient grow, in no direction, and no reward is gained.
+
+    A log can only hint at it: information. Analyses in which permuted rewards give the same norms
+    say more.
+    """
+    progress = outcome_of(run)
+    if progress is None or not progress.stuck:
+        return _no_reward(run) if progress is None else None
+    null = _like_null(run)
+    if null is not None:
+        return _unreliable(progress, null, start=None, sure=True)
+    if (fooled := _fooled(run, progress)) is not None:
+        return _unreliable(progress, fooled, start=fooled[0].first_step, sure=True)
+    groups, norm = (run.get("zero_variance_groups"), run.get("grad/<block>/norm/raw", block="all"))
+    if groups is None or norm is None:
+        metric = "zero_variance_groups" if groups is None else "grad/<block>/norm/raw"
+        return unlogged(metric)
+    falling, growing = trend(groups, min_change=limits.min_fall), trend(norm)
+    directions = _no_direction(run)
+    if falling.direction != "falls" or growing.direction != "rises" or directions is None:
+        return None
+    first, last = (level(part) for part in (norm.finite.first(0.2), norm.finite.last(0.2)))
+    evidence = (
+        shown(groups, f"fell by {fmt(-falling.change)}, p {fmt(falling.p_value or 0.0)}"),
+        shown(norm, f"grew from {fmt(first)} to {fmt(last)}, p {fmt(growing.p_value or 0.0)}"),
+        *directions,
+    )
+    return _unreliable(progress, evidence, start=None, sure=False)
+
+
+def _fooled(run: RunData, progress: Outcome) -> tuple[Evidence, ...] | None:
+    """Updates raise what earned more, yet the held-out score falls: what earned more was luck."""
+    gain, held, reward = run.get("reward_gain"), held_out(run), trained_for(run)
+    trained = None if reward is None else judge_series(run, reward.finite)
+    if trained is None or trained.course not in ("flat", "unclear"):
+        return None
+    if gain is None or held is None or len(gain.finite) < limits.min_gains:
+        return None
+    raised = level(gain.finite)
+    early, _, late = np.array_split(held.finite.values, 3)
+    if raised < limits.raised or min(len(early), len(late)) < limits.min_third:
+        return None
+    error = math.sqrt(early.var(ddof=1) / len(early) + late.var(ddof=1) / len(late))
+    if float(early.mean() - late.mean()) <= limits.clearly * error:
+        return None
+    first, last = (level(part) for part in (held.finite.first(0.2), held.finite.last(0.2)))
+    return (
+        shown(held.finite, f"fell from {fmt(first)} to {fmt(last)}"),
+        shown(gain.finite, f"median {fmt(raised)}: updates do raise what earned more"),
+    )
+
+
+def _no_reward(run: RunData) -> Skipped | None:
+    if trained_for(run) is not None:
+        return None
+    return unlogged("reward")
+
+
+def _like_null(run: RunData) -> tuple[Evidence, ...] | None:
+    """Enough analyses without a signal, with the norm of permuted rewards, though rewards vary."""
+    found, spread = _analyses(run), run.get("grad_norm/<bucket>/reward_std_mean", bucket="all")
+    norm, null = (_task(run, f"grad_norm/<bucket>/{x}<term>") for x in ("", "null/"))
+    if (
+        found is None
+        or not found[1]
+        or norm is None
+        or null is None
+        or spread is None
+        or not level(spread) > 0.0
+    ):
+        return None
+    if not level(norm) < limits.like_null * level(null):
+        return None
+    return found[0], shown(
+        null,
+        f"permuted rewards give a norm of {fmt(level(null))}, the real ones {fmt(level(norm))}",
+    )
+
+
+def _no_direction(run: RunData) -> tuple[Evidence, ...] | None:
+    """Gradients that agree with none before, by every measure there is; else None."""
+    measures = (
+        ("grad/<block>/cos_ema", limits.cos_noise),
+        ("grad/<block>/alignment_window", limits.window_noise),
+    )
+    found = [
+        (x, limit)
+        for name, limit in measures
+        if (x := run.get(name, block="all")) is not None and len(x.finite) >= limits.min_cosines
+    ]
+    if not found or any(not level(x.last(0.5)) < limit for x, limit in found):
+        return None
+    return tuple(
+        shown(x, f"median {fmt(level(x.last(0.5)))} over the last half: what noise gives")
+        for x, _ in found
+    )
+
+
+def _unreliable(
+    progress: Outcome, evidence: tuple[Evidence, ...], *, start: int | None, sure: bool
+) -> Draft:
+    return finding(
+        f"Rewards differ inside groups but teach no direction; the reward {progress.then}",
+        *evidence,
+        progress.evidence,
+        severity="warn" if sure else "info",
+        basis="statistical" if sure else "heuristic",
+        since_step=start,
+    )
+
+
+# Scale. Under Adam and with normalised advantages a constant scale cancels, so it is a fault only
+# where something suffers: the reward goes nowhere, the gradient jumps, the critic drowns.
+
+
+EXPLAINED = "explained_variance"
+
+NORM_FACTS = (
+    "normalize_advantage",
+    "norm_adv",
+    "norm_adv_by_std_in_grpo",
+    "normalize_advantages",
+    "whiten_advantages",
+)
+
+
+def _advantages(run: RunData, statistic: str) -> Series | None:
+    found = run.get("advantages/<statistic>", statistic=statistic)
+    return None if found is None or not len(found.finite) else found.finite
+
+
+def _outliers(largest: Series, std: Series) -> Series:
+    """Where the largest advantage is an outlier: by how many deviations or medians; 0 elsewhere."""
+    steps, here, there = np.intersect1d(
+        largest.steps, std.steps, assume_unique=True, return_indices=True
+    )
+    values, spread = largest.values[here], std.values[there]
+    sigmas = np.divide(values, spread, out=np.zeros_like(values), where=spread > 0.0)
+    medians = values / max(level(largest), 1e-12)
+    spiked = (medians >= limits.spike) & (values >= limits.large)
+    return replace(
+        largest,
+        steps=steps,
+        values=np.where(spiked, medians, np.where(sigmas >= limits.outlier, sigmas, 0.0)),
+    )
+
+
+def _jumps(run: RunData, steps: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Evidence | None:
+    """The gradient at those steps, where it is far above its median."""
+    norm = run.get("grad/<block>/norm/raw", block="all")
+    if norm is None or not len(norm.finite):
+        return None
+    norm = norm.finite
+    there = norm.values[np.isin(norm.steps, steps)]
+    if not len(there) or not np.median(there) >= limits.jump * level(norm):
+        return None
+    return shown(
+        norm, f"{fmt(float(np.median(there)))} at those steps, {fmt(level(norm))} at a typical one"
+    )
+
+
+@rule(
+    "advantage-outliers",
+    """
+    cause: A reward far from the rest, or a division by a tiny standard deviation: a group of almost
+      equal rewards (leave-one-out std near zero) blows its odd one up.
+    fix: Add the epsilon to the std, not below it, and skip groups with a std under 1e-3
+    fix: Clip advantages to ±10 or rewards to a few standard deviations
+    confirm: Log the group of the largest advantage: its rewards and their std. With advantages
+      clipped to ±10 the gradient norm loses its spikes.
+    see: NeMo-RL issue 4158
+    """,
+    needs=("advantages/<statistic>",),
+)
+def advantage_outliers(run: RunData) -> Verdict:
+    """One sample's advantage makes the step (F13): far out of its batch, or of all other batches.
+
+    Sparse successes and max@k weights look like it: only a gradient that jumps too, or repeated
+    spikes, make it more than information.
+    """
+    largest, std = _advantages(run, "max_abs"), _advantages(run, "std")
+    if largest is None or std is None:
+        return unlogged("advantages/<statistic>")
+    found = _outliers(largest, std)
+    if len(found) < limits.min_points:
+        return too_short(found, limits.min_points)
+    steps, count = found.steps[found.values > 0.0], int((found.values > 0.0).sum())
+    sizes = largest.values[np.isin(largest.steps, steps)]
+    num_spikes = int(((sizes >= limits.large) & (sizes >= limits.spike * level(largest))).sum())
+    if count < limits.repeated and not num_spikes:
+        return None
+    jumped, worst = _jumps(run, steps), fmt(float(sizes.max()))
+    sure = jumped is not None or num_spikes >= limits.repeated
+    if not sure and (progress := outcome_of(run)) is not None and not progress.stuck:
+        return None
+    reading = (
+        f"{count} of {len(found)} steps with outliers; the largest {worst}, median"
+        f" {fmt(level(largest))}"
+    )
+    return finding(
+        f"Single advantages of up to {worst} decide {count} of {len(found)} steps",
+        shown(largest, reading, first_step=int(steps[0])),
+        shown(std, f"median {fmt(level(std))}"),
+        jumped,
+        severity="warn" if sure else "info",
+        since_step=int(steps[0]),
+    )
+
+
+def _scales(
+    run: RunData, std: Series | None, mean: Series | None
+) -> list[tuple[Evidence, int | None]]:
+    """What is wrong with the advantages themselves."""
+    found: list[tuple[Evidence, int | None]] = []
+    normalised = any(run.fact(name) is True for name in NORM_FACTS)
+    low, high = (
+        (limits.normalised_low, limits.normalised_high) if normalised else (0.0, limits.loud)
+    )
+    if std is not None:
+        for wrong in (lambda x: x > high, lambda x: x < low):
+            if persists(std, wrong):
+                why = "although they are normalised" if normalised else "normalised ones have 1"
+                found.append(
+                    (
+                        shown(std, f"std {fmt(level(std.last(0.5)))} over the last half; {why}"),
+                        since(std, wrong),
+                    )
+                )
+    if std is not None and mean is not None:
+        steps, here, there = np.intersect1d(
+            mean.steps, std.steps, assume_unique=True, return_indices=True
+        )
+        off = np.abs(mean.values[here]) / np.maximum(std.values[there], 1e-12)
+        centre = replace(mean, steps=steps, values=off)
+        if persists(centre, lambda x: x > limits.off_centre) and not _on_its_way(run):
+            reading = (
+                f"|mean| is {fmt(level(centre.last(0.5)))} of the std over the last half; 0 when"
+                " centred"
+            )
+            found.append((shown(mean, reading), since(centre, lambda x: x > limits.off_centre)))
+    return found
+
+
+def _on_its_way(run: RunData) -> bool:
+    """A critic that still comes closer: what advantages are off by it has not learnt yet."""
+    loss, value, returns = (
+        run.get("value_loss"),
+        run.get("value_mean"),
+        run.get("returns/<statistic>", statistic="mean"),
+    )
+    if loss is None or value is None or returns is None or trend(loss).direction != "falls":
+        return False
+    gaps = [abs(level(part(returns)) - level(part(value))) for part in (_early, _late)]
+    return gaps[1] < gaps[0]
+
+
+def _early(series: Series) -> Series:
+    return series.finite.first(0.2)
+
+
+def _late(series: Series) -> Series:
+    return series.finite.last(0.2)
+
+
+def _loud_loss(run: RunData) -> tuple[Evidence, int | None] | None:
+    """A policy loss that is large; not that of SAC and TD3, which is −Q, nor a sum over samples."""
+    loss = run.get("policy_loss")
+    if (
+        loss is None
+        or "actor_loss" in loss.name
+        or run.has("q_value")
+        or run.fact("reduction", "loss_reduction") == "sum"
+    ):
+        return None
+    if not persists(loss, lambda x: abs(x) > limits.loss):
+        return None
+    reading = (
+        f"|policy loss| {fmt(abs(level(loss.last(0.5))))} over the last half; near 0 with"
+        " normalised advantages"
+    )
+    return shown(loss, reading), since(loss, lambda x: abs(x) > limits.loss)
+
+
+@rule(
+    "advantage-scale",
+    """
+    cause: The scale of the advantages sets the size of the policy term against every other term and
+      against the clip; an offset pushes all samples one way whatever they did.
+    fix: Normalise once, over the batch that is stepped on: {key}
+    fix: Take mean and std from the same samples the loss uses, after masking; not from the first
+      rollout, not twice
+    confirm: Print mean and std of the advantages right before the loss: 0 and 1. Train 50 steps so:
+      the reward moves.
+    see: axon-rl/gem #113
+    see: PipelineRL #54
+    see: arXiv 2006.05990 on advantage normalisation
+    """,
+)
+def advantage_scale(run: RunData) -> Verdict:
+    """Advantages that are not normalised, normalised twice or with the wrong statistics (F11, F12).
+
+    What they are themselves goes before what the loss suggests, and none of it counts while the
+    reward rises: max@k weights are never centred.
+    """
+    std, mean = _advantages(run, "std"), _advantages(run, "mean")
+    loss = run.get("policy_loss")
+    seen = std if std is not None else None if loss is None else loss.finite
+    if seen is None:
+        return unlogged("advantages/<statistic>")
+    if len(seen) < limits.min_points:
+        return too_short(seen, limits.min_points)
+    found = _scales(run, std, mean)
+    if std is None and (loud := _loud_loss(run)) is not None:
+        found = [loud]
+    if not found or ((progress := outcome_of(run)) is not None and not progress.stuck):
+        return None
+    severity: Severity = "info" if progress is None else "warn"
+    key = key_of(seen if loss is None else loss, "advantages", "(A - A.mean())/(A.std() + 1e-8)")
+    starts = [start for _, start in found if start is not None]
+    return finding(
+        f"Advantages are off scale: {found[0][0].reading}",
+        *(evidence for evidence, _ in found),
+        progress and progress.evidence,
+        severity=severity,
+        since_step=min(starts, default=None),
+        key=key,
+    )
+
+
+def _large(x: float) -> bool:
+    return abs(x) > limits.far
+
+
+def _small(x: float) -> bool:
+    return abs(x) < limits.tiny
+
+
+def _drowning(x: float) -> bool:
+    return x > limits.drowning
+
+
+def _targets(run: RunData) -> tuple[Series, Callable[[float], bool]] | None:
+    """Value targets outside where a critic learns them, and in which way."""
+    looked = [
+        (run.get("returns/<statistic>", statistic="max_abs"), _large),
+        (run.get("returns/<statistic>", statistic="mean"), _large),
+        (run.get("value_mean"), _large),
+        (run.get("returns/<statistic>", statistic="max_abs"), _small),
+    ]
+    # there it is a loss of action values, of which the critic's rules know more
+    if not run.has("q_value"):
+        looked.append((run.get("value_loss"), _drowning))
+    found = (
+        (series, wrong)
+        for series, wrong in looked
+        if series is not None and persists(series, wrong)
+    )
+    return next((pair for pair in found if _is_a_scale(run, *pair)), None)
+
+
+def _is_a_scale(run: RunData, series: Series, wrong: Callable[[float], bool]) -> bool:
+    """Whether it was so from the start (targets that grow run away) and they vary at all."""
+    if wrong is _large or wrong is _drowning:
+        return wrong(level(series.finite.first(0.1)))
+    spread = run.get("returns/<statistic>", statistic="std")
+    return wrong is not _small or spread is None or level(spread) > 1e-6 * level(series)
+
+
+def _critic_suffers(run: RunData, targets: Series) -> list[Evidence]:
+    """The second signal: the critic's loss or gradient runs off, or it explains nothing."""
+    found: list[Evidence] = []
+    loss, explained = run.get("value_loss"), run.get(EXPLAINED)
+    if loss is not None and loss.name != targets.name and len(loss.finite):
+        first, last = (level(part) for part in (loss.finite.first(0.2), loss.finite.last(0.2)))
+        grown = last > limits.decade * first and trend(loss).direction == "rises"
+        if persists(loss, lambda x: x > limits.drowning) or grown:
+            found.append(shown(loss, f"{fmt(first)} at the start, {fmt(last)} at the end"))
+    for share in run.every("grad/<block>/term/<term>/share"):
+        values = share.parts.get("block") == "all" and role_of(share.parts["term"]) == "value"
+        if values and persists(share, lambda x: x > limits.greedy):
+            found.append(
+                shown(
+                    share,
+                    f"the value term has {fmt(100 * level(share.last(0.5)))} % of the gradient",
+                )
+            )
+    if explained is not None and persists(explained, lambda x: x <= limits.blind):
+        found.append(
+            shown(explained, f"median {fmt(level(explained.last(0.5)))} over the last half")
+        )
+    return found
+
+
+SMALL = "Returns this small are below what an untrained critic predicts by chance."
+LARGE_TARGETS = (
+    "A critic starts near zero and its loss grows with the square of the returns: it takes the"
+    " gradient or never arrives."
+)
+
+
+@rule(
+    "reward-scale",
+    """
+    cause: {cause}
+    fix: Scale rewards so that returns lie within [-3, 3]: {key}
+    fix: Or normalise value targets (PopArt), and keep the critic out of the policy's trunk
+    confirm: Multiply rewards by {factor} and train 50 updates: explained_variance rises.
+    see: A. Jones, Debugging RL, without the agonizing pain
+    see: arXiv 1602.07714 (PopArt)
+    """,
+)
+def reward_scale(run: RunData) -> Verdict:
+    """Value targets far outside [−10, 10], or far too small, and a critic that suffers.
+
+    CartPole without scaling has returns of 100 and learns: it is a strong sign only with a critic
+    that explains nothing.
+    """
+    known = ("returns/<statistic>", "value_mean", "value_loss")
+    if not any(run.has(name) for name in known):
+        return unlogged(known[0])
+    found = _targets(run)
+    if found is None:
+        return None
+    targets, wrong = found
+    suffers, progress = _critic_suffers(run, targets), outcome_of(run)
+    explained = run.get(EXPLAINED)
+    blind = explained is not None and any(evidence.series == explained.name for evidence in suffers)
+    if not suffers:
+        return None
+    at, key = (
+        fmt(level(targets.last(0.5))),
+        key_of(targets, "reward-scale", "divide by a running std of returns"),
+    )
+    evidence = (shown(targets, f"median {at} over the last half"), *suffers)
+    return finding(
+        f"Value targets are too {'small' if wrong is _small else 'large'} for the critic:"
+        f" {targets.name} is {at}",
+        *(evidence if progress is None else (*evidence, progress.evidence)),
+        severity="info",
+        strength=None if progress is None else "strong" if blind else "present",
+        since_step=since(targets, wrong),
+        cause=SMALL if wrong is _small else LARGE_TARGETS,
+        key=key,
+        factor="100" if wrong is _small else "0.01",
+    )

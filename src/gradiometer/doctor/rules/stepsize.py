@@ -1,129 +1,127 @@
-"""The size of the policy's step: too large, ratios that explode, a clip that holds most samples.
+"""The size of the policy's step: too large, far from reference or data, or none at all.
 
-KL divergences are compared with regard to their estimator: k2 and k3 are never negative, k1 is signed and noisy around a small
-value, and where a rollout is used for a single step all three are exactly 0 by construction, which says nothing. A large step
-accuses only with a reward that falls or goes nowhere, a small one only below the maximum. What drifts from a reference or from
-the data is in stepsize_drift.py, what does not move at all in stepsize_frozen.py.
+KL divergences are compared with regard to their estimator: k2 and k3 are never negative, k1 is
+signed and noisy around a small value, and where a rollout is used for a single step all three are
+exactly 0 by construction, which says nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
-from gradiometer.doctor.chart import Chart, Series
-from gradiometer.doctor.goals import suffers
-from gradiometer.doctor.lacking import too_short, unlogged
-from gradiometer.doctor.progress import key_of, number, progress_of, shown
-from gradiometer.doctor.rule import Verdict, rule
-from gradiometer.doctor.signs import level, near_best, persists, since
-from gradiometer.records import Evidence, Finding, Severity
+from gradiometer.doctor import thresholds
+from gradiometer.doctor.declared import Sign, Stays, drafted
+from gradiometer.doctor.outcome import began_trained, near_best, outcome_of
+from gradiometer.doctor.rule import (
+    Draft,
+    Verdict,
+    finding,
+    needed,
+    rule,
+    too_short,
+    unlogged,
+    words,
+)
+from gradiometer.doctor.rundata import RunData, Series
+from gradiometer.doctor.severity import Strength
+from gradiometer.doctor.signs import level, number, persists, shown, since, trend
+from gradiometer.doctor.terms import COEFFICIENTS, role_of
+from gradiometer.doctor.trainers import key_for
+from gradiometer.records import Basis, Evidence, Severity
 from gradiometer.words import fmt
 
-__all__ = ["ppo_clip_saturated", "ratio_explosion", "step_too_large"]
+__all__: list[str] = []
 
-MIN_POINTS = 9
-"""Three windows of three: what `persists` needs."""
-
-HIGH_KL = 0.02
-"""Nats (public log doctors); twice Spinning Up's target of 0.01. With a reward that falls it is enough."""
-LARGE_KL = 0.05
-"""A typical ratio of e^0.3, beyond PPO's clip of 1.2: most samples of a typical batch are outside."""
-WILD_KL = 1.0
-"""Ratios of e^1.4 and more: what was collected says little about the policy that is trained (Schulman: 10 is too much)."""
-STOPS_AT = 1.5
-"""Times target_kl: where SB3 and Spinning Up stop the epochs of a rollout."""
-LARGE_UPDATE = 1e-2
-"""‖Δw‖/‖w‖ of all weights; the catalogue's upper edge."""
-JUMP = 0.5
-"""The same of one step: half of what the network was is gone. Measured, and no matter of statistics."""
-FAR_KL, LOST = 0.2, 0.5
-"""Nats of one rollout, ten times the usual limit, and the share of the reward that was lost with it."""
-WINDOWS, MOST, SOME = 6, 3, 2
-"""Disjoint windows of a run, and in how many the median must be too high. They need not be the last: a step that was too
-large early leaves a policy without entropy, whose KL is then small."""
-
-EXPLODED = 10.0
-"""The meter's own limit of π/π_old; PPO stops paying beyond 1.2."""
-REPEATED = 3
-"""Steps with such ratios before they are a state: among a million tokens one may be so by chance."""
-
-SATURATED, HALF = 0.3, 0.4
-"""Share of clipped samples (public log doctors); the second counts without a reward to look at."""
-LOPSIDED, NOTICEABLE = 3.0, 0.05
-"""Low clips over high ones (public log doctors), and the share from which their ratio is not a ratio of a few samples."""
-
-STEP_KEYS = {
-    "SB3": "learning_rate, n_epochs, clip_range and target_kl",
-    "CleanRL": "--learning-rate, --update-epochs and --target-kl",
-    "TRL": "learning_rate and num_iterations (num_ppo_epochs)",
-    "verl": "actor_rollout_ref.actor.optim.lr and .ppo_epochs",
-}
+limits = thresholds.group("stepsize")
 
 
 def _windows(series: Series, limit: float) -> int | None:
-    """In how many of six disjoint windows of the run the median is above the limit; None when it is too short."""
+    """In how many of six windows the median is above the limit; None when it is too short."""
     values = series.finite.values
-    if len(values) < MIN_POINTS:
+    if len(values) < limits.min_points:
         return None
-    return sum(float(np.median(part)) > limit for part in np.array_split(values, min(WINDOWS, len(values) // 3)))
+    return sum(
+        float(np.median(part)) > limit
+        for part in np.array_split(values, min(int(limits.windows), len(values) // 3))
+    )
 
 
 def _first_above(series: Series, limit: float) -> int | None:
     """The first step of a stretch of three above the limit."""
     above = series.finite.values > limit
-    runs = np.flatnonzero(above[:-2] & above[1:-1] & above[2:]) if len(above) >= 3 else np.array([], dtype=np.int64)
+    runs = (
+        np.flatnonzero(above[:-2] & above[1:-1] & above[2:])
+        if len(above) >= 3
+        else np.array([], dtype=np.int64)
+    )
     return int(series.finite.steps[runs[0]]) if len(runs) else None
 
 
-@rule("step-too-large")
-def step_too_large(chart: Chart) -> Verdict:
-    """The policy moves too far in a step (F15): KL or update ratio above its limit, and a reward that falls or goes nowhere.
-
-    A KL of more than a nat, with weights that jump or most samples clipped, needs no reward to be too large.
+@rule(
+    "step-too-large",
     """
-    kl, update = chart.get("approx_kl"), chart.get("grad/<block>/update_ratio", block="all")
+    cause: The gradient holds near the policy that collected the data; further out it is a guess.
+    fix: Lower {key} by 3 to 10 times
+    fix: Stop the epochs of a rollout at a target KL of 0.01 to 0.02; clip gradients near their
+      median norm
+    confirm: Line-search the next step: scale the update by 1, 1/3, 1/10 and compare the held-out
+      objective; train 50 updates with a third of the learning rate.
+    see: Spinning Up PPO: target_kl 0.01
+    see: SB3 PPO: target_kl
+    see: J. Schulman, Nuts and Bolts of Deep RL
+    """,
+)
+def step_too_large(run: RunData) -> Verdict:
+    """The policy moves too far in a step: by its KL, by its weights, or by both."""
+    kl, update = run.get("approx_kl"), run.get("grad/<block>/update_ratio", block="all")
     if kl is None and update is None:
-        return unlogged("step-too-large", "approx_kl")
-    if (jump := _jumped(chart, update)) is not None:
+        return unlogged("approx_kl")
+    if (jump := _jumped(run, update)) is not None:
         return jump
-    if all(series is None or len(series.finite) < MIN_POINTS for series in (kl, update)):
-        return too_short("step-too-large", next(x for x in (kl, update) if x is not None), MIN_POINTS)
-    target = number(chart.fact("target_kl", "desired_kl"))
-    limit = HIGH_KL if target is None or target <= 0.0 else STOPS_AT * target
-    high = _large(kl, limit, MOST)
-    much = high if target is not None else _large(kl, LARGE_KL, MOST)
-    moved, wild = _large(update, LARGE_UPDATE, MOST), _wild(chart, kl, update)
+    if all(series is None or len(series.finite) < limits.min_points for series in (kl, update)):
+        return too_short(next(x for x in (kl, update) if x is not None), limits.min_points)
+    target = number(run.fact("target_kl", "desired_kl"))
+    limit = limits.high_kl if target is None or target <= 0.0 else limits.stops_at * target
+    high = _large(kl, limit, limits.most)
+    much = high if target is not None else _large(kl, limits.large_kl, limits.most)
+    moved, wild = _large(update, limits.large_update, limits.most), _wild(run, kl, update)
     evidence = [x for x in (high, moved) if x is not None]
     if not evidence and not wild:
         return None
-    progress = progress_of(chart)
-    fell, stuck = suffers(progress), progress is not None and progress.stuck
-    if fell is not None and evidence:
-        return _too_large(kl or update, (*evidence, fell), severity="warn")
-    if stuck and progress is not None and (much is not None or moved is not None):
-        return _too_large(kl or update, (*evidence, progress.evidence), severity="warn")
     if wild:
-        return _too_large(kl or update, wild, severity="warn")
-    if progress is None and much is not None:
-        return _too_large(kl, (much,), severity="info")
-    return None
+        return _too_large(run, kl or update, wild, strength="strong")
+    if much is not None:
+        far = _large(kl, limits.far_kl, limits.most) is not None
+        return _too_large(run, kl, evidence, strength="strong" if far else "present")
+    progress = outcome_of(run)
+    if moved is None and (progress is None or progress.fate != "fell"):
+        return None  # a KL of 0.02 to 0.05 is usual, and accuses only beside a reward that fell
+    return _too_large(run, kl or update, evidence, strength="present")
 
 
-def _jumped(chart: Chart, update: Series | None) -> Finding | None:
-    """One step that put another network in the place of this one, after which the reward fell or never rose."""
-    if update is None or not (update.finite.values >= JUMP).any():
-        return _thrown_off(chart)
-    step = int(update.finite.steps[np.argmax(update.finite.values >= JUMP)])
-    progress = progress_of(chart)
+def _jumped(run: RunData, update: Series | None) -> Draft | None:
+    """One step that replaced the network, after which the reward fell or never rose."""
+    if update is None or not (update.finite.values >= limits.jump).any():
+        return _thrown_off(run)
+    step = int(update.finite.steps[np.argmax(update.finite.values >= limits.jump)])
+    progress = outcome_of(run)
     if progress is None:
         return None
-    before, later = progress.reward.until(step), progress.reward.since(step).values
+    before, later = progress.series.until(step), progress.series.since(step).values
     start = level(before.last(0.2)) if len(before) else progress.start
-    if progress.best is not None and near_best(progress.end, progress.best, start):
+    if progress.known_best is not None and near_best(progress.end, progress.known_best, start):
         return None
-    lowest = min((float(np.median(part)) for part in np.array_split(later, WINDOWS) if len(part)), default=np.inf)
+    lowest = min(
+        (
+            float(np.median(part))
+            for part in np.array_split(later, int(limits.windows))
+            if len(part)
+        ),
+        default=np.inf,
+    )
     thrown = lowest < start - abs(start)
     if not (progress.stuck or thrown):
         return None
@@ -131,154 +129,602 @@ def _jumped(chart: Chart, update: Series | None) -> Finding | None:
     reached = f"went from {fmt(start)} to {fmt(lowest)} and ends at {fmt(progress.end)}"
     reading = f"one step moved the weights by {most:.0%} of their size"
     return replace(
-        _too_large(update, (shown(update.finite, reading, first_step=step), progress.evidence), severity="critical"),
+        _too_large(run, update, [shown(update.finite, reading, first_step=step)]),
         title=f"One step moved the weights by {most:.0%} of their size, and the reward {reached}",
+        severity="critical",
         basis="proved",
     )
 
 
-def _thrown_off(chart: Chart) -> Finding | None:
-    """A reward that was lost at one stroke and never came back, just after the policy had gone far from what collected."""
-    kl, progress = chart.get("approx_kl"), progress_of(chart)
-    if kl is None or progress is None or len(progress.reward) < 2 * MIN_POINTS:
+def _thrown_off(run: RunData) -> Draft | None:
+    """A reward lost at one stroke for good, just after the policy went far from what collected."""
+    kl, progress = run.get("approx_kl"), outcome_of(run)
+    if kl is None or progress is None or len(progress.series) < 2 * limits.min_points:
         return None
-    values, steps = progress.reward.values, progress.reward.steps
-    far = [int(step) for step in kl.finite.steps[kl.finite.values > FAR_KL]]
+    values, steps = progress.series.values, progress.series.steps
+    far = [int(step) for step in kl.finite.steps[kl.finite.values > limits.far_kl]]
     at = int(np.searchsorted(steps, far[0], side="right")) if far else 0
     if not far or at >= len(values) // 2:
         return None
     before, after = float(values[: max(at, 1)].mean()), values[at + 1 :]
     lost = before - float(np.percentile(after, 90))
-    if lost < LOST * max(abs(before), 1e-12) or lost <= 2.0 * float(np.std(after)):
+    if lost < limits.lost * max(abs(before), 1e-12) or lost <= 2.0 * float(np.std(after)):
         return None
     peak = float(kl.finite.values.max())
-    evidence = (shown(kl.finite, f"{fmt(peak)} at its peak", first_step=far[0]), progress.evidence)
+    evidence = [shown(kl.finite, f"{fmt(peak)} at its peak", first_step=far[0])]
     return replace(
-        _too_large(kl, evidence, severity="critical"),
-        title=f"After a KL of {fmt(peak)} the reward fell from {fmt(before)} to {fmt(float(np.median(after)))} and stayed",
+        _too_large(run, kl, evidence),
+        title=f"After a KL of {fmt(peak)} the reward fell from {fmt(before)} to"
+        f" {fmt(float(np.median(after)))} and stayed",
+        severity="critical",
         basis="statistical",
     )
 
 
-def _large(series: Series | None, limit: float, needed: int) -> Evidence | None:
+def _large(series: Series | None, limit: float, needed: float) -> Evidence | None:
     """The series as evidence, where it is above the limit in enough windows."""
     if series is None or (_windows(series, limit) or 0) < needed:
         return None
     above = float((series.finite.values > limit).mean())
     named = f" ({series.estimator})" if series.estimator else ""
-    reading = f"median {fmt(level(series))}{named}, above {fmt(limit)} in {fmt(100 * above)} % of the measurements"
+    reading = (
+        f"median {fmt(level(series))}{named}, above {fmt(limit)} in {fmt(100 * above)} % of the"
+        " measurements"
+    )
     return shown(series.finite, reading, first_step=_first_above(series, limit))
 
 
-def _wild(chart: Chart, kl: Series | None, update: Series | None) -> tuple[Evidence, ...]:
-    """A KL above a nat in two windows, with weights that jumped or a clip that held most samples."""
-    found, clipped = _large(kl, WILD_KL, SOME), chart.get("clip_fraction")
-    seconds = (_large(update, LARGE_UPDATE, 1), _large(clipped, HALF, 1))
-    second = tuple(x for x in seconds if x is not None)
-    return () if found is None or not second else (found, *second)
+def _wild(run: RunData, kl: Series | None, update: Series | None) -> list[Evidence]:
+    """A KL above a nat in two windows, with weights that jumped or a clip that held most."""
+    found = _large(kl, limits.wild_kl, limits.some)
+    clipped = run.get("clip_fraction")
+    seconds = (_large(update, limits.large_update, 1), _large(clipped, limits.half, 1))
+    second = [x for x in seconds if x is not None]
+    return [] if found is None or not second else [found, *second]
 
 
-def _too_large(series: Series | None, evidence: tuple[Evidence, ...], *, severity: Severity) -> Finding:
-    key = "the learning rate and the epochs over a rollout"
-    return Finding(
-        id="step-too-large",
-        title=f"The policy moves too far in a step: {evidence[0].series} {evidence[0].reading}",
-        severity=severity,
-        basis="heuristic",
+def _too_large(
+    run: RunData, series: Series | None, evidence: list[Evidence], *, strength: Strength = "strong"
+) -> Draft:
+    progress, ours = outcome_of(run), "the learning rate and the epochs over a rollout"
+    then = "" if progress is None else f", and the {progress.noun} {progress.then}"
+    return finding(
+        f"The policy moves too far in a step: {evidence[0].series} {evidence[0].reading}{then}",
+        *evidence,
+        progress and progress.evidence,
+        strength=strength,
         since_step=evidence[0].first_step,
-        evidence=evidence,
-        cause="The gradient holds near the policy that collected the data; further out it is a guess.",
-        fix=(f"Lower {key if series is None else key_of(series, STEP_KEYS, key)} by 3 to 10 times",
-             "Stop the epochs of a rollout at a target KL of 0.01 to 0.02; clip gradients near their median norm"),
-        confirm="Line-search the next step: scale the update by 1, 1/3, 1/10 and compare the held-out objective; train 50 "
-        "updates with a third of the learning rate.",
-        references=("Spinning Up PPO: target_kl 0.01", "SB3 PPO: target_kl", "J. Schulman, Nuts and Bolts of Deep RL"),
-    )  # fmt: skip
+        key=ours if series is None else key_for(run, "step", ours, series),
+    )
 
 
-@rule("ratio-explosion")
-def ratio_explosion(chart: Chart) -> Verdict:
-    """Policy ratios above 10, or infinite: PPO's clip does not bound them where the advantage is negative.
-
-    Once is information, and so are a few while the reward rises.
+@rule(
+    "ratio-explosion",
     """
-    largest, events = chart.get("ratio/<statistic>", statistic="max"), chart.events("ratio-explosion")
+    cause: The policy left the one that collected the data, or the two log-probs are not of the same
+      thing (mask, temperature, dropout); with a negative advantage the loss grows with the ratio
+      and no clip stops it.
+    fix: Fewer epochs over a rollout, a smaller learning rate, fresher data
+    fix: Clip both ways (dual clip, verl: actor_rollout_ref.actor.clip_ratio_c=3) and clamp the log
+      ratio to ±20
+    confirm: Before the first update of a rollout the ratio must be 1 for every sample: if not, the
+      log-probs differ.
+    see: arXiv 1912.09729: dual clip
+    """,
+)
+def ratio_explosion(run: RunData) -> Verdict:
+    """Policy ratios above 10: PPO's clip does not bound them where the advantage is negative."""
+    largest, events = (run.get("ratio/<statistic>", statistic="max"), run.events("ratio-explosion"))
     if largest is None and not events:
-        return unlogged("ratio-explosion", "ratio/<statistic>")
+        return unlogged("ratio/<statistic>")
     seen = {event.step: number(event.detail.get("ratio")) or np.inf for event in events}
     if largest is not None:
-        out = (largest.values > EXPLODED) | np.isposinf(largest.values)
+        out = (largest.values > limits.exploded) | np.isposinf(largest.values)
         seen |= dict(zip(largest.steps[out].tolist(), largest.values[out].tolist(), strict=True))
     if not seen:
         return None
-    progress, top, first = progress_of(chart), max(seen.values()), min(seen)
-    gained = progress is not None and not progress.stuck
-    severe = (len(seen) >= REPEATED and not gained) or np.isinf(top) or suffers(progress) is not None
+    progress, top, first = outcome_of(run), max(seen.values()), min(seen)
+    repeated = len(seen) >= limits.repeated  # among a million tokens one is chance
     name = "event ratio-explosion" if largest is None else largest.name
-    reading = f"above {fmt(EXPLODED)} at {len(seen)} steps, the largest {fmt(top)}"
+    reading = f"above {fmt(limits.exploded)} at {len(seen)} steps, the largest {fmt(top)}"
     worst = max(seen, key=lambda step: seen[step])
     many = "1 step" if len(seen) == 1 else f"{len(seen)} steps"
-    return Finding(
-        id="ratio-explosion",
-        title=f"A policy ratio of {fmt(top)} at step {worst}; {many} above {fmt(EXPLODED)}",
-        severity="warn" if severe else "info",
-        basis="heuristic",
+    return finding(
+        f"A policy ratio of {fmt(top)} at step {worst}; {many} above {fmt(limits.exploded)}",
+        Evidence(series=name, reading=reading, first_step=first, last_step=max(seen)),
+        progress and progress.evidence,
+        severity="warn" if np.isinf(top) else "info",
+        strength="strong" if repeated and not np.isinf(top) else None,
+        basis="proved" if np.isinf(top) else "heuristic",
         since_step=first,
-        evidence=(Evidence(series=name, reading=reading, first_step=first, last_step=max(seen)),
-                  *(() if progress is None else (progress.evidence,))),
-        cause="The policy left the one that collected the data, or the two log-probs are not of the same thing (mask, "
-        "temperature, dropout); with a negative advantage the loss grows with the ratio and no clip stops it.",
-        fix=("Fewer epochs over a rollout, a smaller learning rate, fresher data", "Clip both ways (dual clip, verl: "
-             "actor_rollout_ref.actor.clip_ratio_c=3) and clamp the log ratio to ±20"),
-        confirm="Before the first update of a rollout the ratio must be 1 for every sample: if not, the log-probs differ.",
-        references=("arXiv 1912.09729: dual clip",),
-    )  # fmt: skip
+    )
 
 
-@rule("ppo-clip-saturated")
-def ppo_clip_saturated(chart: Chart) -> Verdict:
-    """PPO's clip holds a third of the samples or more, or mostly one side (F23), and the reward falls or goes nowhere."""
-    clipped = chart.get("clip_fraction")
-    low, high = chart.get("clip_fraction_low"), chart.get("clip_fraction_high")
+@rule(
+    "ppo-clip-saturated",
+    """
+    cause: A clipped sample has no gradient: later epochs and minibatches learn from the few that
+      are left. Mostly low clips say that the policy unlearns more than it learns.
+    fix: Lower {key}
+    fix: Raise the clip range if it is below 0.1; with many low clips look at the sign and the mean
+      of the advantages
+    confirm: Train 50 updates with one epoch a rollout: clip_fraction falls below 0.1 and the reward
+      should move.
+    see: arXiv 1707.06347
+    see: arXiv 2503.14476: clip-higher
+    """,
+)
+def ppo_clip_saturated(run: RunData) -> Verdict:
+    """PPO's clip holds a third of the samples, or mostly those that become less likely."""
+    clipped = run.get("clip_fraction")
+    low, high = run.get("clip_fraction_low"), run.get("clip_fraction_high")
     if clipped is None and (low is None or high is None):
-        return unlogged("ppo-clip-saturated", "clip_fraction")
-    held = None if clipped is None else persists(clipped, lambda x: x >= SATURATED)
+        return unlogged("clip_fraction")
     uneven = _uneven(low, high)
-    if held is None and uneven is None and clipped is not None:
-        return too_short("ppo-clip-saturated", clipped, MIN_POINTS)
-    if not held and uneven is None:
+    if clipped is None or (uneven is not None and len(clipped.finite) < limits.min_points):
+        sign = None
+    else:
+        sign = Stays(above=("stepsize/saturated", "stepsize/half"), first="present")(clipped)
+    if sign is None and uneven is None:
         return None
-    progress = progress_of(chart)
-    harm = suffers(progress) or (progress.evidence if progress is not None and progress.stuck else None)
-    alone = progress is None and clipped is not None and held and level(clipped.last(0.5)) >= HALF
-    if harm is None and not alone:
+    side = "" if sign is not None else ", mostly from below"
+    sign = sign or Stays(above=("stepsize/noticeable",), first="present")(low or clipped)  # type: ignore[arg-type]
+    if sign is None:
         return None
-    series, evidence = clipped if held and clipped is not None else low, [] if uneven is None else [uneven]
-    assert series is not None
-    start = since(series, lambda x: x >= (SATURATED if held else NOTICEABLE))
-    if held:
-        evidence.insert(0, shown(series, f"median {fmt(level(series.last(0.5)))} over the last half", first_step=start))
-    share, side = fmt(100 * level(series.last(0.5))), "" if held else ", mostly from below"
-    return Finding(
-        id="ppo-clip-saturated",
-        title=f"The clip of PPO holds {share} % of the samples{side}",
-        severity="info" if harm is None else "warn",
-        basis="heuristic",
-        since_step=start,
-        evidence=(*evidence, *(() if harm is None else (harm,))),
-        cause="A clipped sample has no gradient: later epochs and minibatches learn from the few that are left. Mostly low "
-        "clips say that the policy unlearns more than it learns.",
-        fix=(f"Lower {key_of(series, STEP_KEYS, 'the learning rate or the epochs over a rollout')}",
-             "Raise the clip range if it is below 0.1; with many low clips look at the sign and the mean of the advantages"),
-        confirm="Train 50 updates with one epoch a rollout: clip_fraction falls below 0.1 and the reward should move.",
-        references=("arXiv 1707.06347", "arXiv 2503.14476: clip-higher"),
-    )  # fmt: skip
+    key = key_for(run, "step", "the learning rate or the epochs over a rollout", sign.series)
+    title = f"The clip of PPO holds {{percent}} of the samples{side}"
+    return drafted(run, sign, title, uneven, values={"key": key})
 
 
 def _uneven(low: Series | None, high: Series | None) -> Evidence | None:
-    if low is None or high is None or not persists(low, lambda x: x >= NOTICEABLE):
+    if low is None or high is None or not persists(low, lambda x: x >= limits.noticeable):
         return None
     at, other = level(low.last(0.5)), level(high.last(0.5))
-    if not at >= LOPSIDED * other:
+    if not at >= limits.lopsided * other:
         return None
-    return shown(low, f"{fmt(at)} of the samples clipped from below, {fmt(other)} from above, over the last half")
+    return shown(
+        low,
+        f"{fmt(at)} of the samples clipped from below, {fmt(other)} from above, over the last half",
+    )
+
+
+# How far the policy is from its reference and from its data. A KL to the reference that grows with
+# the reward is what RL is, and at π = π_ref it is zero by construction; a KL to the data grows over
+# the epochs of a rollout in every PPO. What counts is the reward beside the first, and the size of
+# the second.
+
+
+@rule(
+    "kl-runaway",
+    """
+    cause: The penalty is too weak (or has no gradient) for the reward: the policy drifts where the
+      reward was never meant to judge, or where entropy and noise carry it.
+    fix: Raise {key} 3 to 10 times, or lower the learning rate
+    fix: Make sure that the penalty has a gradient (meter.terms) and the right sign
+    confirm: Train on from the last good checkpoint with 10 times the coefficient: kl_ref turns, the
+      reward does not fall.
+    see: arXiv 2210.10760: reward against KL
+    see: arXiv 1909.08593: adaptive KL control
+    """,
+    needs=("kl_ref",),
+)
+def kl_runaway(run: RunData) -> Verdict:
+    """Far from the reference: another language, whether it still grows or has settled; or less far
+    and growing; or away from the first step on, where nothing was trained yet."""
+    kl = needed(run, "kl_ref", limits.min_points)
+    summed = kl.name == "objective/kl"
+    unit = "nats a completion" if summed else "nats"
+    far = limits.far_sequence if summed else limits.far_from_reference
+    runaway = limits.runaway_sequence if summed else limits.runaway_kl
+    bound = "stepsize/far_sequence" if summed else "stepsize/far_from_reference"
+    sign, last = Stays(above=(bound,), first="present")(kl), level(kl.last(0.2))
+    values = {"key": key_for(run, "kl-penalty", "the coefficient of the KL penalty", kl)}
+    apart = _apart_at_once(run, kl, limits.apart * far)
+    if apart is not None and last < runaway:
+        title = f"The policy is {{level}} {unit} from its reference at the first step already"
+        return replace(drafted(run, apart, title, values=values), words=NOT_THE_START)
+    grows = trend(kl).direction == "rises" and last > limits.still_grows * level(
+        kl.finite.first(0.6).last(1 / 3)
+    )
+    if sign is None or not (grows or last >= runaway):
+        return None
+    if last >= runaway:
+        sign = replace(sign, strength="strong")
+    still = " and growing" if grows else ""
+    title = f"The policy ran off from its reference: {fmt(last)} {unit}{still}"
+    basis: Basis = "statistical" if grows else "heuristic"
+    return drafted(run, sign, title, basis=basis, values=values)
+
+
+NOT_THE_START = words(
+    """
+    cause: Before the first update the policy is its own reference and the KL is 0. Here it is not:
+      the reference is another model than the one the training starts from, an adapter is switched
+      off for one of the two, or both compute other probabilities (precision, template, mask).
+    fix: Give the trainer the model the policy starts from as its reference (TRL: ref_model, or none
+      with an adapter; verl: actor_rollout_ref.ref; OpenRLHF: --pretrain)
+    fix: If the distance is meant, lower {key}: the penalty pulls away from the start
+    confirm: Log the KL before the first update: it must be 0.
+    see: arXiv 1909.08593
+    """
+)
+
+
+def _apart_at_once(run: RunData, kl: Series, bound: float) -> Sign | None:
+    """A KL that is large in the first measurements of a run that begins there."""
+    first = kl.finite.first(max(0.02, 3.0 / len(kl.finite)))
+    span = int(kl.steps[-1] - kl.steps[0])
+    begins = int(kl.steps[0]) <= max(limits.begins_by, 0.02 * span)
+    if not begins or began_trained(run) or not float(first.values.min()) >= bound:
+        return None
+    at = level(first)
+    reading = f"{fmt(at)} in the first {len(first)} measurements (median)"
+    return Sign(
+        series=kl,
+        strength="strong",
+        since=int(first.steps[0]),
+        reading=reading,
+        said={"level": fmt(at)},
+    )
+
+
+@rule(
+    "kl-strangled",
+    """
+    cause: Every step the task makes is taken back by the penalty; or the policy does not move for
+      another reason.
+    fix: Lower {key}{known} 10 times or more
+    fix: If kl_ref is exactly zero: the reference may be the policy itself (no copy), or the
+      learning rate is too small
+    confirm: Train 50 updates with the coefficient at zero: if kl_ref and the reward move, it was
+      the penalty.
+    see: arXiv 1909.08593: adaptive KL control
+    """,
+    needs=("kl_ref",),
+)
+def kl_strangled(run: RunData) -> Verdict:
+    """The penalty chains the policy: no KL, a KL term as strong as the task's, no reward.
+
+    At the start π = π_ref, so the KL is zero and so is the gradient of its term: that is not it.
+    """
+    kl = needed(run, "kl_ref", limits.min_points)
+    if not persists(kl, lambda x: abs(x) < limits.chained_kl):
+        return None
+    progress, rules = outcome_of(run), _kl_rules(run)
+    coefficient = number(run.fact(*COEFFICIENTS["kl"]))
+    if progress is None or not progress.stuck or (rules is None and not coefficient):
+        return None
+    start = since(kl, lambda x: abs(x) < limits.chained_kl)
+    severity: Severity = "info" if rules is None else "warn"
+    at = fmt(level(kl.last(0.5)))
+    known = "" if coefficient is None else f" (now {fmt(coefficient)})"
+    return finding(
+        f"The KL penalty holds the policy at its reference: {at} nats, and the reward"
+        f" {progress.then}",
+        shown(kl, f"median {at} over the last half", first_step=start),
+        rules,
+        progress.evidence,
+        severity=severity,
+        since_step=start,
+        key=key_for(run, "kl-penalty", "the coefficient of the KL penalty", kl),
+        known=known,
+    )
+
+
+def _kl_rules(run: RunData) -> Evidence | None:
+    """The KL term where its gradient is half the task's or more, lately."""
+    terms = {
+        x.parts["term"]: x
+        for x in run.every("grad/<block>/term/<term>/norm")
+        if x.parts.get("block") == "all"
+    }
+    terms |= {
+        x.parts["term"]: x
+        for x in run.every("grad_norm/<bucket>/<term>")
+        if x.parts.get("bucket") == "all"
+    }
+    held, task = (
+        next((x for name, x in terms.items() if role_of(name) == role), None)
+        for role in ("kl", "policy")
+    )
+    if held is None or task is None:
+        return None
+    mine, theirs = level(held.last(0.5)), level(task.last(0.5))
+    if not (mine > 0.0 and mine >= limits.rules * theirs):
+        return None
+    return shown(held, f"gradient norm {fmt(mine)}, the task's {fmt(theirs)}, over the last half")
+
+
+@rule(
+    "stale-data",
+    """
+    cause: Too many passes over a rollout, a buffer that is reused, an asynchronous sampler that
+      lags, or a sampler that computes other probabilities than the trainer.
+    fix: Fewer passes, fresher data: {key}
+    fix: Empty the buffer after each update of an on-policy method; correct with truncated
+      importance weights
+    confirm: Recompute the log-probs of a fresh rollout before its first update: ratio 1 and KL 0
+      for every sample, or it is the sampler. With one epoch a rollout approx_kl should fall at
+      once.
+    see: verl: rollout correction
+    see: A. Jones, Debugging RL, without the agonizing pain
+    """,
+)
+def stale_data(run: RunData) -> Verdict:
+    """The data is another policy's: weights degenerate, or the KL to that policy keeps growing."""
+    ess, weight, kl = run.get("ess"), run.get("importance_weight"), run.get("approx_kl")
+    known = [x for x in (ess, weight, kl) if x is not None]
+    if not known:
+        return unlogged("ess")
+    if all(len(x.finite) < limits.min_points for x in known):
+        return too_short(known[0], limits.min_points)
+    if (found := _degenerate(ess, weight)) is not None:
+        return _stale(run, *found, strength="strong")
+    if kl is None:
+        return None
+    if (found := _grew(run, kl)) is not None:
+        return _stale(run, *found, strength="present")
+    found = _over_epochs(run, kl)
+    progress = outcome_of(run)
+    if found is None or (progress is not None and not progress.stuck):
+        return None
+    return replace(_stale(run, *found, strength="present"), severity="info")
+
+
+Stale = tuple[Series, Evidence, int | None]
+
+
+def _degenerate(ess: Series | None, weight: Series | None) -> Stale | None:
+    low, high = (limits.weight_low, limits.weight_high)
+    if ess is not None and persists(ess, lambda x: x < limits.low_ess):
+        start = since(ess, lambda x: x < limits.low_ess)
+        reading = (
+            f"effective sample size {fmt(100 * level(ess.last(0.5)))} % of the batch over the last"
+            " half"
+        )
+        return ess, shown(ess, reading, first_step=start), start
+    if weight is not None and persists(weight, lambda x: not low <= x <= high):
+        start = since(weight, lambda x: not low <= x <= high)
+        reading = (
+            f"mean importance weight {fmt(level(weight.last(0.5)))} over the last half; 1 in"
+            " expectation"
+        )
+        return weight, shown(weight, reading, first_step=start), start
+    return None
+
+
+def _grew(run: RunData, kl: Series) -> Stale | None:
+    """A KL that was fresh data's, grew steadily and is large, at a learning rate that did not."""
+    rate = run.get("learning_rate")
+    first, last = level(kl.finite.first(0.2)), level(kl.finite.last(0.2))
+    grown = first < limits.fresh_kl and last > limits.large_kl and last > limits.grew * abs(first)
+    if (
+        not grown
+        or trend(kl).direction != "rises"
+        or (rate is not None and trend(rate).direction == "rises")
+    ):
+        return None
+    start = since(kl, lambda x: x > limits.fresh_kl)
+    return (
+        kl,
+        shown(
+            kl,
+            f"KL to the collecting policy grew from {fmt(first)} to {fmt(last)}",
+            first_step=start,
+        ),
+        start,
+    )
+
+
+def _over_epochs(run: RunData, kl: Series) -> Stale | None:
+    """A KL that is fresh in the first epoch of a rollout and large in the last."""
+    where = run.source.steps()
+    epochs = dict(
+        zip(
+            where["step"].tolist(),
+            np.asarray(where["epoch"], dtype=np.float64).tolist(),
+            strict=True,
+        )
+    )
+    kl = kl.finite
+    epoch = np.array([epochs.get(int(step), np.nan) for step in kl.steps])
+    numbers = np.unique(epoch[np.isfinite(epoch)])
+    if len(numbers) < 2:
+        return None
+    first, last = (kl.values[epoch == number] for number in (numbers[0], numbers[-1]))
+    if min(len(first), len(last)) < limits.min_epoch:
+        return None
+    before, after = float(np.median(first)), float(np.median(last))
+    if not (
+        before < limits.fresh_kl and after > limits.large_kl and after > limits.grew * abs(before)
+    ):
+        return None
+    reading = (
+        f"KL {fmt(before)} in the first epoch of a rollout, {fmt(after)} in epoch"
+        f" {int(numbers[-1]) + 1}"
+    )
+    return kl, shown(kl, reading), None
+
+
+def _stale(
+    run: RunData, series: Series, evidence: Evidence, start: int | None, *, strength: Strength
+) -> Draft:
+    progress = outcome_of(run)
+    return finding(
+        f"The policy learns from data of another policy: {evidence.reading}",
+        evidence,
+        progress and progress.evidence,
+        strength=strength,
+        since_step=start,
+        key=key_for(run, "epochs", "epochs over a rollout, age of the buffer", series),
+    )
+
+
+# Standing still. A schedule that ends with the run is fine, and so is a policy that is done.
+
+
+@rule(
+    "policy-frozen",
+    """
+    cause: The learning rate is far too small or its schedule has ended, or something (a clip, a
+      trust region, a frozen parameter group) takes the step away.
+    fix: {rate}
+    fix: Let the schedule end with the run: check its total number of steps; check warm-up, clip and
+      which parameters are in the optimizer
+    confirm: Train 50 updates with {what}: approx_kl and the reward should move.
+    see: TheDeepChecker: log10 update ratio below -4
+    see: A. Jones, Debugging RL, without the agonizing pain
+    """,
+)
+def policy_frozen(run: RunData) -> Verdict:
+    """The policy stands still below its maximum: tiny updates or KL, or no learning rate left.
+
+    A schedule that ends with the run is fine, and so is a policy that is done.
+    """
+    known = ("approx_kl", "grad/<block>/update_ratio", "learning_rate", "kl_ref")
+    if not any(run.has(name) for name in known):
+        return unlogged("approx_kl")
+    progress = outcome_of(run)
+    if progress is None:
+        return None if run.has("reward") else unlogged("reward")
+    below = progress.known_best is not None and not near_best(
+        progress.end, progress.known_best, progress.start, within=limits.below_best
+    )
+    learns = progress.course == "gained" and not below and not _no_rate(run)
+    found = _crawls(run) if learns else _still(run) or _warms_up(run) or _never_left(run)
+    if not found:
+        return None
+    series = found[0][0]
+    starts = [start for _, start, _ in found if start is not None]
+    key = key_for(run, "learning-rate", "the learning rate", series)
+    draft = finding(
+        f"The policy hardly moves ({found[0][2].series}: {found[0][2].reading}) and the "
+        f"reward {progress.then}",
+        *(evidence for _, _, evidence in found),
+        progress.evidence,
+        strength="strong",
+        role="convergence",
+        since_step=min(starts, default=None),
+        rate=f"Set {key} above zero: 3e-4 is usual for PPO under Adam"
+        if _no_rate(run)
+        else f"Raise {key} by 10 times until approx_kl reads 0.003 to 0.02",
+        what="such a rate" if _no_rate(run) else "10 times the learning rate",
+    )
+    return replace(draft, severity="info") if learns else draft
+
+
+def _never_left(run: RunData) -> list[tuple[Series, int | None, Evidence]]:
+    """A learning rate far below any in use, or a policy that is still its own reference."""
+    rate, away = run.get("learning_rate"), run.get("kl_ref")
+    if rate is not None and len(rate.finite) >= limits.min_points:
+        most = float(rate.finite.values.max())
+        if 0.0 < most <= limits.tiny_rate:
+            reading = f"at most {fmt(most)}"
+            return [(rate, int(rate.finite.steps[0]), shown(rate.finite, reading))]
+    if away is None or not np.count_nonzero(away.finite.values):
+        return []
+    return _below(replace(away, values=np.abs(away.values)), lambda x: x <= limits.at_reference)
+
+
+def _warms_up(run: RunData) -> list[tuple[Series, int | None, Evidence]]:
+    """A learning rate that rose from nearly nothing at every step there is."""
+    rate = run.get("learning_rate")
+    if rate is None or len(rate.finite) < limits.min_points:
+        return []
+    values = rate.finite.values
+    rising = float((np.diff(values) > 0.0).mean()) >= limits.warming
+    if not rising or float(values[0]) > limits.warm_start * float(values[-1]):
+        return []
+    reading = f"in its warm-up all along, {fmt(float(values[-1]))} at the end"
+    return [(rate, int(rate.finite.steps[0]), shown(rate.finite, reading))]
+
+
+def _no_rate(run: RunData) -> bool:
+    """The learning rate was zero all along: whatever the reward did, this policy did not do it."""
+    rate = run.get("learning_rate")
+    return (
+        rate is not None
+        and len(rate.finite) >= limits.min_points
+        and not np.any(rate.finite.values)
+    )
+
+
+def _crawls(run: RunData) -> list[tuple[Series, int | None, Evidence]]:
+    """Learning, in steps so small that larger ones would do: weights and policy hardly move."""
+    kl, update = run.get("approx_kl"), run.get("grad/<block>/update_ratio", block="all")
+    if kl is None or update is None or min(len(kl.finite), len(update.finite)) < limits.min_points:
+        return []
+    peak = float(kl.finite.values.max())
+    if not (level(update) < limits.moves and 0.0 < peak < limits.crawls):
+        return []
+    first = int(update.finite.steps[0])
+    reading = f"median {fmt(level(update))}, and a KL of at most {fmt(peak)}: small steps all along"
+    return [(update, first, shown(update.finite, reading))]
+
+
+def _still(run: RunData) -> list[tuple[Series, int | None, Evidence]]:
+    """What shows that nothing moves over the last half of the run."""
+    kl, update = run.get("approx_kl"), run.get("grad/<block>/update_ratio", block="all")
+    rate = run.get("learning_rate")
+    found = [] if update is None else _below(update, lambda x: x < limits.frozen_update)
+    if rate is not None and len(rate.finite):
+        most = float(rate.finite.values.max())
+        found += _below(rate, lambda x: x <= limits.ended * most)
+    if update is not None and kl is not None and _stays_put(run):
+        tiny = (
+            f"at most {fmt(float(np.abs(kl.finite.values).max()))}, and the entropy keeps its"
+            " digits"
+        )
+        whole = f"median {fmt(level(update))}: too little for the policy to move"
+        return [
+            (kl, int(kl.finite.steps[0]), shown(kl.finite, tiny)),
+            (update, None, shown(update.finite, whole)),
+        ]
+    moves = update is not None and persists(update, lambda x: x > limits.moves)
+    if kl is not None and not moves and not _has_moved(run) and np.count_nonzero(kl.finite.values):
+        # k1 is signed: its median is near zero whatever the policy does
+        size = replace(kl, values=np.abs(kl.values))
+        found += _below(size, lambda x: x < limits.frozen_kl)
+    return found
+
+
+def _stays_put(run: RunData) -> bool:
+    """Weights that move and a policy that does not: a tiny KL, an entropy that keeps its digits."""
+    kl, entropy = run.get("approx_kl"), run.get("entropy")
+    if (
+        kl is None
+        or entropy is None
+        or min(len(kl.finite), len(entropy.finite)) < limits.min_points
+    ):
+        return False
+    span = float(np.ptp(entropy.finite.values))
+    return 0.0 < np.abs(kl.finite.values).max() < limits.tiny_kl and 0.0 < span < limits.same * abs(
+        level(entropy)
+    )
+
+
+def _has_moved(run: RunData) -> bool:
+    """A reference left behind or an entropy on its way, which a KL before the only step hides."""
+    away, entropy = run.get("kl_ref"), run.get("entropy")
+    if away is not None and persists(away, lambda x: abs(x) > limits.away):
+        return True
+    return entropy is not None and trend(entropy.last(0.5)).direction in ("rises", "falls")
+
+
+def _below(
+    series: Series, low: Callable[[float], bool]
+) -> list[tuple[Series, int | None, Evidence]]:
+    if not persists(series, low):
+        return []
+    start = since(series, low)
+    return [
+        (
+            series,
+            start,
+            shown(
+                series,
+                f"median {fmt(level(series.last(0.5)))} over the last half",
+                first_step=start,
+            ),
+        )
+    ]

@@ -1,23 +1,47 @@
-"""Wiring: is what is trained what was meant? Each of these ids is served twice by one rule, from the log and from the audit.
+"""Wiring: is what is trained what was meant? Each id is served by the log and by the audit.
 
-`wired("dead-term")` registers a rule that looks at the log and reads, besides, the checks of that id in the tables `audit` of
-the run ({"checks": [{"id", "state", "severity", "basis", "message", "numbers", "fix", "block"}]}). A failed check is proof
-unless it says otherwise.
+`wired("dead-term")` registers a rule that looks at the log and reads, besides, the checks of that
+id in the tables `audit` of the run ({"checks": [{"id", "state", "severity", "basis", "message",
+"numbers", "fix", "block"}]}). A failed check is proof unless it says otherwise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, get_args
 
-from gradiometer.doctor.chart import Chart
-from gradiometer.doctor.rule import Skipped, Verdict, rule
-from gradiometer.records import Basis, Evidence, Finding, Severity
+import numpy as np
+
+from gradiometer.doctor import thresholds
+from gradiometer.doctor.proofs import proved_events, proved_finding
+from gradiometer.doctor.rule import (
+    Draft,
+    Judge,
+    Skipped,
+    Verdict,
+    as_list,
+    finding,
+    needed,
+    rule,
+    too_short,
+    unlogged,
+    verdict_of,
+    words,
+)
+from gradiometer.doctor.rundata import RunData, Series
+from gradiometer.doctor.signs import NORM as RAW
+from gradiometer.doctor.signs import layered, level, number, shown, since, where
+from gradiometer.doctor.terms import COEFFICIENTS, Role, role_of
+from gradiometer.metrics import key
+from gradiometer.records import Basis, Event, Evidence, Finding, Severity, Table
+from gradiometer.store.reader import Floats, Ints
 from gradiometer.words import fmt
 
-__all__ = ["audited", "wired"]
-
-Judge = Callable[[Chart], Verdict]
+__all__ = ["wired"]
 
 ALSO: dict[str, tuple[str, ...]] = {"not-in-optimizer": ("in-two-optimizers",)}
 """Checks of the audit that have no finding of their own, by the finding they belong to."""
@@ -26,81 +50,83 @@ SUBJECTS = ("term", "block", "parameter")
 """Names in the numbers of a check that say what it is about."""
 
 
-def wired(id: str) -> Callable[[Judge], Judge]:
-    """Register the decorated function as the rule of this id, joined with what the audit says about it."""
+def wired(id: str, text: str = "") -> Callable[[Judge], Judge]:
+    """Like `rule`, joined with what the audit says about this id."""
 
     def register(judge: Judge) -> Judge:
-        def both(chart: Chart) -> Verdict:
-            return _joined(id, judge(chart), chart)
+        def both(run: RunData) -> Verdict:
+            return _joined(id, verdict_of(judge, run), run)
 
         both.__doc__ = judge.__doc__
-        return rule(id)(both)
+        return rule(id, text)(both)
 
     return register
 
 
-def audited(chart: Chart, id: str) -> list[Finding]:
-    """The failed checks of that id as findings."""
-    return [_finding(id, step, check) for step, check in _failed(chart, id)]
-
-
-def _joined(id: str, seen: Verdict, chart: Chart) -> Verdict:
-    failed = _failed(chart, id)
+def _joined(id: str, seen: Verdict, run: RunData) -> Verdict:
+    checks = _checks(run, id)
+    failed = [(step, check) for step, check in checks if check.get("state") == "failed"]
     if isinstance(seen, Skipped):
-        passed = any(check.get("state") == "ok" for _, check in _checks(chart, id))
-        return [_finding(id, step, check) for step, check in failed] or (None if passed else seen)
-    logged = [seen] if isinstance(seen, Finding) else list(seen or ())
-    return [*logged, *(_finding(id, step, check) for step, check in failed if not _said(check, logged))]
+        passed = any(check.get("state") == "ok" for _, check in checks)
+        found = [_audit_finding(id, step, check) for step, check in failed]
+        return found or (None if passed else seen)
+    logged = as_list(seen)
+    new = [(step, check) for step, check in failed if not _said(check, logged)]
+    return [*logged, *(_audit_finding(id, step, check) for step, check in new)]
 
 
-def _said(check: Mapping[str, Any], logged: list[Finding]) -> bool:
-    """Whether the log told the same already: about the same subject, or about whatever where the check names none."""
-    numbers = _numbers(check)
+def _said(check: Mapping[str, Any], logged: list[Draft | Finding]) -> bool:
+    """Whether the log told the same: of the same subject, or of any where the check names none."""
+    numbers = _mapping(check.get("numbers"))
     named = [check.get("block"), *(numbers.get(name) for name in SUBJECTS)]
-    subjects = [name for name in named if isinstance(name, str)]
     told = " ".join(f"{finding.title} {finding.block!r}" for finding in logged)
-    return bool(logged) and all(repr(subject) in told for subject in subjects)
+    return bool(logged) and all(repr(name) in told for name in named if isinstance(name, str))
 
 
-def _failed(chart: Chart, id: str) -> list[tuple[int, Mapping[str, Any]]]:
-    return [(step, check) for step, check in _checks(chart, id) if check.get("state") == "failed"]
-
-
-def _checks(chart: Chart, id: str) -> list[tuple[int, Mapping[str, Any]]]:
+def _checks(run: RunData, id: str) -> list[tuple[int, Mapping[str, Any]]]:
     """The checks of an id with their step; those of a newer audit replace the older ones."""
     found: list[tuple[int, Mapping[str, Any]]] = []
-    for table in chart.run.tables("audit") if "audit" in chart.run.table_names() else ():
-        content = table.content
-        listed = content.get("checks") if isinstance(content, Mapping) else None
-        checks = [check for check in listed if isinstance(check, Mapping)] if isinstance(listed, list) else []
-        mine = [(table.step, check) for check in checks if check.get("id") in (id, *ALSO.get(id, ()))]
-        found = mine or found
+    for table in _tables(run, "audit"):
+        given = _mapping(table.content).get("checks")
+        checks = [_mapping(check) for check in given] if isinstance(given, list) else []
+        mine = [check for check in checks if check.get("id") in (id, *ALSO.get(id, ()))]
+        found = [(table.step, check) for check in mine] or found
     return found
 
 
-def _finding(id: str, step: int, check: Mapping[str, Any]) -> Finding:
-    numbers = _numbers(check)
+def _tables(run: RunData, name: str) -> list[Table]:
+    return list(run.source.tables(name)) if name in run.source.table_names() else []
+
+
+def _mapping(given: Any) -> Mapping[str, Any]:
+    """What a table holds, where it is what it should be; nothing otherwise."""
+    return given if isinstance(given, Mapping) else {}
+
+
+def _audit_finding(id: str, step: int, check: Mapping[str, Any]) -> Finding:
+    numbers = _mapping(check.get("numbers"))
     message = str(check.get("message") or f"the check {id} of the audit failed").strip().rstrip(".")
     fix, block = check.get("fix"), check.get("block", numbers.get("block"))
+    listed = fix if isinstance(fix, Iterable) and not isinstance(fix, str | Mapping) else ()
+    read = _reading(message, numbers)
+    held_still = "Seen by the audit, on a batch held still: no statistics are needed for it."
     return Finding(
         id=id,
         title=message[:1].upper() + message[1:],
-        severity=next((known for known in get_args(Severity) if known == check.get("severity")), "warn"),
-        basis=next((known for known in get_args(Basis) if known == check.get("basis")), "proved"),
+        severity=_known(check.get("severity"), get_args(Severity), "warn"),
+        basis=_known(check.get("basis"), get_args(Basis), "proved"),
         since_step=step,
         block=block if isinstance(block, str) else None,
-        evidence=(Evidence(series="audit", reading=_reading(message, numbers), first_step=step, last_step=step),),
-        cause=str(check.get("cause") or "Seen by the audit, on a batch held still: no statistics are needed for it."),
-        fix=tuple(str(line) for line in fix)
-        if isinstance(fix, Iterable) and not isinstance(fix, str | Mapping)
-        else (),
-        confirm="Run gm.audit again with the same arguments after the change: this check must pass.",
+        evidence=(Evidence(series="audit", reading=read, first_step=step, last_step=step),),
+        cause=str(check.get("cause") or held_still),
+        fix=tuple(map(str, listed)),
+        confirm="Run gm.audit again with the same arguments after the change: this check must"
+        " pass.",
     )
 
 
-def _numbers(check: Mapping[str, Any]) -> Mapping[str, Any]:
-    numbers = check.get("numbers")
-    return numbers if isinstance(numbers, Mapping) else {}
+def _known(given: Any, allowed: tuple[Any, ...], otherwise: Any) -> Any:
+    return given if given in allowed else otherwise
 
 
 def _reading(message: str, numbers: Mapping[str, Any]) -> str:
@@ -110,3 +136,745 @@ def _reading(message: str, numbers: Mapping[str, Any]) -> str:
         if isinstance(value, int | float | str)
     ]
     return f"{message} ({', '.join(shown)})" if shown else message
+
+
+# Loss terms: one that no weight feels, and one that nobody was told about
+
+NORM, LOSS = "grad/<block>/term/<term>/norm", "grad/<block>/term/<term>/loss"
+ADDITIVITY = "grad/all/term/additivity_error"
+
+limits = thresholds.group("wiring")
+
+ROUNDING = {"float32": 5e-3, "float16": 1e-2, "bfloat16": 2.5e-2}
+"""Additivity error that rounding may make. bfloat16: five times the 5e-3 of healthy models
+(docs/guide/meter.md). float32 has 5e-7 there, but a GPU may multiply in TF32 (5e-4): ten times
+that, and less than that of a gradient is not worth acting on."""
+
+SCALAR_LOSSES = {"task": "policy"}
+"""RAGEN's gradient analysis calls the task's loss `policy`."""
+FIXES: dict[Role | None, tuple[str, ...]] = {
+    "entropy": (
+        "Compute the entropy outside of torch.no_grad() from the logits that are trained: "
+        "entropy = Categorical(logits=logits).entropy().mean()",
+        "Look for .detach(), .item(), .numpy() or a stored rollout entropy between the logits"
+        " and the bonus",
+    ),
+    "kl": (
+        "Take the policy's log-probs with gradient and only the reference's under"
+        " torch.no_grad(): d = ref_log_prob.detach() - log_prob",
+    ),
+    "policy": (
+        "Recompute log_prob from the current weights inside the update: ratio = (log_prob -"
+        " old_log_prob.detach()).exp(); detach only the old one and the advantages",
+    ),
+    "value": (
+        "Compute the values from the current critic inside the update, not from the rollout's"
+        " stored ones",
+    ),
+}
+"""Of a dead term, by what it is for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Zeros:
+    """The exact zeros at the end of a term's norms."""
+
+    term: str
+    norm: Series
+    steps: Ints
+    pushed: int
+    """On how many of them the term had something to push."""
+    structural: bool
+    """Whether the meter knows that there is a path."""
+
+
+@wired(
+    "dead-term",
+    """
+    cause: {cause}
+    fix: Look for torch.no_grad(), .detach(), .item() or numpy between the weights and this term
+    confirm: {confirm}
+    see: TRL pull requests 5595 and 5596
+    see: mlx-lm-lora issue 50
+    see: NeMo-RL issue 3792
+    """,
+)
+def dead_term(run: RunData) -> Verdict:
+    """A term in the loss that no weight feels: its coefficient does nothing.
+
+    Proved at once where the autograd graph has no path. A path whose gradient is exactly zero is
+    stationary, information only, until it has been so on 20 measured steps on which the term had
+    something to push.
+    """
+    without_path, norms = dict(_without_path(run)), list(_norms(run))
+    cut = [each for each in without_path.items() if not _switched_off(run, each[0])]
+    found = [*(_no_path(run, *each) for each in cut), *_dead_rewards(run)]
+    for zeros in _zeros(run, norms):
+        if zeros.term not in without_path and not _switched_off(run, zeros.term):
+            found += _stationary(zeros)
+    if not found and not norms and not without_path and not run.has(LOSS):
+        return unlogged(NORM)
+    return found
+
+
+def _without_path(run: RunData) -> Iterator[tuple[str, int]]:
+    """Terms that reach no parameter, and since when; not those with a gradient since."""
+    begun: dict[str, int] = {}
+    for table in _tables(run, "terms"):
+        for name, row in _mapping(table.content).items():
+            term = str(name)
+            if set(_mapping(row).values()) == {"none"}:
+                begun.setdefault(term, table.step)
+            else:
+                begun.pop(term, None)
+    for event in run.events("dead-term"):
+        if term := str(event.detail.get("term") or ""):
+            begun[term] = min(event.step, begun.get(term, event.step))
+    for term, step in begun.items():
+        norm = run.get(NORM, block="all", term=term)
+        if norm is None or not norm.values[norm.steps > step].any():  # a NaN is a gradient too
+            yield term, step
+
+
+def _no_path(run: RunData, term: str, step: int) -> Draft:
+    loss = run.get(LOSS, block="all", term=term)
+    empty = loss is not None and len(loss) > 0 and not loss.values.any()
+    never = ", or was never filled in: it is exactly zero."
+    why = never if empty else ". Its coefficient has no effect at all."
+    value, read = "", None
+    if loss is not None and len(loss):
+        size = fmt(level(loss))
+        value = f", while its loss reads {size}" if len(loss.finite) else ""
+        read = shown(loss, f"{size} on {len(loss)} measured steps: in the loss, and in no gradient")
+    reading = f"no autograd path from {term!r} to any parameter"
+    return finding(
+        f"The loss term {term!r} has no gradient: no path leads from it to any weight{value}",
+        Evidence(series="terms", reading=reading, first_step=step),
+        read,
+        severity="warn" if empty else "critical",
+        basis="proved",
+        since_step=step,
+        fix=FIXES.get(role_of(term), ()),
+        cause=f"The term was computed from values that are cut off from the weights{why}",
+        confirm=f"Print {term}.requires_grad before backward(): it must be True. Then multiply its"
+        " coefficient by ten: today that changes no weight.",
+    )
+
+
+DEAD_REWARDS_WORDS = words(
+    """
+    cause: Its advantages were given to meter.terms, but no term of the loss hangs on them.
+    fix: Add these advantages to those that the policy term uses, or leave them out of meter.terms
+    confirm: Scale this reward by ten: today the policy gradient does not change.
+    """
+)
+
+
+def _dead_rewards(run: RunData) -> Iterator[Draft]:
+    for event in run.events("dead-reward"):
+        yield finding(
+            f"The reward {event.detail.get('reward', '?')!r} has no part in any gradient",
+            Evidence(series="events", reading=event.message, first_step=event.step),
+            basis="proved",
+            since_step=event.step,
+            words=DEAD_REWARDS_WORDS,
+        )
+
+
+def _norms(run: RunData) -> Iterator[tuple[str, Series, Series | None, bool]]:
+    """(term, norms, losses, whether we split it): ours, else those of a gradient analysis."""
+    ours = {series.parts["term"]: series for series in run.every(NORM) if where(series) == "all"}
+    for term, series in ours.items():
+        yield term, series, run.get(LOSS, block="all", term=term), True
+    bucketed = [s for s in run.every("grad_norm/<bucket>/<term>") if s.parts["bucket"] == "all"]
+    analysed = [*bucketed, *run.every("actor/grad_norm/<term>")]
+    for term, series in {series.parts["term"]: series for series in analysed}.items():
+        if term != "total" and term not in ours:
+            name = SCALAR_LOSSES.get(term, term)
+            loss = run.get("actor/loss/<name>", name=name)
+            other = run.get("grad_norm/<bucket>/loss/<name>", bucket="all", name=name)
+            yield term, series, loss or other, False
+
+
+def _zeros(run: RunData, norms: list[tuple[str, Series, Series | None, bool]]) -> Iterator[_Zeros]:
+    for term, norm, loss, structural in norms:
+        there = np.flatnonzero(norm.values != 0)
+        steps = norm.steps[there[-1] + 1 if len(there) else 0 :]
+        if len(steps):
+            pushed = int(_pushes(run, term, loss, steps).sum())
+            yield _Zeros(term=term, norm=norm, steps=steps, pushed=pushed, structural=structural)
+
+
+def _pushes(
+    run: RunData, term: str, loss: Series | None, steps: Ints
+) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """On which steps the term's input was not zero: KL > 1e-6, advantages ≠ 0, else its value."""
+    role, source, least = role_of(term), loss, limits.no_input
+    if role == "kl" and run.has("kl_ref"):
+        source = run.get("kl_ref")
+    for statistic in ("max_abs", "std") if role == "policy" else ():
+        if (advantages := run.get("advantages/<statistic>", statistic=statistic)) is not None:
+            source, least = advantages, 0.0
+    if source is None:
+        return np.zeros(len(steps), dtype=bool)
+    return np.asarray(np.abs(_at(source, steps)) > least)
+
+
+def _at(series: Series, steps: Ints) -> Floats:
+    """The value that held at each step: the newest up to it, else the first; NaN without any."""
+    if not len(series):
+        return np.full(len(steps), np.nan)
+    return series.values[np.maximum(np.searchsorted(series.steps, steps, side="right") - 1, 0)]
+
+
+PASSING = "At π = π_ref, or with advantages of zero, a gradient of exactly zero is right; it should"
+CUT = "Nothing of it reaches a weight although its value is not zero: it is cut off, or every part"
+
+
+def _stationary(zeros: _Zeros) -> list[Draft]:
+    """Dead after 20 zeros with something to push; a note before, a sign for entropy analysed: no
+    policy stands at even odds, or at none, for five steps."""
+    count, role = len(zeros.steps), role_of(zeros.term)
+    proved = zeros.pushed >= limits.dead_after
+    noted = zeros.pushed >= limits.noted_after and role == "entropy" and not zeros.structural
+    if not proved and not noted and count < limits.noted_after:
+        return []
+    dead = proved or noted
+    reading = f"exactly 0 on {count} measured steps, on {zeros.pushed} of which it had something"
+    return [
+        finding(
+            f"The gradient of the loss term {zeros.term!r}"
+            f" {'has been' if dead else 'is stationary: it has been'} exactly zero on {count}"
+            " measured steps",
+            shown(zeros.norm, f"{reading} to push", steps=zeros.steps),
+            severity="critical" if proved else "warn" if dead else "info",
+            basis="proved" if proved else "heuristic",
+            since_step=int(zeros.steps[0]),
+            fix=FIXES.get(role, ()),
+            cause=f"{CUT} that depends on the weights cancels or is clamped."
+            if dead
+            else f"{PASSING} pass.",
+            confirm=f"Print torch.autograd.grad({zeros.term}, parameters, allow_unused=True): every"
+            " entry is None or zero.",
+        )
+    ]
+
+
+def _switched_off(run: RunData, term: str) -> bool:
+    """Whether the run says that the term's coefficient is zero: then it is meant to do nothing."""
+    role = role_of(term)
+    return role is not None and number(run.fact(*COEFFICIENTS.get(role, ()))) == 0
+
+
+@wired(
+    "hidden-term",
+    """
+    cause: The loss that went backward holds a term meter.terms was not given (an auxiliary loss a
+      model adds by itself, gradients left over from an earlier backward), or a hook changes
+      gradients on their way.
+    fix: Give every part of the loss to meter.terms, also what a model adds by itself (transformers:
+      router_aux_loss_coef)
+    fix: Call zero_grad() for every parameter before each backward, also for those of no optimizer:
+      model.zero_grad()
+    confirm: Switch off what is suspected (its coefficient to 0): {name} must fall to rounding.
+    see: Megatron-LM issue 5694: an inherited auxiliary loss made the gradient 3.4 times as long
+    """,
+)
+def hidden_term(run: RunData) -> Verdict:
+    """The gradient is not the sum of the terms it was said to have, by more than rounding.
+
+    A difference thousands of times above rounding on every step needs no statistics. One below it
+    cannot be seen.
+    """
+    if any(_is_proved(run, id) for id in LEAVE_GRADIENTS):
+        return None
+    finite, dtype = needed(run, ADDITIVITY, limits.min_additivity).finite, _dtype(run)
+    bound = ROUNDING.get(dtype, max(ROUNDING.values()))
+    newer = finite.values[-max(limits.min_additivity, len(finite) // 2) :]
+    if float(np.median(newer)) <= bound or float(newer.min()) <= limits.typical * bound:
+        return None
+    first = since(finite, lambda x: x > limits.typical * bound)
+    error = float(np.median(newer))
+    words = f"of {dtype}" if dtype in ROUNDING else "of any precision"
+    return finding(
+        f"A part of {error:.{0 if error >= 0.1 else 1}%} of the gradient comes from no term"
+        " that was named",
+        shown(
+            finite,
+            f"median {fmt(error)} of the newest {len(newer)}; rounding {words} stays "
+            f"below {fmt(bound)}",
+            first_step=first,
+        ),
+        basis="proved",
+        since_step=first,
+        name=key(ADDITIVITY),
+    )
+
+
+DTYPES = {"bfloat16": "bfloat16|bf16", "float16": "float16|fp16|half|16-mixed", "float32": "32"}
+LEAVE_GRADIENTS = ("gradients-not-cleared", "not-in-optimizer")
+"""Facts that say what else is in the gradient: that of earlier steps."""
+
+
+def _is_proved(run: RunData, id: str) -> bool:
+    facts = proved_events(run, id)
+    return not isinstance(facts, Skipped) and bool(facts)
+
+
+def _dtype(run: RunData) -> str:
+    """What the run calculates in, as far as it says; empty when it does not."""
+    names = ("torch_dtype", "dtype", "precision", "mixed_precision", "amp_dtype")
+    flags = [flag for flag in ("bf16", "fp16") if run.fact(flag) is True]
+    said = (*flags, str(run.fact(*names) or "").lower())[0]
+    return next((name for name, spelt in DTYPES.items() if re.search(spelt, said)), "")
+
+
+# Blocks of weights: one that no loss reaches, one that has a gradient and never moves
+
+UPDATE = "grad/<block>/norm/update"
+
+ROUTERS = re.compile(r"router|gate", re.I)
+"""Blocks that router-untrained judges, where routers were found."""
+POLICY = re.compile(r"policy|actor|action|logit|lm_head|(^|[._])(pi|mu)([._0-9]|$)", re.I)
+CRITIC = re.compile(r"critic|value|target|(^|[._])(vf|qf?|v)([._0-9]|$)", re.I)
+
+
+def _is_layer(block: str) -> bool:
+    return block.startswith("layer.")
+
+
+@wired("dead-block")
+def dead_block(run: RunData) -> Verdict:
+    """A trained block that no loss reaches: no path, or a gradient of exactly zero.
+
+    Weights that are frozen on purpose are no finding, nor are experts and routers, which have rules
+    of their own. Single layers without a path (an unused pooler or value head) are information,
+    unless they are the policy's.
+    """
+    whole, waiting = needed(run, RAW, limits.min_steps, block="all"), _waiting(run)
+    found = [
+        _unreached(run, block, whole)
+        for block in _blocks(run)
+        if block not in waiting and _is_dead(run, block)
+    ]
+    return [*found, *_silent(run, whole)] or _unused_layers(run, whole)
+
+
+def _waiting(run: RunData) -> set[str]:
+    """Blocks and layers whose optimizer has not stepped yet: a critic may begin later."""
+    content = run.table("waiting")
+    return {str(name) for name in content} if isinstance(content, list) else set()
+
+
+def _blocks(run: RunData) -> list[str]:
+    """Named blocks: those of the terms' table, and those that the optimizer holds."""
+    rows = map(_mapping, _mapping(run.table("terms")).values())
+    named = {str(block) for row in rows for block in row} | set(map(where, run.every(UPDATE)))
+    return sorted(block for block in named if block != "all" and not _is_layer(block))
+
+
+def _others(run: RunData, block: str) -> bool:
+    """Whether experts or routers are meant: those are judged by rules of their own."""
+    path = block.removeprefix("layer.")
+    layers = _mapping(run.table("experts")).get("layers")
+    within = [str(_mapping(x).get("layer", "")).removeprefix("layer.") for x in layers or ()]
+    routed = run.has("router/<router>/load/<expert>") and ROUTERS.search(block) is not None
+    return routed or path.startswith(tuple(x for x in within if x))
+
+
+def _is_dead(run: RunData, block: str) -> bool:
+    """No gradient was measured, no term has a path, and it is not frozen on purpose."""
+    rows = list(map(_mapping, _mapping(run.table("terms")).values()))
+    reached = any(row.get(block, "none") != "none" for row in rows)
+    if _others(run, block) or run.get(RAW, block=block) is not None or reached:
+        return False
+    kinds = set(_mapping(run.table("states")).values())
+    return run.get(UPDATE, block=block) is not None or (
+        "missing" in kinds and "frozen" not in kinds
+    )
+
+
+UNREACHED_WORDS = words(
+    """
+    cause: Its output is detached, computed under torch.no_grad(), replaced by a stored value, or
+      not used by the loss.
+    fix: Compute what {module} puts out with gradients inside the update, and let a term of the loss
+      depend on it
+    fix: If it is not to be trained, say so: requires_grad_(False), and leave it out of the
+      optimizer
+    confirm: Print torch.autograd.grad(loss, parameters of {module}, allow_unused=True): every entry
+      is None.
+    see: F34
+    see: F36
+    """
+)
+
+
+def _unreached(run: RunData, block: str, whole: Series) -> Draft:
+    terms = ", ".join(map(repr, _mapping(run.table("terms")))) or "the loss"
+    first, last = int(whole.steps[0]), int(whole.steps[-1])
+    return finding(
+        f"No loss reaches the block {block!r}: it has had no gradient on any of {len(whole)}"
+        " measured steps",
+        Evidence(
+            series="terms", reading=f"no autograd path from {terms} to {block!r}", first_step=first
+        ),
+        Evidence(
+            series=f"grad/{block}/norm/raw",
+            reading=f"missing on all of {len(whole)} steps on which the rest has a gradient",
+            first_step=first,
+            last_step=last,
+        ),
+        severity="critical",
+        basis="proved",
+        since_step=first,
+        block=block,
+        words=UNREACHED_WORDS,
+        module=repr(block),
+    )
+
+
+SILENT_WORDS = words(
+    """
+    cause: There is a path, and nothing passes: dead ReLUs, a mask or a clamp, or a product with an
+      exact zero.
+    fix: Look at the outputs of this block: what multiplies them is zero on every sample
+    confirm: Replace the ReLU behind it by a leaky one, or take the mask away, for one batch: a
+      gradient appears.
+    see: AutoTrainer: dying ReLU
+    """
+)
+
+
+def _silent(run: RunData, whole: Series) -> Iterator[Draft]:
+    """Blocks and layers with a path along which exactly zero arrives, while others get something;
+    a layer within a block that is told already is not told again."""
+    alive = whole.steps[whole.values > 0]
+    told: list[str] = []
+    for series in sorted(run.every(RAW), key=lambda each: (layered(each), where(each))):
+        block, zero = where(series), np.intersect1d(series.steps, alive)
+        path = block.removeprefix("layer.")
+        within = any(f"{path}.".startswith(f"{other}.") for other in told)
+        if series.values.any() or len(zero) < limits.zero_steps or within or _others(run, block):
+            continue
+        told.append(path)
+        policy = not layered(series) or _of_policy(path)
+        reading = f"exactly 0 on {len(zero)} steps on which grad/all/norm/raw is"
+        yield finding(
+            f"The gradient of the {'layer' if layered(series) else 'block'} {path!r} is exactly"
+            f" zero on all of {len(zero)} measured steps",
+            shown(series, f"{reading} {fmt(level(whole))}", steps=zero),
+            severity="critical",
+            strength=None if policy else "strong",
+            basis="proved",
+            since_step=int(zero[0]),
+            block=block,
+            words=SILENT_WORDS,
+        )
+
+
+def _of_policy(path: str) -> bool:
+    """Whether a layer is what chooses the actions: without a gradient nothing is learned."""
+    return POLICY.search(path) is not None and CRITIC.search(path) is None
+
+
+UNUSED_LAYERS_WORDS = words(
+    """
+    cause: No loss depends on them. An unused head or pooler is harmless; a layer that was meant to
+      learn is not.
+    fix: Leave them out of the optimizer, or find where their output is detached or dropped
+    confirm: Print torch.autograd.grad(loss, their parameters, allow_unused=True): every entry is
+      None.
+    """
+)
+
+
+def _unused_layers(run: RunData, whole: Series) -> Draft | None:
+    """Layers whose parameters are all missing since the newest table, experts aside."""
+    tables = _tables(run, "states")
+    states = _mapping(tables[-1].content) if tables else {}
+    if not states or (whole.steps >= tables[-1].step).sum() < limits.min_steps:
+        return None
+    layers: dict[str, set[str]] = {}
+    for name, state in states.items():
+        layers.setdefault(str(name).rpartition(".")[0], set()).add(str(state))
+    missing, waiting = [x for x, kinds in layers.items() if kinds == {"missing"}], _waiting(run)
+    unused = [x for x in missing if not _others(run, x) and f"layer.{x}" not in waiting]
+    if not unused:
+        return None
+    step, policy = tables[-1].step, [name for name in unused if _of_policy(name)]
+    listed = [*policy, *(name for name in unused if name not in policy)]
+    some = ", ".join(listed[:3]) + (", ..." if len(unused) > 3 else "")
+    # in the order of the forward
+    below = list(takewhile(lambda kinds: kinds == {"missing"}, layers.values()))
+    cut = limits.cut_off <= len(below) < len(layers)
+    place = f": nothing below {list(layers)[len(below)]!r} does" if cut else ""
+    return finding(
+        f"{len(unused)} of {len(layers)} layers get no gradient{place}: {some}",
+        Evidence(series="states", reading=f"missing: {some}", first_step=step),
+        severity="critical" if cut else "warn" if policy else "info",
+        basis="proved",
+        since_step=step,
+        words=UNUSED_LAYERS_WORDS,
+    )
+
+
+@wired(
+    "not-in-optimizer",
+    """
+    cause: No optimizer was given these parameters (the model was changed, wrapped or copied after
+      the optimizer was made), their parameter group has a learning rate of 0, or a step is smaller
+      than half precision can add.
+    fix: Make the optimizer after the model is complete and on its device: optimizer =
+      Adam(model.parameters())
+    fix: If they are not to be trained, requires_grad_(False) saves their gradients; otherwise those
+      pile up, for optimizer.zero_grad() does not clear them
+    confirm: Compare the ids: {id(p) for g in optimizer.param_groups for p in g['params']} lacks
+      those of the block.
+    """,
+)
+def not_in_optimizer(run: RunData) -> Verdict:
+    """Weights with a gradient that never move: in no optimizer, or with a learning rate of zero.
+
+    Proved where the meter has looked through all optimizers of the process, else a guess: there may
+    be one that it was not given. A run in which nothing moves because the learning rate is zero, or
+    steps are skipped, is told by other rules.
+    """
+    facts = proved_events(run, "not-in-optimizer")
+    if not isinstance(facts, Skipped) and facts:
+        return [_untrained(event) for event in facts]
+    moved = {where(series): series for series in run.every(UPDATE)}
+    if not moved:
+        return unlogged(UPDATE)
+    asked = {where(series): series for series in run.every(RAW) if "block" in series.parts}
+    # where all optimizers were looked through, what none of them holds is told as a fact
+    known = not isinstance(facts, Skipped)
+    stuck = [
+        block
+        for block, raw in asked.items()
+        if _stuck(raw, moved.get(block)) and not (known and block not in moved)
+    ]
+    layers = [block for block in stuck if _is_layer(block)]
+    named = [block for block in stuck if block not in layers] or layers[:1]
+    if "all" in stuck:
+        named, layers = ([] if _stands_still(run) else ["all"]), []
+    return [_never_moved(block, asked[block], moved.get(block), layers) for block in named]
+
+
+HEADS = ("actor", "critic")
+"""Blocks that are there to be trained; a body whose head alone is trained may be frozen lazily."""
+
+
+def _untrained(event: Event) -> Draft:
+    if event.detail.get("subject") == "loss":
+        return proved_finding(
+            event, "The loss reaches nothing that an optimizer steps: no step has had a gradient"
+        )
+    given = event.detail.get("blocks")
+    blocks = [str(block) for block in given] if isinstance(given, list) else []
+    heads = [block for block in blocks if block in HEADS]
+    what = f"the block {heads[0]!r}" if heads else f"{event.detail.get('parameters')} parameters"
+    verb = "gets" if heads else "get"
+    return proved_finding(
+        event,
+        f"{what[:1].upper()}{what[1:]} {verb} a gradient and no optimizer steps"
+        f" {'it' if heads else 'them'}",
+        severity="critical" if heads else "warn",
+        block=heads[0] if heads else blocks[0] if blocks else None,
+    )
+
+
+def _stuck(raw: Series, update: Series | None) -> bool:
+    pushed = int((raw.values > 0).sum())
+    return pushed >= limits.min_steps and (
+        update is None or (len(update) >= limits.min_steps and not update.values.any())
+    )
+
+
+def _stands_still(run: RunData) -> bool:
+    rates = [*run.every("optimizer/<number>/lr"), *run.every("learning_rate")]
+    idle = bool(rates) and all(len(rate) and not rate.values.any() for rate in rates)
+    return idle or bool(run.events("skipped-step"))
+
+
+def _never_moved(block: str, raw: Series, update: Series | None, layers: list[str]) -> Draft:
+    first, last, whole = int(raw.steps[0]), int(raw.steps[-1]), block == "all"
+    what = "No weight" if whole else f"The block {block!r}"
+    held = "has never moved" if update is not None else "is stepped by no optimizer"
+    more = f" ({len(layers)} layers)" if len(layers) > 1 else ""
+    reading = "missing: no optimizer that watch() was given steps these weights"
+    if update is not None:
+        reading = f"exactly 0 on {len(update)} steps"
+    return finding(
+        f"{what}{more} {'has moved' if whole else held} in {len(raw)} measured steps, though it"
+        " has a gradient",
+        shown(raw, f"median {fmt(level(raw))}"),
+        Evidence(
+            series=f"grad/{block}/norm/update", reading=reading, first_step=first, last_step=last
+        ),
+        severity="warn" if update is None or _is_layer(block) else "critical",
+        basis="heuristic" if update is None else "proved",
+        since_step=first,
+        block=None if whole else block,
+    )
+
+
+# Scale: a gradient that depends on how the batch was cut, a clip that saw the loss scale
+
+SCALE = "grad/all/term/scale"
+
+
+@wired(
+    "gradient-not-invariant",
+    """
+    cause: Once by hand, and once more by the trainer or accelerator. Adam hides it; clips, SGD and
+      weight decay feel it.
+    fix: Divide the loss by gradient_accumulation_steps in one place only: accelerate and
+      transformers do it in backward
+    confirm: gm.audit(..., micro_batches=loss_of, batch=batch): one batch as 1×N and as N×1 must
+      give the same gradient.
+    see: ms-swift issue 10117: g/4
+    see: TRL issue 6024: ×0.5 and ×4
+    see: Megatron-LM issue 7452
+    """,
+)
+def gradient_not_invariant(run: RunData) -> Verdict:
+    """The same samples must give the same gradient however they are cut into micro-batches. The
+    audit tests it; a log shows one case of it: a loss divided by the number of micro-batches twice,
+    where the terms were given undivided.
+    """
+    scale, parts = run.get(SCALE), run.get("meter/micro_batches")
+    if scale is None or len(scale.finite) < limits.min_scales:
+        why = "cut one batch in several ways: gm.audit(..., micro_batches=loss_of, batch=batch)"
+        return Skipped(why=f"{why} compares the gradients", metric=SCALE)
+    said = run.fact("gradient_accumulation_steps", "accumulate_grad_batches", "grad_accum_steps")
+    count = level(parts) if parts is not None else number(said) or math.nan
+    off = np.abs(scale.finite.values * count * count - 1)
+    if not count >= 2 or off.max() > limits.factor_error:
+        return None
+    first = int(scale.finite.steps[0])
+    return finding(
+        f"The gradient is {count:.0f} times too small: the loss is divided by {count:.0f}"
+        " micro-batches twice",
+        shown(
+            scale.finite,
+            f"{fmt(level(scale))} = 1/{count:.0f}² from terms to gradient, on"
+            f" {len(scale.finite)} steps",
+        ),
+        since_step=first,
+    )
+
+
+@wired(
+    "clip-before-unscale",
+    """
+    cause: clip_grad_norm_ ran before the GradScaler divided the gradients by its scale: every step
+      is cut to max_norm and then divided by some 65,536, so the true norm is far below max_norm and
+      sinks as the scale grows.
+    fix: Call scaler.unscale_(optimizer) before torch.nn.utils.clip_grad_norm_(...), then
+      scaler.step(optimizer)
+    fix: With bfloat16 leave the GradScaler out: it is not needed
+    confirm: Print the norm that clip_grad_norm_ returns with init_scale=1024 and with 65536: it
+      must not change.
+    see: Lightning issues 9330 and 9694
+    see: F30
+    """,
+)
+def clip_before_unscale(run: RunData) -> Verdict:
+    """The clip saw gradients times the loss scale: a tiny, unrelated gradient is left.
+
+    Proved where the terms say by which power of two the gradient at the clip was too long.
+    Otherwise the norm must follow the loss scale, or jump by exact factors of two at an absurd
+    height while the clip cuts it to nothing.
+    """
+    raw, scale = run.get(RAW, block="all"), run.get(SCALE)
+    clips = run.has("grad/<block>/clip/ratio") or run.has("grad/<block>/clip/active")
+    if scale is not None and clips and len(scale.finite) >= limits.min_scales:
+        reading = f"{fmt(level(scale))}: a power of two on {len(scale.finite)} measured steps"
+        if not _powers_of_two(scale.finite.values):
+            return None
+        return _clipped_scaled(run, scale, f"{reading}, 1 once unscaled", basis="proved")
+    least = 2 * limits.side * limits.min_changes
+    if raw is None or len(raw.finite) < least:
+        told = f"{least} needed; or split the loss with meter.terms"
+        return too_short([] if raw is None else raw, told, metric=RAW)
+    followed = _follows(raw.finite, run.get("loss_scale"))
+    if followed is not None:
+        return _clipped_scaled(run, raw, followed, basis="statistical")
+    ratio = run.get("grad/<block>/clip/ratio", block="all")
+    cut = ratio is not None and level(ratio) < 1 / limits.loss_scale
+    jumps = _jumps(raw.finite) if cut else None
+    return None if jumps is None else _clipped_scaled(run, raw, jumps, basis="heuristic")
+
+
+def _powers_of_two(values: Floats) -> bool:
+    if (values < limits.loss_scale * (1 - limits.factor_error)).any():
+        return False
+    exponents = np.log2(values)
+    return bool((np.abs(exponents - np.round(exponents)) < limits.factor_error).all())
+
+
+def _follows(raw: Series, scale: Series | None) -> str | None:
+    """Whether the norm's level moves with the logged loss scale; the reading when it does."""
+    if scale is None or not (scale.finite.values > 0).all() or len(scale.finite) < 2:
+        return None
+    kept = raw.values > 0
+    steps, logs = raw.steps[kept], np.log2(raw.values[kept])
+    powers = np.log2(scale.finite.values)
+    slopes = []
+    for i in np.flatnonzero(np.diff(powers)):
+        at = int(np.searchsorted(steps, scale.finite.steps[i + 1]))
+        before, after = logs[max(0, at - limits.side) : at], logs[at : at + limits.side]
+        if len(before) >= 3 and len(after) >= 3:
+            up = float(np.median(after) - np.median(before))
+            slopes.append(up / float(powers[i + 1] - powers[i]))
+    if len(slopes) < limits.min_changes:
+        return None
+    mean, error = float(np.mean(slopes)), float(np.std(slopes, ddof=1) / math.sqrt(len(slopes)))
+    if mean - _quantile(len(slopes) - 1) * error <= limits.follows:
+        return None
+    moves = f"log2 of the norm moves {mean:.2f} ± {error:.2f} with log2 of the loss scale"
+    return f"{moves}, over {len(slopes)} changes; 0 once unscaled"
+
+
+def _quantile(freedom: int) -> float:
+    """Student's 97.5 % point."""
+    from scipy.special import stdtrit  # 40 ms to import
+
+    return float(stdtrit(freedom, 0.975))
+
+
+def _jumps(raw: Series) -> str | None:
+    """Whether a huge norm changes its level by nothing but factors of two, at least three times."""
+    if level(raw) < limits.huge or not (raw.values > 0).all():
+        return None
+    logs, side = np.log2(raw.values), int(limits.side)
+    windows = np.median(np.lib.stride_tricks.sliding_window_view(logs, side), axis=1)
+    shifts = windows[side:] - windows[:-side]
+    sizes: list[float] = []
+    for i in np.argsort(-np.abs(shifts), kind="stable") if len(shifts) else ():
+        if abs(shifts[i]) < limits.jump:
+            break
+        neighbours = np.abs(shifts[max(0, i - limits.side) : i + limits.side + 1])
+        if abs(shifts[i]) == neighbours.max():
+            sizes.append(float(abs(shifts[i])))
+    if len(sizes) < limits.min_changes or max(abs(size - 1) for size in sizes) > limits.jump_error:
+        return None
+    return f"{len(sizes)} lasting changes, each by a factor of two, at a norm of {fmt(level(raw))}"
+
+
+def _clipped_scaled(run: RunData, series: Series, reading: str, *, basis: Basis) -> Draft:
+    ratio, finite = run.get("grad/<block>/clip/ratio", block="all"), series.finite
+    left = None
+    if ratio is not None and len(ratio.finite):
+        cut = f"median {fmt(level(ratio))}: the clip leaves that much of the gradient"
+        left = shown(ratio, cut, steps=finite.steps)
+    return finding(
+        "Gradients are clipped while they still hold the loss scale of half precision",
+        shown(finite, reading),
+        left,
+        severity="critical",
+        strength=None if basis == "proved" else "strong",
+        basis=basis,
+        since_step=int(finite.steps[0]),
+    )

@@ -4,27 +4,20 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
 from typing import ParamSpec
 
 from gradiometer.errors import UsageError
+from gradiometer.words import say
 
-__all__ = ["Boundary", "say"]
+__all__ = ["Boundary"]
 
 P = ParamSpec("P")
 
 
-def say(message: str) -> None:
-    """A line of ours, on stderr: stdout is the script's."""
-    with suppress(OSError, ValueError, AttributeError):  # the script may have closed it
-        print(f"gradiometer: {message}", file=sys.stderr, flush=True)
-
-
 class Boundary:
-    """Calls of ours go through here. A forked child is not watched, and neither is a script after a fault of ours."""
+    """Guards calls of ours: none runs in a forked child, or after a fault of ours."""
 
     def __init__(self) -> None:
         self.broken = False
@@ -58,8 +51,8 @@ class Boundary:
         else:
             told = "".join(traceback.format_exception(problem))
             say(
-                "had a fault; the script goes on unwatched. Please report this with the versions that `gradiometer env` "
-                f"prints:\n{told}"
+                "had a fault; the script goes on unwatched. Please report this with the versions"
+                f" that `gradiometer env` prints:\n{told}"
             )
         try:
             self.after()

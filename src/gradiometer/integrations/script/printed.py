@@ -1,7 +1,9 @@
-"""Scalars in what the script prints: `step 10 reward 3.2 loss=0.1`, `{'loss': 0.1}`, and tables of `| key | value |`.
+"""Scalars in what the script prints: `step 10 reward 3.2 loss=0.1`, `{'loss': 0.1}`, and tables of
+`| key | value |`, as `store/console_lines.py` reads them in a log.
 
-A guess, so a careful one: a line counts when its keys have come before, or when one of them is a name of the catalogue.
-What is printed stays as it is: sys.stdout is the same object, of which `write` is overheard.
+A guess, so a careful one: a line counts when its keys have come before, or when one of them is a
+name of the catalogue. What is printed stays as it is: sys.stdout is the same object, of which
+`write` is overheard.
 """
 
 from __future__ import annotations
@@ -12,40 +14,12 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from gradiometer.metrics import resolve
+from gradiometer.store.console_lines import LineReader, is_counter, plain
 
-__all__ = ["Printed", "overhear", "scalars_in"]
+__all__ = ["Printed", "overhear"]
 
-LONGEST = 4000
-NUMBER = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf)"
-KEY = r"[A-Za-z_][\w/.()-]*"
-END = r"(?=%?(?:[\s,;|)\]}]|/\d|$))"
-COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-IN_DICT = re.compile(rf"['\"]({KEY})['\"]\s*:\s*['\"]?({NUMBER})['\"]?\s*(?=[,}}])")
-IN_PAIRS = re.compile(rf"(?<![\w/.:\-])({KEY})\s*[=:]\s*({NUMBER}){END}")
-IN_WORDS = re.compile(rf"({KEY})(?:\s*[=:]\s*|\s+)({NUMBER})(?:%|/\d+)?(?:[\s,;|]+|$)")
-ROW = re.compile(rf"\|\s*({KEY})\s*\|\s*({NUMBER})\s*\|")
-SECTION = re.compile(rf"\|\s*({KEY}/)\s*\|\s*\|")
-AXES = re.compile(
-    r"(global_|train_|env_|total_|num_)?(steps?|timesteps?|iter(ation)?s?|updates?|epochs?|episodes?|batch(es)?|frames?|time|eta)",
-    re.IGNORECASE,
-)
-"""Where in the training a line was printed: not a series, our own axis says it."""
-
-
-def scalars_in(line: str) -> dict[str, float]:
-    """The named numbers of a line; none unless it looks like a line of a log."""
-    line = COLOUR.sub("", line).strip()
-    if not line or len(line) > LONGEST:
-        return {}
-    if row := ROW.fullmatch(line):
-        pairs = [(row[1], row[2])]
-    elif line[0] == "{" and line[-1] == "}":
-        pairs = IN_DICT.findall(line)
-    elif re.fullmatch(rf"(?:{IN_WORDS.pattern}){{2,}}", line):
-        pairs = IN_WORDS.findall(line)
-    else:
-        pairs = IN_PAIRS.findall(line)
-    return {key.rstrip("."): float(number) for key, number in pairs if not AXES.fullmatch(key)}
+LONGEST = 1 << 16
+CLOCKS = ("time", "eta")
 
 
 class Printed:
@@ -53,7 +27,8 @@ class Printed:
 
     def __init__(self, take: Callable[[dict[str, float]], None]) -> None:
         self._take = take
-        self._rest = self._section = ""
+        self._rest = ""
+        self._lines = LineReader()
         self._shapes: set[tuple[str, ...]] = set()
 
     def hear(self, text: str) -> None:
@@ -63,19 +38,20 @@ class Printed:
             return
         *lines, self._rest = re.split(r"[\r\n]+", self._rest + text)
         for line in lines:
-            self._line(line)
+            self._line(plain(line).strip())
 
     def _line(self, line: str) -> None:
-        if section := SECTION.fullmatch(line.strip()):
-            self._section = section[1]
-            return
-        if not line.lstrip().startswith("|"):
-            self._section = ""
-        found = {self._section + key: value for key, value in scalars_in(line).items()}
-        shape = tuple(found)
-        if found and (shape in self._shapes or any(resolve(key) for key in found)):
-            self._take(found)
-        self._shapes.add(shape)
+        """Where in the training a line was printed is no series: our own axis says it."""
+        for found in self._lines.read(line) if len(line) <= LONGEST else ():
+            values = {
+                name: value
+                for name, value in found.values.items()
+                if not is_counter(name) and name.lower() not in CLOCKS
+            }
+            shape = tuple(values)
+            if values and (shape in self._shapes or any(resolve(name) for name in values)):
+                self._take(values)
+            self._shapes.add(shape)
 
 
 def overhear(hear: Callable[[str], None]) -> Callable[[], None]:

@@ -1,4 +1,4 @@
-"""A script or module, run in this process as `python train.py ARGS` or `python -m package.module ARGS` would."""
+"""A script or module, run in this process as `python train.py` or `python -m module` would."""
 
 from __future__ import annotations
 
@@ -9,19 +9,31 @@ import os
 import sys
 import threading
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import CodeType, ModuleType, TracebackType
+from typing import TYPE_CHECKING
 
 from gradiometer.errors import UsageError
-from gradiometer.integrations.script import failures
 
-__all__ = ["INTERRUPTED", "NothingToRun", "Outcome", "Program", "execute"]
+if TYPE_CHECKING:
+    from gradiometer.metrics import Tier
+
+__all__ = [
+    "INTERRUPTED",
+    "NothingToRun",
+    "Program",
+    "RunOptions",
+    "ScriptEnd",
+    "execute",
+    "is_first_rank",
+]
 
 INTERRUPTED = 130
+OURS = str(Path(__file__).parent)
 _kept: list[ModuleType] = []
-"""The script's module lives as long as the process: what it left for the end of it still uses its globals."""
+"""The script's modules, kept alive: what it registered for the exit uses their globals."""
 
 
 class NothingToRun(UsageError):
@@ -40,25 +52,56 @@ class Program:
     @property
     def name(self) -> str:
         """A word for it."""
-        return self.target.removesuffix(".__main__").rpartition(".")[2] if self.is_module else Path(self.target).stem
+        if self.is_module:
+            return self.target.removesuffix(".__main__").rpartition(".")[2]
+        return Path(self.target).stem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class RunOptions:
+    """What the user asked of `gradiometer run`: how to watch, and where to keep it."""
+
+    folder: Path
+    """Absolute: the script may change its working directory."""
+    every: int = 1
+    budget: float | None = 0.01
+    tier: Tier = "standard"
+    doctor: bool = True
+    start: Path = field(default_factory=Path.cwd)
+
+    def run_folder(self, number: int) -> Path:
+        """The folder of the first, second, ... training; what is there already is left alone."""
+        if number == 1:
+            return self.folder
+        folder = self.folder.with_name(f"{self.folder.name}-{number}")
+        return self.run_folder(number + 1) if folder.exists() else folder
+
+    def shown(self, folder: Path) -> str:
+        """As the user would type it."""
+        return str(folder.relative_to(self.start) if folder.is_relative_to(self.start) else folder)
+
+
+def is_first_rank() -> bool:
+    """Whether a launcher (torchrun, accelerate, srun) calls this process the first of its group."""
+    return os.environ.get("RANK", "0") in ("", "0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptEnd:
     """How it ended: the exit code that python would give, and the exception that ended it."""
 
     code: int
     error: BaseException | None = None
 
 
-def execute(program: Program) -> Outcome:
-    """Run it to its end, threads included. It keeps sys.argv, sys.path and `__main__`: what runs at exit is the script's."""
+def execute(program: Program) -> ScriptEnd:
+    """Run it to its end, threads included; sys.argv, sys.path and `__main__` stay the script's."""
     try:
         code, main = _module(program) if program.is_module else _script(program)
         sys.modules["__main__"] = main
         _kept.append(main)
         exec(code, vars(main))
-        outcome = Outcome(code=0)
+        outcome = ScriptEnd(code=0)
     except NothingToRun:
         raise
     except SystemExit as leaving:
@@ -69,7 +112,8 @@ def execute(program: Program) -> Outcome:
         outcome = _failed(problem, 1)
     with suppress(KeyboardInterrupt):
         for thread in threading.enumerate():  # a training may go on in one
-            if thread is not threading.current_thread() and thread is not threading.main_thread() and not thread.daemon:
+            ours = (threading.current_thread(), threading.main_thread())
+            if thread not in ours and not thread.daemon:
                 thread.join()
     return outcome
 
@@ -77,7 +121,9 @@ def execute(program: Program) -> Outcome:
 def _script(program: Program) -> tuple[CodeType, ModuleType]:
     path = Path(program.target)
     if not path.is_file():
-        raise NothingToRun(f"no script at {path}: give a Python file, or a module with -m, and then its arguments")
+        raise NothingToRun(
+            f"no script at {path}: give a Python file, or a module with -m, and then its arguments"
+        )
     file = os.path.abspath(path)
     _set_up(program.target, program, str(Path(file).resolve().parent))
     with io.open_code(file) as source:
@@ -101,7 +147,9 @@ def _module(program: Program) -> tuple[CodeType, ModuleType]:
     get_code = getattr(None if spec is None else spec.loader, "get_code", None)
     code = None if get_code is None else get_code(name)
     if spec is None or code is None:
-        raise NothingToRun(f"no module {name}: -m takes what `python -m` takes, from this folder or sys.path")
+        raise NothingToRun(
+            f"no module {name}: -m takes what `python -m` takes, from this folder or sys.path"
+        )
     sys.argv[0] = spec.origin or name
     main = _main(spec.origin)
     main.__loader__, main.__package__, main.__spec__ = spec.loader, spec.parent, spec
@@ -121,14 +169,39 @@ def _main(file: str | None) -> ModuleType:
     return main
 
 
-def _left(leaving: SystemExit) -> Outcome:
+def _left(leaving: SystemExit) -> ScriptEnd:
     if leaving.code is None or isinstance(leaving.code, int):
         code = int(leaving.code or 0)
-        return Outcome(code=code, error=leaving if code else None)
+        return ScriptEnd(code=code, error=leaving if code else None)
     print(leaving.code, file=sys.stderr)
-    return Outcome(code=1, error=leaving)
+    return ScriptEnd(code=1, error=leaving)
 
 
-def _failed(problem: BaseException, code: int) -> Outcome:
-    failures.tell(problem)
-    return Outcome(code=code, error=problem)
+def _failed(problem: BaseException, code: int) -> ScriptEnd:
+    _tell(problem)
+    return ScriptEnd(code=code, error=problem)
+
+
+def _tell(problem: BaseException) -> None:
+    """By sys.excepthook, which may be the script's own, and without frames of ours."""
+    seen: set[int] = set()
+    chain: list[BaseException | None] = [problem]
+    while chain:
+        each = chain.pop()
+        if each is not None and id(each) not in seen:
+            seen.add(id(each))
+            each.__traceback__ = _without_ours(each.__traceback__)
+            chain += [each.__cause__, each.__context__]
+    sys.excepthook(type(problem), problem, problem.__traceback__)
+
+
+def _without_ours(trace: TracebackType | None) -> TracebackType | None:
+    kept: list[TracebackType] = []
+    while trace is not None:
+        if os.path.dirname(trace.tb_frame.f_code.co_filename) != OURS:
+            kept.append(trace)
+        trace = trace.tb_next
+    following: TracebackType | None = None
+    for each in reversed(kept):
+        following = TracebackType(following, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return following

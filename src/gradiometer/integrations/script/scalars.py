@@ -1,7 +1,8 @@
-"""Scalars that the script gives to a logger: overheard there, under the script's names, and never replaced.
+"""Scalars that the script gives to a logger: overheard there, under the script's names, and never
+replaced.
 
-A logger that calls another one (SB3's writes to TensorBoard) is heard once, at the outermost. Printed lines count only in a
-script that has no logger, because they repeat what loggers get.
+A logger that calls another one (SB3's writes to TensorBoard) is heard once, at the outermost.
+Printed lines count only in a script that has no logger, because they repeat what loggers get.
 """
 
 from __future__ import annotations
@@ -16,27 +17,34 @@ from typing import Any, Protocol
 from gradiometer.integrations.script.boundary import Boundary
 from gradiometer.metrics import resolve
 
-__all__ = ["SOURCES", "Loggers", "Sink"]
+__all__ = ["SOURCES", "Loggers", "ScalarReceiver"]
 
 Read = Callable[..., tuple[Mapping[str, Any], dict[str, Any]]]
 
 
-class Sink(Protocol):
-    """Who keeps them. `env_steps` and `epoch` say where in the training that was, if the logger knows."""
+class ScalarReceiver(Protocol):
+    """Who keeps them; `env_steps` and `epoch` say where in the training, if the logger knows."""
 
     @property
     def has_optimizer(self) -> bool:
         """Whether there is anything that could train."""
 
-    def log(self, values: Mapping[str, Any], *, env_steps: int | None = None, epoch: int | None = None) -> None: ...
+    def log(
+        self, values: Mapping[str, Any], *, env_steps: int | None = None, epoch: int | None = None
+    ) -> None: ...
 
 
-def _add_scalar(writer: Any, tag: str, scalar_value: Any, global_step: Any = None, *_: Any, **__: Any) -> Any:
-    # CleanRL's x axis, and that of what is written like it, is environment steps; of others nobody knows.
+def _add_scalar(
+    writer: Any, tag: str, scalar_value: Any, global_step: Any = None, *_: Any, **__: Any
+) -> Any:
+    # CleanRL's x axis, and that of what is written like it, is environment steps; of others nobody
+    # knows.
     return {tag: scalar_value}, {"env_steps": global_step} if tag.startswith("charts/") else {}
 
 
-def _add_scalars(writer: Any, main_tag: str, tag_scalar_dict: Mapping[str, Any], *_: Any, **__: Any) -> Any:
+def _add_scalars(
+    writer: Any, main_tag: str, tag_scalar_dict: Mapping[str, Any], *_: Any, **__: Any
+) -> Any:
     return {f"{main_tag}/{tag}": value for tag, value in tag_scalar_dict.items()}, {}
 
 
@@ -44,7 +52,14 @@ def _dump(logger: Any, step: int = 0) -> Any:
     return dict(logger.name_to_value), {"env_steps": step or None}
 
 
-def _on_log(handler: Any, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any) -> Any:
+def _on_log(
+    handler: Any,
+    args: Any,
+    state: Any,
+    control: Any,
+    logs: Mapping[str, Any] | None = None,
+    **_: Any,
+) -> Any:
     values = dict(logs or {})
     return values, {"epoch": values.pop("epoch", None)}
 
@@ -74,10 +89,10 @@ SOURCES: dict[str, tuple[str, dict[str, Read]]] = {
 
 
 class Loggers:
-    """What the loggers of this process are given; `sink` is there when torch is."""
+    """What the loggers of this process are given; `receiver` is there when torch is."""
 
     def __init__(self, boundary: Boundary) -> None:
-        self.sink: Sink | None = None
+        self.receiver: ScalarReceiver | None = None
         self._boundary = boundary
         self._depth = threading.local()
         self._exists = False
@@ -92,7 +107,7 @@ class Loggers:
 
     def printed(self, values: Mapping[str, float]) -> None:
         """A line on stdout. What comes before there is an optimizer is about settings."""
-        if not self._exists and self.sink is not None and self.sink.has_optimizer:
+        if not self._exists and self.receiver is not None and self.receiver.has_optimizer:
             self._hand_over(values, {})
 
     def _observed(self, method: Callable[..., Any], read: Read | None) -> Callable[..., Any]:
@@ -122,13 +137,15 @@ class Loggers:
             self._depth.value = depth
 
     def _hand_over(self, values: Mapping[str, Any], where: dict[str, Any]) -> None:
-        found = {name: number for name, value in values.items() if (number := _number(name, value)) is not None}
-        if self.sink is not None and found:
-            self.sink.log(found, **{axis: int(place) for axis, place in where.items() if place is not None})
+        numbers = {name: _number(name, value) for name, value in values.items()}
+        found = {name: number for name, number in numbers.items() if number is not None}
+        if self.receiver is not None and found:
+            known = {axis: int(place) for axis, place in where.items() if place is not None}
+            self.receiver.log(found, **known)
 
 
 def _number(name: object, value: Any) -> Any:
-    """A number, or a tensor of one; None for anything else, and under a name that we measure ourselves."""
+    """A number, or a tensor of one; None for anything else, and for what we measure ourselves."""
     if not isinstance(name, str) or isinstance(value, bool | str):
         return None
     if isinstance(value, int | float):

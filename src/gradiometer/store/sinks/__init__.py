@@ -1,7 +1,8 @@
-"""Where a run goes besides its own file: `gm.watch(..., sinks=["tensorboard", gm.sinks.wandb(project="ppo")])`.
+"""Where a run goes besides its own file: `gm.watch(..., sinks=["tensorboard",
+gm.sinks.wandb(project="ppo")])`.
 
-A sink is named, or made here with settings. Each has a thread of its own, so none holds up the training, and a run of the
-user's own that is already open is joined instead of doubled.
+A sink is named, or made here with settings. Each has a thread of its own, so none holds up the
+training, and a run of the user's own that is already open is joined instead of doubled.
 """
 
 from __future__ import annotations
@@ -36,12 +37,14 @@ sinks = sys.modules[__name__]  # what `gradiometer.sinks` shows
 
 
 def chosen(given: Sequence[str | Sink] | str | Sink, start: Start) -> tuple[Sink, ...]:
-    """The sinks that were asked for, checked: what is wrong with one is said before a folder is made."""
+    """The sinks that were asked for; what is wrong with one is said before a folder is made."""
     listed = [given] if isinstance(given, str | Sink) else list(given)
     found = tuple(_sink(one) for one in listed)
     for place, sink in enumerate(found):
         if sink in found[:place]:
-            raise UsageError(f"the sink {sink.name} is given twice with the same settings; once is enough")
+            raise UsageError(
+                f"the sink {sink.name} is given twice with the same settings; once is enough"
+            )
         sink.check(start)
     return found
 
@@ -50,7 +53,9 @@ def _sink(given: str | Sink) -> Sink:
     if isinstance(given, Sink):
         return given
     if not isinstance(given, str):
-        raise UsageError(f"a sink is a name ({', '.join(KNOWN)}) or made by gm.sinks; found {given!r:.60}")
+        raise UsageError(
+            f"a sink is a name ({', '.join(KNOWN)}) or made by gm.sinks; found {given!r:.60}"
+        )
     if given not in KNOWN:
         raise UnknownName("sink", given, KNOWN, hint=f"(there are: {', '.join(KNOWN)})")
     return KNOWN[given]()

@@ -13,8 +13,7 @@ from typing import Any, ClassVar
 from gradiometer.errors import UsageError
 from gradiometer.records import Event, Finding, Row
 from gradiometer.store.logs import is_table
-from gradiometer.store.sinks.appended import Appended
-from gradiometer.store.sinks.sink import Backend, Note, Sent, Sink, Start, Steps
+from gradiometer.store.sinks.sink import AppendedFile, Backend, Note, Sent, Sink, Start, Steps
 from gradiometer.store.strictjson import plain, to_json
 
 __all__ = ["COORDINATES", "JsonlSink", "line_of", "object_of"]
@@ -23,14 +22,15 @@ COORDINATES = ("step", "wall_time", "env_steps", "rollout", "epoch")
 """Where a row lies; a scalar of the user's with such a name is called `name#2`."""
 FILE_NAME = "metrics.jsonl"
 STEP_FIRST = re.compile(rb'\{"step": (-?\d+)[,}]')
-"""How every line of ours begins. Reading all of it makes a resume six times as slow, and a kill meanwhile loses more."""
+"""How our lines begin: parsing whole lines makes a resume six times as slow, open to a kill."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JsonlSink(Sink):
     """Lines of strict JSON: an object a step, and one for each table, event and finding.
 
-    `path` is `metrics.jsonl` in the run's folder unless told. `logged=False` leaves out what `meter.log` was given.
+    `path` is `metrics.jsonl` in the run's folder unless told. `logged=False` leaves out what
+    `meter.log` was given.
     """
 
     name: ClassVar[str] = "jsonl"
@@ -39,34 +39,30 @@ class JsonlSink(Sink):
 
     def check(self, start: Start) -> None:
         """Raise where the file would be mixed with another's."""
-        path = self._path(start)
+        path = self.place("path", start, FILE_NAME)
         if path.is_dir():
-            raise UsageError(f"the sink jsonl writes a file, and {path} is a folder: name a file in it")
+            raise UsageError(
+                f"the sink jsonl writes a file, and {path} is a folder: name a file in it"
+            )
         if start.resume is None and not start.overwrite and path.exists() and path.stat().st_size:
             raise UsageError(
-                f"{path} is there already: give the sink another path=, or start afresh with overwrite=True"
+                f"{path} is there already: give the sink another path=, or start afresh with"
+                " overwrite=True"
             )
 
     def open(self, start: Start, users_run: Any, note: Note) -> Backend:
         """The file; what lies beyond the step of a resume is taken out of it."""
-        path = self._path(start)
+        path = self.place("path", start, FILE_NAME)
         path.parent.mkdir(parents=True, exist_ok=True)
         if start.resume is not None and path.exists():
             _cut(path, start.resume)
-        return JsonlBackend(Appended(path, afresh=start.resume is None), logged=self.logged)
-
-    def _path(self, start: Start) -> Path:
-        if self.path is not None:
-            return Path(self.path)
-        if start.run is None:
-            raise UsageError("the sink jsonl needs path= where run=None keeps nothing")
-        return start.run / FILE_NAME
+        return JsonlBackend(AppendedFile(path, afresh=start.resume is None), logged=self.logged)
 
 
 class JsonlBackend(Backend):
     """The open file."""
 
-    def __init__(self, file: Appended, *, logged: bool) -> None:
+    def __init__(self, file: AppendedFile, *, logged: bool) -> None:
         self._file, self.takes_logged = file, logged
         self._steps = Steps()
 
@@ -96,7 +92,9 @@ class JsonlBackend(Backend):
 def object_of(row: Row) -> dict[str, Any]:
     """A row as one object: where it lies, then its values."""
     where = {name: value for name in COORDINATES if (value := getattr(row, name)) is not None}
-    return where | {f"{name}#2" if name in COORDINATES else name: value for name, value in row.values.items()}
+    return where | {
+        f"{name}#2" if name in COORDINATES else name: value for name, value in row.values.items()
+    }
 
 
 def line_of(record: Sent) -> str:
@@ -105,11 +103,12 @@ def line_of(record: Sent) -> str:
 
 
 def _other(record: Sent) -> dict[str, Any]:
-    """A table as readers know it. What is none has a `_type`, by which they know that its numbers are not series."""
+    """A table as readers know it; a `_type` tells them that other numbers are not series."""
     if isinstance(record, Event):
         return {"step": record.step, "gradiometer/event": {"_type": "event", **plain(record)}}
     if isinstance(record, Finding):
-        return {"step": record.since_step or 0, "gradiometer/finding": {"_type": "finding", **plain(record)}}
+        held = {"_type": "finding", **plain(record)}
+        return {"step": record.since_step or 0, "gradiometer/finding": held}
     assert not isinstance(record, Row)
     content = plain(record.content)
     held = content if is_table(content) else {"_type": "table", "content": content}
@@ -117,7 +116,8 @@ def _other(record: Sent) -> dict[str, Any]:
 
 
 def _cut(path: Path, last: int) -> None:
-    partial = path.with_name(f".{path.name}.partial")  # always this one: the next resume overwrites what a kill left
+    # Always the same name: the next resume overwrites what a kill left.
+    partial = path.with_name(f".{path.name}.partial")
     try:
         with path.open("rb") as old, partial.open("wb") as new:
             new.writelines(line for line in old if line.endswith(b"\n") and _is_before(line, last))

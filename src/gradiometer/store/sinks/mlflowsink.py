@@ -27,10 +27,12 @@ REFUSED = re.compile(r"[^/\w.\- :]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MlflowSink(Sink):
-    """An MLflow run: the user's where one is active when the first step is measured, else one of ours.
+    """An MLflow run: the user's where one is active when the first step is measured, else one of
+    ours.
 
-    `attach=False` always makes one of ours. `logged` says whether what `meter.log` was given is sent too: only into a run of
-    ours unless told. Tables are artifacts of JSON, findings tags, events an artifact at the end.
+    `attach=False` always makes one of ours. `logged` says whether what `meter.log` was given is
+    sent too: only into a run of ours unless told. Tables are artifacts of JSON, findings tags,
+    events an artifact at the end.
     """
 
     name: ClassVar[str] = "mlflow"
@@ -55,12 +57,18 @@ class MlflowSink(Sink):
         tracking = module("mlflow.tracking", "the sink mlflow")
         if users_run is not None:
             run_id, uri = users_run
-            return MlflowBackend(tracking.MlflowClient(uri), run_id, owned=False, logged=bool(self.logged), note=note)
+            return MlflowBackend(
+                tracking.MlflowClient(uri), run_id, owned=False, logged=bool(self.logged), note=note
+            )
         client = tracking.MlflowClient(self.tracking_uri)
         known = client.get_experiment_by_name(self.experiment)
-        experiment = client.create_experiment(self.experiment) if known is None else known.experiment_id
+        experiment = (
+            client.create_experiment(self.experiment) if known is None else known.experiment_id
+        )
         run = client.create_run(experiment, run_name=self.run_name or start.name)
-        backend = MlflowBackend(client, run.info.run_id, owned=True, logged=self.logged is not False, note=note)
+        backend = MlflowBackend(
+            client, run.info.run_id, owned=True, logged=self.logged is not False, note=note
+        )
         backend.configure(start.config)
         return backend
 
@@ -78,26 +86,30 @@ class MlflowBackend(Backend):
 
     def configure(self, config: Mapping[str, Any]) -> None:
         """The user's settings as params."""
-        params = [
-            self._entities.Param(self._name(key), (value if isinstance(value, str) else to_json(value))[:LONGEST_PARAM])
-            for key, value in config.items()
-        ]
+        texts = {key: x if isinstance(x, str) else to_json(x) for key, x in config.items()}
+        make = self._entities.Param
+        params = [make(self._name(key), text[:LONGEST_PARAM]) for key, text in texts.items()]
         for start in range(0, len(params), MOST_PARAMS):
             self._client.log_batch(self._run_id, params=params[start : start + MOST_PARAMS])
 
     def write(self, records: Sequence[Sent]) -> None:
         """Numbers in batches of a thousand, findings as tags, tables as files."""
-        metrics = [metric for record in records if isinstance(record, Row) for metric in self._metrics(record)]
+        rows = (record for record in records if isinstance(record, Row))
+        metrics = [metric for row in rows for metric in self._metrics(row)]
         for start in range(0, len(metrics), MOST_METRICS):
-            self._client.log_batch(self._run_id, metrics=metrics[start : start + MOST_METRICS], synchronous=True)
+            some = metrics[start : start + MOST_METRICS]
+            self._client.log_batch(self._run_id, metrics=some, synchronous=True)
         for record in records:
             if isinstance(record, Table):
                 content = plain(record.content)
                 file = f"gradiometer/{_path(record.name)}/{record.step}.json"
-                self._client.log_dict(self._run_id, content if isinstance(content, dict | list) else [content], file)
+                self._client.log_dict(
+                    self._run_id, content if isinstance(content, dict | list) else [content], file
+                )
             elif isinstance(record, Finding):
                 key = f"gradiometer.{record.id}" + (f".{record.block}" if record.block else "")
-                self._client.set_tag(self._run_id, self._name(key), finding_text(record)[:LONGEST_TAG])
+                text = finding_text(record)[:LONGEST_TAG]
+                self._client.set_tag(self._run_id, self._name(key), text)
             elif isinstance(record, Event):
                 self._events.append(plain(record))
 
@@ -113,10 +125,8 @@ class MlflowBackend(Backend):
 
     def _metrics(self, row: Row) -> list[Any]:
         when = int(1000 * (row.wall_time if math.isfinite(row.wall_time) else time.time()))
-        return [
-            self._entities.Metric(self._name(name), self._number(float(value)), when, row.step)
-            for name, value in row.values.items()
-        ]
+        numbers = {self._name(name): self._number(float(x)) for name, x in row.values.items()}
+        return [self._entities.Metric(name, x, when, row.step) for name, x in numbers.items()]
 
     def _number(self, value: float) -> float:
         if math.isinf(value):

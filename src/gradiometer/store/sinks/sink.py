@@ -1,36 +1,42 @@
-"""What a sink is: settings that can be checked before a training, and a backend that lives on a thread of its own."""
+"""What a sink is: settings that are checked before a training, and a backend on its own thread."""
 
 from __future__ import annotations
 
 import math
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
 
-from gradiometer.errors import MissingExtra
+from gradiometer.errors import MissingExtra, UsageError
 from gradiometer.records import Event, Finding, Row, Table
-from gradiometer.store.strictjson import to_json
+from gradiometer.store.logs import is_table
+from gradiometer.store.strictjson import plain, to_json
 
 __all__ = [
     "EXTRA",
     "STEP",
+    "AppendedFile",
     "Backend",
     "Note",
     "Sent",
     "Sink",
     "Start",
     "Steps",
-    "cell_of",
     "event_text",
     "finding_text",
     "module",
+    "place_of_row",
+    "table_cells",
 ]
 
 EXTRA = "trackers"
+PLACES = ("env_steps", "rollout", "epoch")
 STEP = "gradiometer/step"
 """The name of our step axis where a tracker has one of its own, which belongs to the user."""
 
@@ -63,7 +69,7 @@ class Start:
 
 
 class Backend(ABC):
-    """A tracker while it is written to. Everything here runs on the sink's own thread and may raise."""
+    """A tracker while it is written to. All of it runs on the sink's own thread and may raise."""
 
     takes_logged = True
     """Whether it gets the user's own scalars; not where the user's loop sends them there itself."""
@@ -93,10 +99,19 @@ class Sink(ABC):
 
     @abstractmethod
     def check(self, start: Start) -> None:
-        """Raise what can be known to be wrong before a folder is made: a missing package, a file that is there."""
+        """Raise what is wrong before a folder is made: a missing package, an existing file."""
+
+    def place(self, option: str, start: Start, name: str) -> Path:
+        """Where the option of that name says to write, else `name` in the run's folder."""
+        given = getattr(self, option)
+        if given is not None:
+            return Path(given)
+        if start.run is None:
+            raise UsageError(f"the sink {self.name} needs {option}= where run=None keeps nothing")
+        return start.run / name
 
     def users_run(self) -> Any:
-        """The run that the user has open in this tracker, asked on the training's thread; None when there is none."""
+        """The run that the user has open in this tracker, or None; asked on the training thread."""
         return None
 
     @abstractmethod
@@ -107,8 +122,8 @@ class Sink(ABC):
 class Steps:
     """Puts rows of one step together: a step is measured, logged and probed in rows of their own.
 
-    The newest step is held until the next one comes. A row of an earlier step, such as a tensor that waited for a sync,
-    passes at once and by itself.
+    The newest step is held until the next one comes. A row of an earlier step, such as a tensor
+    that waited for a sync, passes at once and by itself.
     """
 
     def __init__(self) -> None:
@@ -136,6 +151,31 @@ class Steps:
         self._held, self.held = None, 0
 
 
+class AppendedFile:
+    """A file that grows by whole pieces; `afresh` empties it first."""
+
+    def __init__(self, path: Path, *, afresh: bool = True) -> None:
+        self._file = path.open("wb" if afresh else "ab", buffering=0)
+        self._good = self._file.seek(0, os.SEEK_END)
+
+    def write(self, piece: bytes) -> None:
+        """Write all of a piece or, where the disk is full, none of it."""
+        try:
+            left = memoryview(piece)
+            while left:
+                left = left[self._file.write(left) :]
+            self._good += len(piece)
+        except BaseException:
+            with suppress(OSError):
+                self._file.truncate(self._good)
+                self._file.seek(self._good)
+            raise
+
+    def close(self) -> None:
+        """Let the file go."""
+        self._file.close()
+
+
 def module(name: str, purpose: str, *, extra: str = EXTRA) -> ModuleType:
     """An optional package; the error says how to install it."""
     try:
@@ -147,9 +187,23 @@ def module(name: str, purpose: str, *, extra: str = EXTRA) -> ModuleType:
         raise MissingExtra(package, extra, purpose) from problem
 
 
-def cell_of(value: Any) -> Any:
-    """What a tracker's table shows of a value: structure as text."""
-    return to_json(value) if isinstance(value, dict | list) else value
+def place_of_row(row: Row) -> dict[str, Any]:
+    """Where a row lies besides its step, under names of ours that no tracker uses."""
+    where = {name: getattr(row, name) for name in PLACES}
+    return {f"gradiometer/{name}": value for name, value in where.items() if value is not None}
+
+
+def table_cells(content: Any) -> tuple[list[Any], list[Any]]:
+    """Columns and rows of a table: as it stands, as names and values, or as a cell of JSON."""
+    known = plain(content)
+    if is_table(known):
+        return known["columns"], known["data"]
+    if isinstance(known, dict):
+        cells = (
+            to_json(cell) if isinstance(cell, dict | list) else cell for cell in known.values()
+        )
+        return ["name", "value"], [list(pair) for pair in zip(known, cells, strict=True)]
+    return ["json"], [[to_json(known)]]
 
 
 def event_text(event: Event) -> str:
@@ -165,9 +219,8 @@ def finding_text(finding: Finding) -> str:
 
 
 def _joined(first: Row, second: Row) -> Row:
-    known = {
-        name: getattr(first if getattr(second, name) is None else second, name)
-        for name in ("env_steps", "rollout", "epoch")
-    }
+    known = {name: getattr(first, name) for name in PLACES}
+    known |= {name: x for name in PLACES if (x := getattr(second, name)) is not None}
     wall_time = second.wall_time if math.isfinite(second.wall_time) else first.wall_time
-    return Row(step=first.step, wall_time=wall_time, values={**first.values, **second.values}, **known)
+    values = {**first.values, **second.values}
+    return Row(step=first.step, wall_time=wall_time, values=values, **known)

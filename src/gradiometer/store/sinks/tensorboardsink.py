@@ -19,8 +19,17 @@ import numpy as np
 from gradiometer.errors import UsageError
 from gradiometer.records import Event, Finding, Row, Table
 from gradiometer.store.logs import is_table
-from gradiometer.store.sinks.appended import Appended
-from gradiometer.store.sinks.sink import Backend, Note, Sent, Sink, Start, event_text, finding_text, module
+from gradiometer.store.sinks.sink import (
+    AppendedFile,
+    Backend,
+    Note,
+    Sent,
+    Sink,
+    Start,
+    event_text,
+    finding_text,
+    module,
+)
 from gradiometer.store.strictjson import plain
 
 __all__ = ["EventFile", "TensorboardSink"]
@@ -37,8 +46,8 @@ COUNTER = itertools.count()
 class TensorboardSink(Sink):
     """Event files in `folder`, which is `tensorboard` in the run's folder unless told.
 
-    TensorBoard keeps 32 bits of a number. Tables, events and findings are texts. `logged=False` leaves out what
-    `meter.log` was given.
+    TensorBoard keeps 32 bits of a number. Tables, events and findings are texts. `logged=False`
+    leaves out what `meter.log` was given.
     """
 
     name: ClassVar[str] = "tensorboard"
@@ -46,31 +55,26 @@ class TensorboardSink(Sink):
     logged: bool = True
 
     def check(self, start: Start) -> None:
-        """Raise without TensorBoard, and where our files of another run lie: TensorBoard would show both as one."""
+        """Raise without TensorBoard, and where it would show another run's files beside ours."""
         for part in ("summary.writer.record_writer", "compat.proto.event_pb2"):
             module(f"tensorboard.{part}", "the sink tensorboard")
-        folder = self._folder(start)
+        folder = self.place("folder", start, FOLDER_NAME)
         if folder.exists() and not folder.is_dir():
             raise UsageError(f"the sink tensorboard writes into a folder, and {folder} is a file")
         if start.resume is None and not start.overwrite and _ours(folder):
             raise UsageError(
-                f"{folder} holds the event files of another run: give the sink another folder=, or overwrite=True"
+                f"{folder} holds the event files of another run: give the sink another folder=, or"
+                " overwrite=True"
             )
 
     def open(self, start: Start, users_run: Any, note: Note) -> Backend:
         """A new event file; a resume tells TensorBoard to forget what lies beyond it."""
-        folder = self._folder(start)
+        folder = self.place("folder", start, FOLDER_NAME)
         if start.overwrite:
             for file in _ours(folder):
                 file.unlink()
-        return TensorboardBackend(EventFile(folder, after=start.resume, note=note), logged=self.logged)
-
-    def _folder(self, start: Start) -> Path:
-        if self.folder is not None:
-            return Path(self.folder)
-        if start.run is None:
-            raise UsageError("the sink tensorboard needs folder= where run=None keeps nothing")
-        return start.run / FOLDER_NAME
+        opened = EventFile(folder, after=start.resume, note=note)
+        return TensorboardBackend(opened, logged=self.logged)
 
 
 class TensorboardBackend(Backend):
@@ -87,9 +91,11 @@ class TensorboardBackend(Backend):
             elif isinstance(record, Table):
                 self._file.table(record)
             elif isinstance(record, Event):
-                self._file.text(f"gradiometer/events/{record.kind}", record.step, event_text(record))
+                tag = f"gradiometer/events/{record.kind}"
+                self._file.text(tag, record.step, event_text(record))
             else:
-                self._file.text(f"gradiometer/findings/{record.id}", record.since_step or 0, _finding(record))
+                tag = f"gradiometer/findings/{record.id}"
+                self._file.text(tag, record.since_step or 0, _finding(record))
         self._file.flush()
 
     def close(self) -> None:
@@ -102,7 +108,9 @@ class EventFile:
 
     def __init__(self, folder: Path, *, after: int | None = None, note: Note) -> None:
         self._proto = module("tensorboard.compat.proto.event_pb2", "an event file of TensorBoard")
-        self._summary = module("tensorboard.compat.proto.summary_pb2", "an event file of TensorBoard")
+        self._summary = module(
+            "tensorboard.compat.proto.summary_pb2", "an event file of TensorBoard"
+        )
         self._tensor = module("tensorboard.compat.proto.tensor_pb2", "an event file of TensorBoard")
         writer = module("tensorboard.summary.writer.record_writer", "an event file of TensorBoard")
         self._note, self._noted = note, set[str]()
@@ -110,8 +118,9 @@ class EventFile:
         self._records = writer.RecordWriter(self._gathered)
         folder.mkdir(parents=True, exist_ok=True)
         when = time.time()
-        name = f"events.out.tfevents.{int(when):010d}.{socket.gethostname()}.{os.getpid()}.{next(COUNTER)}{SUFFIX}"
-        self._file = Appended(folder / name)
+        host, process = socket.gethostname(), os.getpid()
+        name = f"events.out.tfevents.{int(when):010d}.{host}.{process}.{next(COUNTER)}{SUFFIX}"
+        self._file = AppendedFile(folder / name)
         self._add(self._proto.Event(wall_time=when, file_version="brain.Event:2"))
         if after is not None:
             begun = self._proto.SessionLog(status=self._proto.SessionLog.START)
@@ -127,14 +136,19 @@ class EventFile:
                 self._once("a number beyond 3.4e38 is an Inf there: it keeps 32 bits")
                 number = math.copysign(math.inf, number)
             summary.value.add(tag=name, simple_value=number)
-        self._add(self._proto.Event(wall_time=_known(row.wall_time), step=row.step, summary=summary))
+        when = row.wall_time if math.isfinite(row.wall_time) else 0.0
+        self._add(self._proto.Event(wall_time=when, step=row.step, summary=summary))
 
     def table(self, table: Table) -> None:
         """A table as text, unless it is a long one."""
         content = plain(table.content)
-        text = _markdown(content) if is_table(content) else f"```\n{json.dumps(content, indent=1)}\n```"
+        known = is_table(content)
+        text = _markdown(content) if known else f"```\n{json.dumps(content, indent=1)}\n```"
         if len(text) > MOST_TEXT:
-            self._once(f"the table {table.name} is too long for a text there and is left out; the run has it")
+            self._once(
+                f"the table {table.name} is too long for a text there and is left out; the run"
+                " has it"
+            )
         else:
             self.text(table.name, table.step, text)
 
@@ -143,8 +157,11 @@ class EventFile:
         tensor = self._tensor.TensorProto(dtype="DT_STRING", string_val=[text.encode()])
         metadata = self._summary.SummaryMetadata()
         metadata.plugin_data.plugin_name = "text"
-        value = self._summary.Summary.Value(tag=f"{tag}/text_summary", metadata=metadata, tensor=tensor)
-        self._add(self._proto.Event(wall_time=time.time(), step=step, summary=self._summary.Summary(value=[value])))
+        value = self._summary.Summary.Value(
+            tag=f"{tag}/text_summary", metadata=metadata, tensor=tensor
+        )
+        summary = self._summary.Summary(value=[value])
+        self._add(self._proto.Event(wall_time=time.time(), step=step, summary=summary))
 
     def flush(self) -> None:
         """Write what was gathered, all or nothing."""
@@ -173,15 +190,13 @@ def _ours(folder: Path) -> list[Path]:
     return sorted(folder.glob(f"events.out.tfevents.*{SUFFIX}"))
 
 
-def _known(wall_time: float) -> float:
-    return wall_time if math.isfinite(wall_time) else 0.0
-
-
 def _markdown(content: dict[str, Any]) -> str:
     rows = [content["columns"], ["---"] * len(content["columns"]), *content["data"]]
-    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in rows)
+    lines = (" | ".join(str(cell).replace("|", "\\|") for cell in row) for row in rows)
+    return "\n".join(f"| {line} |" for line in lines)
 
 
 def _finding(finding: Finding) -> str:
-    lines = [f"**{finding_text(finding)}**", finding.cause, *(f"- {fix}" for fix in finding.fix), finding.confirm]
+    fixes = (f"- {fix}" for fix in finding.fix)
+    lines = [f"**{finding_text(finding)}**", finding.cause, *fixes, finding.confirm]
     return "\n\n".join(line for line in lines if line)

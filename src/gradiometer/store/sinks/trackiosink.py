@@ -1,7 +1,7 @@
 """Trackio, on this machine: rows into its SQLite file, without a server, a network or a browser.
 
-Rows are given to Trackio's own storage and not to its `log`: that would move the step counter of the user's run, and would
-turn an error of the disk into a line on the terminal.
+Rows are given to Trackio's own storage and not to its `log`: that would move the step counter of
+the user's run, and would turn an error of the disk into a line on the terminal.
 """
 
 from __future__ import annotations
@@ -15,9 +15,19 @@ from typing import Any, ClassVar
 
 from gradiometer.errors import UsageError
 from gradiometer.records import Event, Finding, Row, Table
-from gradiometer.store.logs import is_table
-from gradiometer.store.sinks.sink import Backend, Note, Sent, Sink, Start, Steps, cell_of, finding_text, module
-from gradiometer.store.strictjson import plain, to_json
+from gradiometer.store.sinks.sink import (
+    Backend,
+    Note,
+    Sent,
+    Sink,
+    Start,
+    Steps,
+    finding_text,
+    module,
+    place_of_row,
+    table_cells,
+)
+from gradiometer.store.strictjson import plain
 
 __all__ = ["TrackioSink"]
 
@@ -26,10 +36,11 @@ LEVELS = {"info": "info", "warn": "warn", "critical": "error"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackioSink(Sink):
-    """A Trackio run in `$TRACKIO_DIR` (unless told `~/.cache/huggingface/trackio`): the user's local one, or one of ours.
+    """A Trackio run in `$TRACKIO_DIR` (unless told `~/.cache/huggingface/trackio`): the user's
+    local one, or one of ours.
 
-    `attach=False` always makes one of ours. `logged` says whether what `meter.log` was given is sent too: only into a run of
-    ours unless told. Events and findings are Trackio's alerts.
+    `attach=False` always makes one of ours. `logged` says whether what `meter.log` was given is
+    sent too: only into a run of ours unless told. Events and findings are Trackio's alerts.
     """
 
     name: ClassVar[str] = "trackio"
@@ -50,9 +61,12 @@ class TrackioSink(Sink):
             )
 
     def users_run(self) -> Any:
-        """The run that `trackio.init` opened on this thread; one that logs to a server is left alone."""
-        run = module("trackio.context_vars", "the sink trackio").current_run.get() if self.attach else None
-        return None if run is None or not getattr(run, "_is_local", False) else (run.project, run.name, run.id)
+        """The run that `trackio.init` opened on this thread, unless it logs to a server."""
+        current = module("trackio.context_vars", "the sink trackio").current_run
+        run = current.get() if self.attach else None
+        if run is None or not getattr(run, "_is_local", False):
+            return None
+        return run.project, run.name, run.id
 
     def open(self, start: Start, users_run: Any, note: Note) -> Backend:
         """Attach, or begin a run of ours."""
@@ -60,7 +74,7 @@ class TrackioSink(Sink):
             project, name, run_id = users_run
             return TrackioBackend(project, name, run_id, config=None, logged=bool(self.logged))
         config = {key: value for key, value in start.config.items() if not key.startswith("_")}
-        config |= {"_Username": None, "_Created": datetime.now(UTC).isoformat(), "_Group": self.group}
+        config |= {"_Username": None, "_Created": _now(), "_Group": self.group}
         return TrackioBackend(
             self.project or os.environ.get("TRACKIO_PROJECT") or "gradiometer",
             self.run_name or start.name,
@@ -73,7 +87,15 @@ class TrackioSink(Sink):
 class TrackioBackend(Backend):
     """A run in Trackio's storage."""
 
-    def __init__(self, project: str, name: str, run_id: str, *, config: Mapping[str, Any] | None, logged: bool) -> None:
+    def __init__(
+        self,
+        project: str,
+        name: str,
+        run_id: str,
+        *,
+        config: Mapping[str, Any] | None,
+        logged: bool,
+    ) -> None:
         self._storage = module("trackio.sqlite_storage", "the sink trackio").SQLiteStorage
         self._where = {"project": project, "run": name, "run_id": run_id}
         self._config = config
@@ -87,7 +109,8 @@ class TrackioBackend(Backend):
 
     def write(self, records: Sequence[Sent]) -> None:
         """Send the steps that are complete, tables in rows of their own, and the rest as alerts."""
-        rows = [_row(row) for row in self._steps.take(record for record in records if isinstance(record, Row))]
+        steps = self._steps.take(record for record in records if isinstance(record, Row))
+        rows = [_row(row) for row in steps]
         rows += [self._table(record) for record in records if isinstance(record, Table)]
         self._log(rows)
         self._alert([record for record in records if isinstance(record, Event | Finding)])
@@ -104,25 +127,14 @@ class TrackioBackend(Backend):
         if not rows:
             return
         steps, times, metrics = (list(column) for column in zip(*rows, strict=True))
-        self._storage.bulk_log(
-            metrics_list=metrics,
-            steps=steps,
-            timestamps=times,
-            config=self._config,
-            log_ids=[uuid.uuid4().hex for _ in rows],
-            **self._where,
-        )
+        ids = [uuid.uuid4().hex for _ in rows]
+        told = {"metrics_list": metrics, "steps": steps, "timestamps": times, "log_ids": ids}
+        self._storage.bulk_log(config=self._config, **told, **self._where)
         self._config = None  # told once
 
     def _table(self, table: Table) -> tuple[int, str, dict[str, Any]]:
-        made = module("trackio.table", "the sink trackio").Table
-        content = plain(table.content)
-        if is_table(content):
-            rows = made(columns=content["columns"], data=content["data"])
-        elif isinstance(content, dict):
-            rows = made(columns=["name", "value"], data=[[name, cell_of(value)] for name, value in content.items()])
-        else:
-            rows = made(columns=["json"], data=[[to_json(content)]])
+        columns, data = table_cells(table.content)
+        rows = module("trackio.table", "the sink trackio").Table(columns=columns, data=data)
         held = rows._to_dict(self._where["project"], self._where["run"], table.step)
         return table.step, _now(), {table.name: held}
 
@@ -131,18 +143,26 @@ class TrackioBackend(Backend):
             return
         self._storage.bulk_alert(
             titles=[record.kind if isinstance(record, Event) else record.id for record in records],
-            texts=[record.message if isinstance(record, Event) else finding_text(record) for record in records],
-            levels=["info" if isinstance(record, Event) else LEVELS[record.severity] for record in records],
-            steps=[record.step if isinstance(record, Event) else record.since_step for record in records],
+            texts=[
+                record.message if isinstance(record, Event) else finding_text(record)
+                for record in records
+            ],
+            levels=[
+                "info" if isinstance(record, Event) else LEVELS[record.severity]
+                for record in records
+            ],
+            steps=[
+                record.step if isinstance(record, Event) else record.since_step
+                for record in records
+            ],
             timestamps=[_now()] * len(records),
             **self._where,
         )
 
 
 def _row(row: Row) -> tuple[int, str, dict[str, Any]]:
-    where = {f"gradiometer/{name}": getattr(row, name) for name in ("env_steps", "rollout", "epoch")}
     values = {name: float(value) for name, value in row.values.items()}
-    return row.step, _time(row.wall_time), values | {name: value for name, value in where.items() if value is not None}
+    return row.step, _time(row.wall_time), values | place_of_row(row)
 
 
 def _time(seconds: float) -> str:

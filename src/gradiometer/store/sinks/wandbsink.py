@@ -1,10 +1,12 @@
 """Weights & Biases: a run of our own, or rows in the run that the user's loop has open.
 
-W&B gives every row a step that must grow, and that counter belongs to the user. Our rows carry their step as
-`gradiometer/step`, and W&B is told to draw our series over it. In the user's run rows of our own move the counter on:
+W&B gives every row a step that must grow, and that counter belongs to the user. Our rows carry
+their step as `gradiometer/step`, and W&B is told to draw our series over it. In the user's run rows
+of our own move the counter on:
 
 - where the user's loop lets W&B count, that harms nobody, and every row of ours is kept;
-- where it says `step=` itself, W&B would throw its later rows away. There ours travel in the user's rows, the newest step
+- where it says `step=` itself, W&B would throw its later rows away. There ours travel in the user's
+  rows, the newest step
   each time, and the counter is left alone; how many of ours found no room is said at the end.
 """
 
@@ -18,7 +20,6 @@ from typing import Any, ClassVar, Literal
 
 from gradiometer.errors import UsageError
 from gradiometer.records import Event, Finding, Row
-from gradiometer.store.logs import is_table
 from gradiometer.store.sinks.sink import (
     STEP,
     Backend,
@@ -27,12 +28,12 @@ from gradiometer.store.sinks.sink import (
     Sink,
     Start,
     Steps,
-    cell_of,
     event_text,
     finding_text,
     module,
+    place_of_row,
+    table_cells,
 )
-from gradiometer.store.strictjson import plain, to_json
 
 __all__ = ["WandbBackend", "WandbSink", "table_of"]
 
@@ -44,9 +45,10 @@ HELD_ROWS = 10_000
 class WandbSink(Sink):
     """A W&B run: the user's where one is open when the first step is measured, else one of ours.
 
-    `attach=False` always makes one of ours, beside the user's. `mode` is W&B's own: online, offline, disabled. `logged`
-    says whether what `meter.log` was given is sent too: only into a run of ours unless told. `init` is handed to
-    `wandb.init`, such as `{"entity": "team", "group": "sweep-3", "dir": "/scratch"}`.
+    `attach=False` always makes one of ours, beside the user's. `mode` is W&B's own: online,
+    offline, disabled. `logged` says whether what `meter.log` was given is sent too: only into a run
+    of ours unless told. `init` is handed to `wandb.init`, such as `{"entity": "team", "group":
+    "sweep-3", "dir": "/scratch"}`.
     """
 
     name: ClassVar[str] = "wandb"
@@ -61,7 +63,9 @@ class WandbSink(Sink):
         """Raise without W&B."""
         module("wandb", "the sink wandb")
         if self.mode not in (None, "online", "offline", "disabled"):
-            raise UsageError(f"mode of the sink wandb is online, offline or disabled; found {self.mode!r}")
+            raise UsageError(
+                f"mode of the sink wandb is online, offline or disabled; found {self.mode!r}"
+            )
 
     def users_run(self) -> Any:
         """The run that `wandb.init` opened."""
@@ -82,9 +86,14 @@ class WandbSink(Sink):
         }
         mode = given["mode"] or os.environ.get("WANDB_MODE") or "online"
         if mode == "online" and not wandb.login(prompt=False):
-            raise UsageError('W&B has no API key: `wandb login` asks for one, sinks.wandb(mode="offline") needs none')
+            raise UsageError(
+                'W&B has no API key: `wandb login` asks for one, sinks.wandb(mode="offline") needs'
+                " none"
+            )
         given["settings"] = wandb.Settings(console="off", **dict(given.pop("settings", {})))
-        return WandbBackend(wandb.init(**given), owned=True, logged=self.logged is not False, note=note)
+        return WandbBackend(
+            wandb.init(**given), owned=True, logged=self.logged is not False, note=note
+        )
 
 
 class WandbBackend(Backend):
@@ -109,7 +118,8 @@ class WandbBackend(Backend):
 
     def write(self, records: Sequence[Sent]) -> None:
         """Send the steps that are complete, and everything else at once."""
-        self._failed |= any(isinstance(record, Event) and record.kind == "exception" for record in records)
+        events = (record for record in records if isinstance(record, Event))
+        self._failed |= any(event.kind == "exception" for event in events)
         rows = self._steps.take(record for record in records if isinstance(record, Row))
         self._waiting += [_payload(row) for row in rows]
         self._waiting += [_other(record) for record in records if not isinstance(record, Row)]
@@ -130,8 +140,9 @@ class WandbBackend(Backend):
             self._commit()
         if self._without_room:
             self._note(
-                f"wandb: your loop says step= itself, so ours travel in your rows, and {self._without_room} of ours found "
-                "no room; the run has them all, and so would a W&B run of its own: sinks.wandb(attach=False)"
+                "wandb: your loop says step= itself, so ours travel in your rows, and"
+                f" {self._without_room} of ours found no room; the run has them all, and so would a"
+                " W&B run of its own: sinks.wandb(attach=False)"
             )
         if self._owned:
             self._run.finish(exit_code=int(self._failed))
@@ -166,7 +177,7 @@ class WandbBackend(Backend):
             self._began_at = None  # from here on the counter has moved, whoever moved it
 
     def _travel(self) -> None:
-        """The newest step in the row the user is about to finish, one for each of the user's rows."""
+        """Put the newest step into the row the user is about to finish, once for each such row."""
         if not self._waiting or _count(self._run) == self._travelled_at:
             return
         newest = max(payload[STEP] for payload in self._waiting)
@@ -176,7 +187,8 @@ class WandbBackend(Backend):
         joined = {name: value for payload in fitting for name, value in payload.items()}
         self._define(joined)
         self._run.log(joined, commit=False)
-        self._travelled_at = _count(self._run)  # asked afterwards: the user may have gone on meanwhile
+        # Asked afterwards: the user may have gone on meanwhile.
+        self._travelled_at = _count(self._run)
 
     def _define(self, payload: Mapping[str, Any]) -> None:
         for name in payload.keys() - self._defined - {STEP}:
@@ -185,21 +197,14 @@ class WandbBackend(Backend):
 
 
 def table_of(content: Any) -> Any:
-    """A table of W&B: as it stands, as names and values, or as a cell of JSON."""
+    """A table of W&B."""
+    columns, data = table_cells(content)
     wandb = module("wandb", "a table of W&B")
-    known = plain(content)
-    if is_table(known):
-        columns, data = known["columns"], known["data"]
-    elif isinstance(known, dict):
-        columns, data = ["name", "value"], [[name, cell_of(value)] for name, value in known.items()]
-    else:
-        columns, data = ["json"], [[to_json(known)]]
     return wandb.Table(columns=columns, data=data, allow_mixed_types=True)
 
 
 def _payload(row: Row) -> dict[str, Any]:
-    where = {f"gradiometer/{name}": getattr(row, name) for name in ("env_steps", "rollout", "epoch")}
-    return {STEP: row.step, **{name: value for name, value in where.items() if value is not None}, **row.values}
+    return {STEP: row.step, **place_of_row(row), **row.values}
 
 
 def _other(record: Sent) -> dict[str, Any]:

@@ -3,6 +3,7 @@ import { axisLook, clockTicks, decades, fixedEnds, places, titled, xAxis, xRange
 import { edgeTraces } from "./edges.js";
 import { around, base, margins } from "./frame.js";
 import { ascending, extent, finite, nearest, numbers } from "./numbers.js";
+import { laneRoom, lanes, onsetsOf } from "./onsets.js";
 import { faint, pens } from "./palette.js";
 import { coarser, envelope, outline, smoothed, sparser } from "./smooth.js";
 import { escaped, written } from "./text.js";
@@ -14,8 +15,8 @@ const FEW_LINES = 10; // more than so many are hovered one at a time
 /** @type {import("./plot.js").Kind} */
 export const LINES = { figure, height, synced: true };
 
-function height(chart) {
-  return chart.wide ? 280 : 230;
+function height(chart, _, context) {
+  return (chart.wide ? 280 : 230) + laneRoom(onsetsOf(chart, context.look));
 }
 
 /** A line's own name among the others, in whatever order they come; the seeds of a group go with their mean. */
@@ -184,8 +185,14 @@ function layout(chart, context, state, { axis, log, reach, all }) {
   Object.assign(y, log ? decades(extent([reach ?? [], levels], true)) : { exponentformat: "power" }, fixedEnds(chart.y, reach, log));
   if (log && !reach) Object.assign(y, { range: [-1, 1], autorange: false });
   const words = around(chart, context, { log, logx: axis.type === "log", reach, ends, missing: notOnAxis(axis, all, Boolean(state.range)) });
+  const margin = margins({ top: words.margin?.t, dated: axis.type === "date", left: state.left });
+  const room = { width: state.width - margin.l - margin.r, height: state.height - margin.t - margin.b };
+  const below = lanes(onsetsOf(chart, look), { theme, ends, logx: axis.type === "log", ...room });
+  if (below.floor) Object.assign(x, { anchor: "free", position: 0 }), Object.assign(y, { domain: [below.floor, 1] });
+  const raised = words.shapes.map((shape) => (shape.yref === "paper" ? { ...shape, y0: below.floor } : shape));
+  const [shapes, annotations] = [[...raised, ...below.shapes], [...words.annotations, ...below.annotations]];
   return {
-    ...base(theme), ...words, margin: margins({ top: words.margin?.t, dated: axis.type === "date", left: state.left }), xaxis: x, yaxis: y, hovermode: all.length <= FEW_LINES ? "x" : "closest",
+    ...base(theme), ...words, shapes, annotations, margin, xaxis: x, yaxis: y, hovermode: all.length <= FEW_LINES ? "x" : "closest",
     yaxis2: { overlaying: "y", range: [0, 1], fixedrange: true, visible: false },
   };
 }

@@ -1,0 +1,2 @@
+"""GRPO in plain torch on small verifiable questions: the patient for rebuilt bugs of other people's
+trainers."""

@@ -1,0 +1,352 @@
+"""What credit and the environment say together: values of a measured step, a sample of its pairs,
+and facts that need no statistics.
+
+A sample of the loss is found again among the transitions of the newest rollout by its observation:
+what the first layer took is compared with what the environment gave, number by number. Facts are
+told only of losses that learn from the newest rollout (`FRESH` of their samples are in it), and
+only after two rollouts: a replay buffer holds older ones by then.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradiometer.capture.credit import CreditBatch, SampledRows
+from gradiometer.capture.environment import Collection, EnvironmentView, Floats
+from gradiometer.capture.proofs import ProofLog
+from gradiometer.capture.rollouts import RolloutKeeper
+from gradiometer.capture.rounds import Round
+from gradiometer.maths.credit import correlation, ranks
+from gradiometer.records import Event, Row, Table, Vector
+
+__all__ = ["CreditNotices"]
+
+NDIndex = NDArray[np.int64]
+Put = Callable[[Row | Event | Table | Vector], None]
+
+PAIRS = 64
+"""Samples of a step that are kept."""
+LOOKS, SELDOM = 24, 8
+"""Rollouts whose samples are looked for one by one, and from then on every how many."""
+FRESH = 0.95
+"""Share of the samples that must be found again in the newest rollout; the last observation of a
+rollout may be of the next one."""
+NEVER = 0.2
+"""Share of actions that were never taken, from which on it is told: epsilon-greedy choices and
+sticky actions are rarer."""
+LEAST_ROWS, LEAST_ROLLOUTS = 32, 2
+SAME = 0.995
+"""Rank correlation from which on one action is a function of the other: squashed or scaled."""
+MISMATCH = 0.02
+"""Mean |log ratio| before the first update; half precision and fused kernels stay below."""
+EPOCHS = 1.2
+"""Times that the samples of a rollout must have been used for a ratio to have moved."""
+SURE = 4
+"""Steps that must all say so."""
+
+NEVER_TAKEN, MISMATCHED = "score-not-zero-mean", "sampler-mismatch"
+ALWAYS_ONE, ENTROPY = "ratio-always-one", "entropy-sign"
+
+
+@dataclass(slots=True, kw_only=True)
+class _Matched:
+    """Rows of a loss that were found again in a rollout."""
+
+    rows: NDIndex
+    places: NDIndex
+    fresh: float
+    never: float | None
+    """Share of actions that were never taken at their observation; None where they cannot be
+    compared."""
+
+
+class CreditNotices:
+    """Turns the credit of measured steps into values, pairs and facts."""
+
+    def __init__(
+        self, put: Put, proofs: ProofLog, view: EnvironmentView, rollouts: RolloutKeeper
+    ) -> None:
+        self._put, self._proofs, self._view, self._rollouts = put, proofs, view, rollouts
+        self._untaken: Counter[int] = Counter()
+        """Rows by rollout whose actions were never taken, and below all rows that were compared."""
+        self._compared: Counter[int] = Counter()
+        self._mismatched: dict[int, float] = {}
+        self._num_one = self._num_punished = 0
+        self._moved = self._rewarded = False
+
+    def note(self, current: Round) -> dict[str, float]:
+        """The step's values; its pairs are kept beside them."""
+        batch: CreditBatch | None = current.credit
+        if batch is None:
+            return {}
+        values = dict(batch.values)
+        if not batch.samples:
+            if batch.unmeasurable:
+                self._unmeasurable(batch.unmeasurable)
+            return values
+        self._judge_entropy(batch, current.step)
+        collection = self._collection()
+        found = [self._match(each, collection) for each in batch.samples]
+        if collection is not None:
+            values |= self._correlations(batch.samples, found, collection)
+            self._judge_actions(batch.samples, found, collection, current.step)
+            self._judge_ratio(batch.samples, found, collection, current)
+            self._keep_credit(batch.samples, found, collection, current)
+        self._keep_pairs(batch.samples, found, collection, current.step)
+        return values
+
+    def _unmeasurable(self, why: str) -> None:
+        for id in (NEVER_TAKEN, MISMATCHED, ALWAYS_ONE):
+            self._proofs.unmeasurable(id, why)
+
+    def _collection(self) -> Collection | None:
+        """The rollout to compare with, where one is due."""
+        collection, number = self._view.collection, self._view.num_collections
+        if collection is None:
+            if number == 0:
+                self._unmeasurable("no environment was seen in this process")
+            return None
+        return collection if number <= LOOKS or number % SELDOM == 0 else None
+
+    def _match(self, samples: SampledRows, collection: Collection | None) -> _Matched | None:
+        seen = samples.observations
+        if collection is None or seen is None or not len(seen):
+            return None
+        candidates = collection.places(seen)
+        there = [row for row, places in enumerate(candidates) if places]
+        chosen = [candidates[row][0] for row in there]
+        never = None
+        taken, trained = collection.actions, samples.actions
+        if taken is not None and trained is not None and there:
+            never, chosen = _compare(trained, taken, candidates, there, collection.space)
+        return _Matched(
+            rows=np.array(there, dtype=np.int64),
+            places=np.array(chosen, dtype=np.int64),
+            fresh=len(there) / len(seen),
+            never=never,
+        )
+
+    def _correlations(
+        self, samples: list[SampledRows], found: list[_Matched | None], collection: Collection
+    ) -> dict[str, float]:
+        pairs = [
+            (one.credit[match.rows], match.places)
+            for one, match in zip(samples, found, strict=True)
+            if match is not None and match.fresh >= FRESH
+        ]
+        if not pairs:
+            return {}
+        credit, places = (np.concatenate(each) for each in zip(*pairs, strict=True))
+        paid = {
+            "credit/corr_reward": collection.rewards[places],
+            "credit/corr_return": collection.returns[places],
+        }
+        given = credit != 0  # of what was clipped away nothing can be said
+        all_of = {name: correlation(credit[given], x[given]) for name, x in paid.items()}
+        return {name: value for name, value in all_of.items() if value is not None}
+
+    def _judge_actions(
+        self,
+        samples: list[SampledRows],
+        found: list[_Matched | None],
+        collection: Collection,
+        step: int,
+    ) -> None:
+        """Are these the log-probs of what was done?"""
+        if all(match is None or match.fresh < FRESH for match in found):
+            self._unmeasurable(
+                "the observations of the loss are not those of the newest rollout: a replay buffer,"
+                " or a policy that prepares them"
+            )
+            return
+        resampled = any(each.resampled for each in samples)
+        for match in found:
+            if match is not None and match.fresh >= FRESH and match.never is not None:
+                self._compared[collection.number] += len(match.rows)
+                self._untaken[collection.number] += round(match.never * len(match.rows))
+        rows, untaken = sum(self._compared.values()), sum(self._untaken.values())
+        guilty = [n for n, k in self._untaken.items() if k > NEVER * self._compared[n]]
+        if rows < LEAST_ROWS or len(self._compared) < LEAST_ROLLOUTS:
+            return
+        if untaken <= NEVER * rows or len(guilty) < LEAST_ROLLOUTS:
+            self._proofs.ok(NEVER_TAKEN)
+            return
+        how = "they are drawn anew in the training forward" if resampled else "others were taken"
+        self._proofs.found(
+            NEVER_TAKEN,
+            f"{untaken} of {rows} log-probs in the loss are of actions that the environment was"
+            f" never given at that observation: {how}",
+            step=step,
+            share=untaken / rows,
+            rows=rows,
+            rollouts=len(guilty),
+            resampled=resampled,
+        )
+
+    def _judge_ratio(
+        self,
+        samples: list[SampledRows],
+        found: list[_Matched | None],
+        collection: Collection,
+        current: Round,
+    ) -> None:
+        """1 before the first update on a rollout; not 1 any more after some."""
+        fresh = [
+            (one.ratio, one.rows)
+            for one, match in zip(samples, found, strict=True)
+            if one.ratio is not None and match is not None and match.fresh >= FRESH
+        ]
+        if not fresh:
+            return
+        ratio = np.concatenate([each for each, _ in fresh])
+        rows = sum(rows for _, rows in fresh)
+        if self._view.rounds == 1:
+            self._judge_first_ratio(ratio, collection, current.step)
+        elif self._view.rounds * rows > EPOCHS * len(collection) and _moves(current):
+            self._judge_later_ratio(ratio, current.step)
+
+    def _judge_first_ratio(self, ratio: Floats, collection: Collection, step: int) -> None:
+        with np.errstate(divide="ignore"):
+            error = float(np.abs(np.log(ratio)).mean())
+        if error < MISMATCH:
+            self._proofs.ok(MISMATCHED)
+            return
+        self._mismatched[collection.number] = error
+        if len(self._mismatched) >= LEAST_ROLLOUTS and self._proofs.state(MISMATCHED) != "ok":
+            self._proofs.found(
+                MISMATCHED,
+                "before the first update on a rollout the log-probs of its actions differ from"
+                f" those at sampling by {error:.3g} nats on the mean; the weights are the same",
+                step=step,
+                error=error,
+                rollouts=len(self._mismatched),
+            )
+
+    def _judge_later_ratio(self, ratio: Floats, step: int) -> None:
+        if np.any(ratio != 1.0):
+            self._moved = True
+            self._proofs.ok(ALWAYS_ONE)
+            return
+        self._num_one += 1
+        if self._num_one >= SURE and not self._moved:
+            self._proofs.found(
+                ALWAYS_ONE,
+                f"the ratio is exactly 1 for every sample of {self._num_one} measured steps that"
+                " use their rollout again: the old log-probs follow the new ones",
+                step=step,
+                steps=self._num_one,
+            )
+
+    def _judge_entropy(self, batch: CreditBatch, step: int) -> None:
+        slope = batch.values.get("credit/entropy_slope")
+        if not batch.num_entropies or slope is None or slope == 0 or not np.isfinite(slope):
+            return
+        if slope < 0:
+            self._rewarded = True
+            self._proofs.ok(ENTROPY)
+            return
+        self._num_punished += 1
+        if self._num_punished >= SURE and not self._rewarded:
+            self._proofs.found(
+                ENTROPY,
+                f"dL/dH = {slope:+.3g} over {self._num_punished} measured steps: the loss falls"
+                " when the entropy of the policy does",
+                step=step,
+                slope=slope,
+            )
+
+    def _keep_credit(
+        self,
+        samples: list[SampledRows],
+        found: list[_Matched | None],
+        collection: Collection,
+        current: Round,
+    ) -> None:
+        """For the replay: what the samples of a rollout's first epoch were given."""
+        if self._rollouts.done or any(one.rows != len(one.credit) for one in samples):
+            return  # thinned out: places in the batch are not known
+        if self._view.rounds == 1:
+            self._rollouts.begin(collection, current.step)
+        starts = np.cumsum([0, *(one.rows for one in samples)])
+        parts = [
+            (one.credit[match.rows], match.places, start + match.rows)
+            for one, match, start in zip(samples, found, starts, strict=False)
+            if match is not None and match.fresh >= FRESH
+        ]
+        if parts:
+            self._rollouts.add(collection, current.number, parts)
+
+    def _keep_pairs(
+        self,
+        samples: list[SampledRows],
+        found: list[_Matched | None],
+        collection: Collection | None,
+        step: int,
+    ) -> None:
+        """Rows of credit, log-prob, first action, reward and return; NaN for what is not known."""
+        one, match = samples[0], found[0]
+        table = np.full((min(PAIRS, len(one.credit)), 5), np.nan)
+        table[:, 0] = one.credit[: len(table)]
+        if one.log_probs is not None:
+            table[:, 1] = one.log_probs[: len(table)]
+        if one.actions is not None:
+            table[:, 2] = one.actions[: len(table), 0]
+        if match is not None and collection is not None:
+            near = match.rows < len(table)
+            table[match.rows[near], 3] = collection.rewards[match.places[near]]
+            table[match.rows[near], 4] = collection.returns[match.places[near]]
+        self._put(Vector(step=step, name="credit/pairs", values=table.reshape(-1)))
+
+
+def _moves(current: Round) -> bool:
+    """Whether a step of this size can be seen in a ratio of single precision."""
+    rates = [rate for group in current.learning_rates.values() for rate in group]
+    return bool(rates) and max(rates) > 1e-6
+
+
+def _compare(
+    trained: Floats,
+    taken: Floats,
+    candidates: list[list[int]],
+    there: list[int],
+    space: tuple[Floats, Floats] | None,
+) -> tuple[float | None, list[int]]:
+    """Share of the rows whose action was never taken at their observation, and of each row the
+    transition that it is most likely of."""
+    if trained.shape[1] != taken.shape[1]:
+        return None, [candidates[row][0] for row in there]
+    clipped = trained if space is None else np.clip(trained, *space)
+    chosen, same = [], []
+    for row in there:
+        places = candidates[row]
+        equal = [
+            np.allclose(taken[place], trained[row], rtol=1e-4, atol=1e-5)
+            or np.allclose(taken[place], clipped[row], rtol=1e-4, atol=1e-5)
+            for place in places
+        ]
+        same.append(any(equal))
+        chosen.append(places[equal.index(True)] if any(equal) else places[0])
+    never = 1.0 - float(np.mean(same))
+    if never > 0 and _is_function(trained[there], taken[chosen]):
+        return 0.0, chosen
+    return never, chosen
+
+
+def _is_function(trained: Floats, taken: Floats) -> bool:
+    """Whether what was taken follows from what is trained: numbered otherwise, scaled, squashed."""
+    if len(trained) < LEAST_ROWS:
+        return False
+    kinds = {tuple(row) for row in trained.tolist()}
+    if len(kinds) <= len(trained) // 8:
+        pairs = {
+            (tuple(a), tuple(b)) for a, b in zip(trained.tolist(), taken.tolist(), strict=True)
+        }
+        return 1 < len(kinds) == len(pairs)
+    columns = zip(trained.T, taken.T, strict=True)
+    found = [correlation(ranks(a), ranks(b)) for a, b in columns]
+    return all(each is not None and abs(each) > SAME for each in found)

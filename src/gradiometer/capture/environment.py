@@ -1,0 +1,547 @@
+"""What happened in the environments of this process: actions, rewards, ends, and observations as a
+few numbers, in a bounded ring; the return and length of every episode.
+
+One `EnvironmentRecorder` serves the process while anybody listens. It hears the outermost
+environment that the training calls (gymnasium, gym, their vector environments, SB3's VecEnv) and
+keeps copies, for environments reuse their buffers. What it keeps of a step costs a few
+microseconds; all arithmetic waits until somebody asks (`EnvironmentView`).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import islice
+from threading import get_ident
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradiometer.capture import hooks
+from gradiometer.maths.credit import returns_to_go
+
+__all__ = [
+    "BASES",
+    "Collection",
+    "EndedEpisodes",
+    "EnvironmentView",
+    "listen",
+    "look_for_environments",
+]
+
+Floats = NDArray[np.float64]
+
+BASES = {
+    "gymnasium": "Env",
+    "gymnasium.vector": "VectorEnv",
+    "gym": "Env",
+    "gym.vector": "VectorEnv",
+    "stable_baselines3.common.vec_env": "VecEnv",
+}
+"""Modules, and the class whose descendants are environments."""
+MOST_TRANSITIONS = 16_384
+"""Of each environment that are kept; of a vector environment, all of its parts together."""
+MOST_EPISODES = 100_000
+"""Returns that may wait for somebody to ask."""
+COLUMNS = 64
+"""Numbers of an observation that are kept: every second, third, ..."""
+MOST_FIRST = 1 << 20
+"""Numbers of an observation that are copied at a reset."""
+FREE = 1000
+"""Steps that are kept whatever they cost."""
+MAX_SHARE = 0.01
+"""Of the thread's own time: beyond it only returns are kept, until half of it."""
+GAMMA = 0.99
+
+
+Transition = tuple[Any, Any, Any, Any, Any, Any]
+"""A step of an environment, or of all parts of a vector environment: what the action was chosen for
+(thinned, None where it is no array), the action, the reward, terminated, truncated, and what the
+step answered (thinned; after an end it may be of the next episode)."""
+
+
+class EndedEpisode(NamedTuple):
+    """One that ended."""
+
+    total: float
+    length: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Stream:
+    """One environment as the training sees it."""
+
+    environment: Callable[[], Any]
+    num: int | None
+    """Parts of a vector environment; None of a single one."""
+    ring: deque[Transition]
+    total: int = 0
+    """Entries so far."""
+    observation: Any = None
+    paid: list[Any] = field(default_factory=list)
+    """Rewards that are not yet in the returns."""
+    returns: Any = 0.0
+    began: Any = 0
+    """At which entry the episode of each part began."""
+    next_step: bool = False
+    """A part that has ended is reset by the step after, whose action counts for nothing."""
+    plain: bool = False
+    """Observations are small enough to be kept as they are."""
+
+    @property
+    def transitions(self) -> int:
+        """Steps so far, of all parts."""
+        return self.total * (self.num or 1)
+
+
+class EnvironmentRecorder:
+    """Listens to every environment of the process."""
+
+    def __init__(self) -> None:
+        self.thread: int | None = None
+        self.episodes: deque[EndedEpisode] = deque(maxlen=MOST_EPISODES)
+        self.num_episodes = 0
+        self._streams: dict[int, Stream] = {}
+        self._first: tuple[int, Any] = (0, None)
+        """The environment that was reset before its first step, by id, and what it showed."""
+        self._remove: list[hooks.Remove] = []
+        self._bases: set[str] = set()
+        self._num = 0
+        self._keep = True
+        self._seconds = 0.0
+        self._began = time.thread_time()
+        self._broken = False
+
+    def look(self) -> None:
+        """Hook the bases that have been imported since."""
+        told = {"step": told_step, "reset": told_reset}
+        for module, name in BASES.items():
+            base = getattr(sys.modules.get(module), name, None)
+            if module not in self._bases and isinstance(base, type):
+                self._bases.add(module)
+                here = sys.modules[__name__]
+                self._remove.append(hooks.observe_environments(base, told, here))
+
+    def stop(self) -> None:
+        """Put every class back as it was."""
+        while self._remove:
+            self._remove.pop()()
+
+    @property
+    def trained(self) -> Stream | None:
+        """The environment that was stepped most: not one that only evaluates."""
+        return max(self._streams.values(), key=lambda one: one.transitions, default=None)
+
+    def step(self, original: Any, environment: Any, args: Any, kwargs: Any) -> Any:
+        """The outermost environment steps. Its cost is counted at every 16th step."""
+        global passing
+        counted = self._num & 15 == 0
+        started = time.thread_time() if counted else 0.0
+        self._num += 1
+        action = args[0] if args else next(iter(kwargs.values()), None)
+        action = action.copy() if type(action) is np.ndarray else action
+        inner = time.thread_time() if counted else 0.0
+        passing = True
+        try:
+            result = original(environment, *args, **kwargs)
+        finally:
+            passing = False
+        after = time.thread_time() if counted else 0.0
+        if not self._broken:
+            try:
+                self._note_step(environment, action, result)
+            except Exception:  # what it answers is the user's, and not as we understand it
+                self._broken = True
+        if counted:
+            self._count(started, inner, after)
+        return result
+
+    def _count(self, started: float, inner: float, after: float) -> None:
+        now = time.thread_time()
+        self._seconds += 16 * (inner - started + now - after)
+        share = self._seconds / max(now - self._began, 1e-9)
+        # whole rollouts are kept or none: it begins again well below the limit
+        self._keep = self._num < FREE or share < (MAX_SHARE if self._keep else MAX_SHARE / 2)
+
+    def reset(self, original: Any, environment: Any, args: Any, kwargs: Any) -> Any:
+        """The outermost environment is reset."""
+        global passing
+        passing = True
+        try:
+            result = original(environment, *args, **kwargs)
+        finally:
+            passing = False
+        if not self._broken:
+            try:
+                self._note_reset(environment, result)
+            except Exception:
+                self._broken = True
+        return result
+
+    def _note_step(self, environment: Any, action: Any, result: Any) -> None:
+        if len(result) == 5:
+            observation, reward, terminated, truncated, info = result
+        else:
+            observation, reward, terminated, info = result
+            truncated = None
+        stream = self._streams.get(id(environment))
+        if stream is None or stream.environment() is not environment:
+            stream = self._new_stream(environment, reward)
+        stream.total += 1
+        if stream.num is not None:
+            reward, terminated = reward.copy(), terminated.copy()
+            truncated = None if truncated is None else truncated.copy()
+        if self._keep:
+            following = observation.copy() if stream.plain else _thin(observation, stream)
+            seen, stream.observation = stream.observation, following
+            stream.ring.append((seen, action, reward, terminated, truncated, following))
+        elif stream.ring:
+            stream.ring.clear()
+            stream.observation = None
+        stream.paid.append(reward)
+        if stream.num is None:
+            if terminated or truncated:
+                self._end_one(stream, info)
+        else:
+            ends = terminated if truncated is None else terminated | truncated
+            if b"\x01" in ends.tobytes():
+                self._end_parts(stream, ends, info)
+        if len(stream.paid) > 1024:
+            _fold(stream)
+
+    def _note_reset(self, environment: Any, result: Any) -> None:
+        stream = self._streams.get(id(environment))
+        observation = result[0] if isinstance(result, tuple) else result
+        if stream is None or stream.environment() is not environment:
+            array = isinstance(observation, np.ndarray) and observation.size < MOST_FIRST
+            self._first = id(environment), observation.copy() if array else None
+            return
+        stream.observation = _thin(observation, stream)
+        _fold(stream)
+        stream.returns = stream.returns * 0.0
+        stream.began = stream.began * 0 + stream.total
+
+    def _new_stream(self, environment: Any, reward: Any) -> Stream:
+        num = len(reward) if getattr(reward, "ndim", 0) == 1 else None
+        stream = Stream(
+            environment=weakref.ref(environment),
+            num=num,
+            ring=deque(maxlen=max(64, MOST_TRANSITIONS // (num or 1))),
+        )
+        if num is not None:
+            mode = (getattr(environment, "metadata", None) or {}).get("autoreset_mode")
+            stream.next_step = getattr(mode, "name", "") == "NEXT_STEP"
+            stream.returns, stream.began = np.zeros(num), np.zeros(num, dtype=np.int64)
+        if self._first[0] == id(environment):
+            stream.observation = _thin(self._first[1], stream)
+        for key in [key for key, one in self._streams.items() if one.environment() is None]:
+            del self._streams[key]
+        self._streams[id(environment)] = stream
+        return stream
+
+    def _end_one(self, stream: Stream, info: Any) -> None:
+        _fold(stream)
+        told = info.get("episode") if isinstance(info, Mapping) else None
+        length = stream.total - stream.began
+        self._end(stream, _told(told) or EndedEpisode(float(stream.returns), int(length)))
+        stream.returns, stream.began = 0.0, stream.total
+
+    def _end_parts(self, stream: Stream, ends: Any, info: Any) -> None:
+        _fold(stream)
+        for i in np.flatnonzero(ends):
+            told = _told(_of_part(info, int(i)))
+            length = stream.total - stream.began[i]
+            self._end(stream, told or EndedEpisode(float(stream.returns[i]), int(length)))
+            stream.returns[i] = 0.0
+            stream.began[i] = stream.total + stream.next_step
+
+    def _end(self, stream: Stream, episode: EndedEpisode) -> None:
+        if stream is self.trained:
+            self.episodes.append(episode)
+            self.num_episodes += 1
+
+
+def _told(told: Any) -> EndedEpisode | None:
+    """What RecordEpisodeStatistics and SB3's Monitor say: of the reward before it was scaled."""
+    try:
+        return EndedEpisode(float(told["r"]), int(told["l"]))
+    except (TypeError, KeyError, IndexError, ValueError):
+        return None
+
+
+def _of_part(info: Any, i: int) -> Any:
+    if isinstance(info, (list, tuple)):
+        return info[i].get("episode") if isinstance(info[i], Mapping) else None
+    if isinstance(info, Mapping) and "episode" in info:
+        there = info.get("_episode")
+        if there is None or there[i]:
+            return {name: info["episode"][name][i] for name in ("r", "l")}
+    return None
+
+
+def _fold(stream: Stream) -> None:
+    """Add the rewards that wait to the returns."""
+    if stream.paid:
+        stream.returns = stream.returns + np.sum(stream.paid, axis=0, dtype=np.float64)
+        stream.paid.clear()
+
+
+def _thin(observation: Any, stream: Stream) -> Any:
+    """A copy of a few numbers of an observation, or of each part's."""
+    if not isinstance(observation, np.ndarray):
+        return None
+    flat = observation.reshape(stream.num or 1, -1)
+    every = _every(flat.shape[1])
+    stream.plain = every == 1
+    return flat[:, ::every].copy()
+
+
+def _every(size: int) -> int:
+    return -(-size // COLUMNS) or 1
+
+
+# One for the process.
+
+_current: EnvironmentRecorder | None = None
+_listeners: list[object] = []
+
+
+passing = True
+"""Whether environments are passed by: nobody listens, or this one is inside of another."""
+
+
+def told_step(original: Any, environment: Any, args: Any, kwargs: Any) -> Any:
+    """In the place of every `step` that is not passed by."""
+    recorder = _current
+    if recorder is None or not _is_here(recorder):
+        return original(environment, *args, **kwargs)
+    return recorder.step(original, environment, args, kwargs)
+
+
+def told_reset(original: Any, environment: Any, args: Any, kwargs: Any) -> Any:
+    """In the place of every `reset` that is not passed by."""
+    recorder = _current
+    if recorder is None or not _is_here(recorder):
+        return original(environment, *args, **kwargs)
+    return recorder.reset(original, environment, args, kwargs)
+
+
+def _is_here(recorder: EnvironmentRecorder) -> bool:
+    """Environments are heard in one thread: that of the first one."""
+    if recorder.thread is None:
+        recorder.thread = get_ident()
+    return recorder.thread == get_ident()
+
+
+def listen() -> hooks.Remove:
+    """Record environments until the returned function is called; one recorder serves all."""
+    global _current, passing
+    token = object()
+    _listeners.append(token)
+    if _current is None:
+        _current, passing = EnvironmentRecorder(), False
+    _current.look()
+
+    def remove() -> None:
+        global _current, passing
+        if token in _listeners:
+            _listeners.remove(token)
+        if not _listeners and _current is not None:
+            _current.stop()
+            _current, passing = None, True
+
+    return remove
+
+
+def look_for_environments() -> None:
+    """Something was imported: hook what is new."""
+    if _current is not None:
+        _current.look()
+
+
+def _forget() -> None:
+    global _current, passing
+    _current, passing = None, True
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+# What somebody who measures sees of it.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedEpisodes:
+    """Those that ended since the last look."""
+
+    totals: Floats
+    lengths: Floats
+
+    def values(self) -> dict[str, float]:
+        """By their names in the catalogue."""
+        return {
+            "env/return": float(self.totals.mean()),
+            "env/return_spread": float(self.totals.std()),
+            "env/episode_length": float(self.lengths.mean()),
+            "env/episodes": float(len(self.totals)),
+        }
+
+
+class Collection:
+    """Consecutive steps of an environment between two updates: a rollout."""
+
+    def __init__(self, number: int, transitions: list[Transition], stream: Stream) -> None:
+        self.number = number
+        self._transitions, self._num = transitions, stream.num
+        self.space = _space(stream)
+
+    def __len__(self) -> int:
+        return len(self._transitions) * (self._num or 1)
+
+    @cached_property
+    def _places(self) -> dict[bytes, list[int]]:
+        found: dict[bytes, list[int]] = {}
+        parts = self._num or 1
+        for t, (observation, *_) in enumerate(self._transitions):
+            if observation is not None:
+                rows = np.asarray(observation, dtype=np.float32).reshape(parts, -1)
+                for part in range(parts):
+                    found.setdefault(rows[part].tobytes(), []).append(t * parts + part)
+        return found
+
+    def places(self, observations: Floats) -> list[list[int]]:
+        """Of each row, which transitions began with that observation."""
+        rows = observations.astype(np.float32)
+        return [self._places.get(row.tobytes(), []) for row in rows]
+
+    @cached_property
+    def actions(self) -> Floats | None:
+        """One row a transition."""
+        held = [action for _, action, *_ in self._transitions]
+        try:
+            return np.asarray(held, dtype=np.float64).reshape(len(self), -1)
+        except (TypeError, ValueError, RuntimeError):  # none, a dictionary, of several shapes
+            return None
+
+    @cached_property
+    def rewards(self) -> Floats:
+        """One a transition."""
+        paid = [reward for _, _, reward, *_ in self._transitions]
+        return np.asarray(paid, dtype=np.float64).reshape(-1)
+
+    @cached_property
+    def returns(self) -> Floats:
+        """Discounted, from each transition to the end of its episode or of the rollout."""
+        rewards = self.rewards.reshape(self.ends.shape)
+        return returns_to_go(rewards, (self.ends + self.cuts) > 0, GAMMA).reshape(-1)
+
+    @cached_property
+    def ends(self) -> Floats:
+        """Which transitions ended their episode, [steps, parts]."""
+        return self._flags([terminated for *_, terminated, _, _ in self._transitions])
+
+    @cached_property
+    def cuts(self) -> Floats:
+        """Which a time limit cut, [steps, parts]."""
+        told = [truncated for *_, truncated, _ in self._transitions]
+        return self._flags([False if each is None else each for each in told])
+
+    def _flags(self, told: list[Any]) -> Floats:
+        parts = self._num or 1
+        rows = [np.broadcast_to(np.asarray(each, dtype=np.float64), parts) for each in told]
+        return np.stack(rows)
+
+    @cached_property
+    def observations(self) -> list[bytes]:
+        """What each transition began with, to be compared; empty where that is not known."""
+        return self._rows([observation for observation, *_ in self._transitions])
+
+    @cached_property
+    def following(self) -> list[bytes]:
+        """What each transition led to."""
+        return self._rows([following for *_, following in self._transitions])
+
+    def _rows(self, seen: list[Any]) -> list[bytes]:
+        if any(each is None for each in seen):
+            return []
+        parts = self._num or 1
+        flat = [np.asarray(each, dtype=np.float32).reshape(parts, -1) for each in seen]
+        return [row.tobytes() for each in flat for row in each]
+
+
+def _space(stream: Stream) -> tuple[Floats, Floats] | None:
+    """The bounds that actions are clipped to."""
+    environment = stream.environment()
+    space = getattr(environment, "single_action_space", None)
+    space = getattr(environment, "action_space", None) if space is None else space
+    low, high = getattr(space, "low", None), getattr(space, "high", None)
+    if not isinstance(low, np.ndarray) or not isinstance(high, np.ndarray):
+        return None
+    return low.astype(np.float64).reshape(-1), high.astype(np.float64).reshape(-1)
+
+
+@dataclass(slots=True)
+class EnvironmentView:
+    """One meter's view: where it has read, and the rollout that its updates learn from."""
+
+    collection: Collection | None = None
+    num_collections: int = 0
+    rounds: int = 0
+    """Updates on the collection so far, with the one in progress."""
+    _remove: hooks.Remove = field(default_factory=listen)
+    _read: int = 0
+    _place: int = 0
+    _round: int = -1
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._remove()
+
+    def episodes(self) -> EndedEpisodes | None:
+        """What ended since the last look."""
+        if _current is None or _current.num_episodes == self._read:
+            return None
+        new = min(_current.num_episodes - self._read, len(_current.episodes))
+        self._read = _current.num_episodes
+        last: Iterable[EndedEpisode] = list(_current.episodes)[-new:]
+        totals, lengths = zip(*last, strict=True)
+        return EndedEpisodes(totals=np.array(totals), lengths=np.array(lengths, dtype=np.float64))
+
+    @property
+    def width(self) -> int:
+        """Numbers of an observation; 0 where that is not known, or only some of them are kept."""
+        trained = None if _current is None else _current.trained
+        if trained is None or trained.observation is None:
+            return 0
+        size = int(trained.observation.size) // (trained.num or 1)
+        return size if size < COLUMNS else 0
+
+    @property
+    def steps(self) -> int:
+        """Of the environment so far."""
+        trained = None if _current is None else _current.trained
+        return 0 if trained is None else trained.transitions
+
+    def round_ended(self, number: int) -> None:
+        """An update is over; told twice of one is fine. Was there a rollout before it?"""
+        look_for_environments()
+        stream = None if _current is None else _current.trained
+        if number == self._round or stream is None:
+            return
+        self._round = number
+        self.rounds += 1
+        new = stream.total - self._place
+        if new > 0:
+            self._place = stream.total
+            self.rounds = 1
+            self.num_collections += 1
+            held = list(islice(reversed(stream.ring), new))[::-1]
+            complete = len(held) == new and held[0][0] is not None
+            self.collection = Collection(self.num_collections, held, stream) if complete else None

@@ -1,0 +1,374 @@
+"""Log-probabilities, entropies, ratios and values in the graph of a loss that is about to go
+backward.
+
+A distribution marks the node of its answer when it gives it (`mark`). What programs write by hand
+is found by its form: a gather out of a log-softmax, the logarithm of a gather out of a softmax,
+selected logits minus their logsumexp, a cross entropy without reduction. The walk ends at layers:
+what lies below them is the model. Nothing of a graph is kept beyond the backward.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "Mark",
+    "SeenEntropy",
+    "SeenGraph",
+    "SeenLogProbs",
+    "look",
+    "mark",
+    "observations",
+    "value_weights",
+]
+
+MARK = "gradiometer"
+MOST_NODES = 20_000
+"""Nodes above the layers; a loss over a long episode has thousands."""
+MOST_BELOW = 400
+"""Nodes between a log-probability and its observations; a larger model is no policy of a few
+layers, and is not searched."""
+LAYERS = re.compile(
+    r"(Addmm|Mm|Bmm|Baddbmm|Convolution|NativeLayerNorm|NativeBatchNorm|NativeGroupNorm|Embedding"
+    r"|Linear|MkldnnLinear|MkldnnRnnLayer|CudnnRnn|Lstm\w*|Gru\w*|ThnnFused\w*"
+    r"|ScaledDotProduct\w*|CompiledFunction|Checkpoint\w*)(Backward\d*)?|AccumulateGrad"
+)
+VIEWS = re.compile(
+    r"(View|UnsafeView|ReshapeAlias|Squeeze|Unsqueeze|Expand|Clone|Alias|ToCopy|Transpose|T"
+    r"|Permute|Slice|Clamp|ClampMin|AsStrided|Copy\w*|Cat|Stack|Unbind|Split|MaskedFill)"
+    r"Backward\d*"
+)
+"""Nodes that hand on what they get, element by element."""
+FUSED = re.compile(r"\w*(LogProb|Logprob|LogP|FusedLinearForPPO)\w*Backward")
+"""Functions of trainers that go from hidden states to log-probabilities at once, by their name:
+TRL's ChunkedLogProbFunction, verl's FusedLinearForPPOFunction."""
+CHOICES = ("GatherBackward0", "IndexBackward0", "SelectBackward0")
+ERRORS = ("MseLossBackward0", "SmoothL1LossBackward0", "HuberLossBackward0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """What a distribution answered, on the node of its answer."""
+
+    kind: str
+    """`log_prob` or `entropy`."""
+    wide: bool
+    """The last dimension is of actions, not of samples."""
+    rows: int = 0
+    """Samples; what is held of them may be thinned out."""
+    actions: Tensor | None = None
+    log_probs: Tensor | None = None
+    resampled: bool = False
+    """The very tensor that a distribution drew while a graph was being made."""
+    reparametrised: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class SeenLogProbs:
+    """Log-probabilities of one node. `sign` is −1 where the node holds their negatives."""
+
+    node: Any
+    sign: float = 1.0
+    wide: bool = False
+    rows: int = 0
+    actions: Tensor | None = None
+    log_probs: Tensor | None = None
+    resampled: bool = False
+    reparametrised: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class SeenEntropy:
+    """An entropy, or with `sign` −1 the products p log p that a program adds up by hand."""
+
+    node: Any
+    sign: float = 1.0
+    wide: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class SeenGraph:
+    """What a loss is made of, above the layers."""
+
+    log_probs: list[SeenLogProbs] = field(default_factory=list)
+    entropies: list[SeenEntropy] = field(default_factory=list)
+    ratios: list[Any] = field(default_factory=list)
+    """Nodes of exp(new − old), where old has no gradient."""
+    errors: list[tuple[Any, int]] = field(default_factory=list)
+    """Nodes of a squared or Huber error, and which of their inputs is trained."""
+    whole: bool = True
+    """False where the graph was too large to be walked."""
+
+
+def mark(tensor: Tensor, made: Mark) -> None:
+    """Say on its node what a tensor is; the node's own notes carry it and die with it."""
+    if tensor.grad_fn is not None:
+        tensor.grad_fn.metadata[MARK] = made  # type: ignore[index]
+
+
+def look(roots: Iterable[Any]) -> SeenGraph:
+    """From the nodes of a loss down to the layers."""
+    seen = SeenGraph()
+    done: set[Any] = set()
+    waiting = [root for root in roots if root is not None]
+    while waiting:
+        node = waiting.pop()
+        if node in done:
+            continue
+        done.add(node)
+        if len(done) > MOST_NODES:
+            return SeenGraph(whole=False)
+        if not (LAYERS.fullmatch(type(node).__name__) or _take(node, seen)):
+            waiting += _children(node)
+    return seen
+
+
+def _take(node: Any, seen: SeenGraph) -> bool:
+    """Note what the node is; whether the walk ends here."""
+    name = type(node).__name__
+    made = _mark_of(node)
+    if made is not None:
+        _take_marked(node, made, seen)
+        return True
+    if name in ("NllLossBackward0", "NllLoss2DBackward0"):
+        if node._saved_reduction == 0:
+            seen.log_probs.append(_chosen_at(node, node._saved_target.detach(), sign=-1.0))
+        return True
+    if FUSED.fullmatch(name) or (VIEWS.fullmatch(name) and _is_fused(_through(node))):
+        seen.log_probs.append(SeenLogProbs(node=node))  # above its views it has sequences as rows
+        return True
+    if (found := _by_hand(node, name)) is not None:
+        seen.log_probs.append(found)
+        return True
+    if name == "MulBackward0" and _is_p_log_p(node):
+        seen.entropies.append(SeenEntropy(node=node, sign=-1.0))
+        return True
+    if name == "ExpBackward0" and _is_ratio(node):
+        seen.ratios.append(node)
+    if (trained := _error_of(node, name)) is not None:
+        seen.errors.append((node, trained))
+    return False
+
+
+def _mark_of(node: Any) -> Mark | None:
+    made = node.metadata.get(MARK)
+    return made if isinstance(made, Mark) else None
+
+
+def _take_marked(node: Any, made: Mark, seen: SeenGraph) -> None:
+    if made.kind == "entropy":
+        seen.entropies.append(SeenEntropy(node=node, wide=made.wide))
+        return
+    seen.log_probs.append(
+        SeenLogProbs(
+            node=node,
+            wide=made.wide,
+            rows=made.rows,
+            actions=made.actions,
+            log_probs=made.log_probs,
+            resampled=made.resampled,
+            reparametrised=made.reparametrised,
+        )
+    )
+
+
+def _by_hand(node: Any, name: str) -> SeenLogProbs | None:
+    if name in CHOICES and _of_classes(node):
+        below = _through(_first(node))
+        if below is not None and _is_log_softmax(below):
+            return _chosen_at(node, _chosen(node), _gathered(node))
+    if name == "LogBackward0":
+        choice = _through(_first(node))
+        if choice is not None and type(choice).__name__ in CHOICES and _of_classes(choice):
+            below = _through(_first(choice))
+            if below is not None and type(below).__name__ in ("SoftmaxBackward0", "ExpBackward0"):
+                return _chosen_at(node, _chosen(choice), node._saved_self.detach().log())
+    if name == "SubBackward0":
+        one, other = (_through(child) for child, _ in node.next_functions)
+        if _is(one, "GatherBackward0") and _is(other, "LogsumexpBackward0"):
+            return _chosen_at(node, _chosen(one))
+    return None
+
+
+def _chosen_at(
+    node: Any, actions: Tensor | None, log_probs: Tensor | None = None, sign: float = 1.0
+) -> SeenLogProbs:
+    rows = 0 if actions is None else actions.numel()
+    return SeenLogProbs(node=node, sign=sign, rows=rows, actions=actions, log_probs=log_probs)
+
+
+def _is(node: Any, name: str) -> bool:
+    return node is not None and type(node).__name__ == name
+
+
+def _is_fused(node: Any) -> bool:
+    return node is not None and bool(FUSED.fullmatch(type(node).__name__))
+
+
+def _is_log_softmax(node: Any) -> bool:
+    name = type(node).__name__
+    if name == "LogBackward0":
+        return _is(_through(_first(node)), "SoftmaxBackward0")
+    if name == "SubBackward0":
+        children = [_through(child) for child, _ in node.next_functions]
+        return len(children) > 1 and _is(children[1], "LogsumexpBackward0")
+    return name == "LogSoftmaxBackward0"
+
+
+def _is_p_log_p(node: Any) -> bool:
+    children = [_through(child) for child, _ in node.next_functions]
+    if len(children) != 2 or None in children:
+        return False
+    for p, log_p in (children, children[::-1]):
+        if type(p).__name__ in ("SoftmaxBackward0", "ExpBackward0") and _is_log_softmax(log_p):
+            return True
+    return False
+
+
+def _is_ratio(node: Any) -> bool:
+    """exp(new − old): old has no gradient. exp(reference − new) is no ratio of the update's."""
+    below = _first(node)
+    while below is not None and _has_one_child(below) and type(below).__name__ != "SubBackward0":
+        below = _first(below)
+    if not _is(below, "SubBackward0"):
+        return False
+    (new, _), (old, _) = below.next_functions
+    return new is not None and old is None
+
+
+def _has_one_child(node: Any) -> bool:
+    name = type(node).__name__
+    return bool(VIEWS.fullmatch(name)) or name in ("SumBackward1", "SumBackward0", "MeanBackward1")
+
+
+def _error_of(node: Any, name: str) -> int | None:
+    """Which input of an error is trained, where the other one is data."""
+    if name in ERRORS:
+        there = [child is not None for child, _ in node.next_functions]
+        return there.index(True) if there.count(True) == 1 else None
+    if name == "PowBackward0" and node._saved_exponent == 2:
+        below = _through(_first(node))
+        if _is(below, "SubBackward0"):
+            there = [child is not None for child, _ in below.next_functions]
+            return 0 if there.count(True) == 1 else None
+    return None
+
+
+def value_weights(seen: SeenGraph) -> list[Tensor]:
+    """The parameters of the layers whose outputs the errors of a loss are of."""
+    found: list[Tensor] = []
+    for node, place in seen.errors:
+        below: Any = _through(_first(node)) if type(node).__name__ == "PowBackward0" else node
+        at = place if below is node else _live(below)
+        below = None if below is None or at is None else _through(below.next_functions[at][0])
+        if below is not None and LAYERS.fullmatch(type(below).__name__):
+            found += _leaves(below)
+    return found
+
+
+def _live(node: Any) -> int | None:
+    """Which input of a difference is trained."""
+    there = [] if node is None else [child is not None for child, _ in node.next_functions]
+    return there.index(True) if there.count(True) == 1 else None
+
+
+def _leaves(layer: Any) -> list[Tensor]:
+    """Parameters that a layer takes, as they are or transposed."""
+    near = [child for child, _ in layer.next_functions if child is not None]
+    near += [child for each in near for child, _ in each.next_functions[:1] if child is not None]
+    return [each.variable for each in near if type(each).__name__ == "AccumulateGrad"]
+
+
+def _of_classes(node: Any) -> bool:
+    """Whether a choice is made among the last dimension's entries."""
+    name = type(node).__name__
+    if name == "GatherBackward0":
+        return _is_last(node._saved_dim, node._saved_index.ndim)
+    sizes = node._saved_self_sym_sizes
+    if name == "SelectBackward0":
+        return _is_last(node._saved_dim, len(sizes))
+    indices = node._saved_indices
+    return len(indices) == len(sizes) and all(each is not None for each in indices)
+
+
+def _is_last(dim: int, ndim: int) -> bool:
+    return dim in (ndim - 1, -1, (1 << 64) - 1)  # a negative one is kept without its sign
+
+
+def _chosen(node: Any) -> Tensor | None:
+    """Which classes a choice took, as far as the node knows them."""
+    name = type(node).__name__
+    if name == "GatherBackward0":
+        index: Tensor = node._saved_index
+        return index.detach().reshape(-1) if index.shape[-1] == 1 else None
+    if name == "IndexBackward0":
+        last: Tensor = node._saved_indices[-1]
+        return last.detach().reshape(-1)
+    return torch.tensor([node._saved_index])
+
+
+def _gathered(node: Any) -> Tensor | None:
+    if type(node).__name__ != "GatherBackward0":
+        return None
+    held = node._saved_self
+    return None if held is None else held.detach().gather(-1, node._saved_index)
+
+
+def _children(node: Any) -> Iterator[Any]:
+    return (child for child, _ in node.next_functions if child is not None)
+
+
+def _first(node: Any) -> Any:
+    return next(_children(node), None)
+
+
+def _through(node: Any) -> Any:
+    """The first node below views and casts."""
+    for _ in range(16):
+        if node is None or not _hands_on(node) or _mark_of(node) is not None:
+            return node
+        node = _first(node)
+    return node
+
+
+def _hands_on(node: Any) -> bool:
+    """A view or a cast, or a choice of whole rows."""
+    name = type(node).__name__
+    return bool(VIEWS.fullmatch(name)) or (name in CHOICES and not _of_classes(node))
+
+
+# From log-probabilities down to what the policy saw.
+
+INPUTS = {
+    "AddmmBackward0": (1, "_saved_mat1"),
+    "MmBackward0": (0, "_saved_self"),
+    "ConvolutionBackward0": (0, "_saved_input"),
+}
+"""Layers, which of their inputs is data when no gradient flows to it, and where it is kept."""
+
+
+def observations(node: Any, rows: int) -> Tensor | None:
+    """The data that the first layer below a node took, where it has that many rows and there is no
+    other such data."""
+    found: list[Tensor] = []
+    done: set[Any] = set()
+    waiting = [node]
+    while waiting:
+        one = waiting.pop()
+        if one in done:
+            continue
+        done.add(one)
+        if len(done) > MOST_BELOW:
+            return None
+        place, name = INPUTS.get(type(one).__name__, (None, ""))
+        if place is not None and one.next_functions[place][0] is None:
+            found.append(getattr(one, name).detach())
+        waiting += _children(one)
+    kept = {(each.data_ptr(), each.shape): each for each in found if len(each) == rows}
+    return next(iter(kept.values())) if len(kept) == 1 and len(found) >= 1 else None

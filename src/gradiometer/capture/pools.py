@@ -1,0 +1,366 @@
+"""Small tensors put together: what is read of a gradient of a hundred elements takes longer to ask
+for than to compute.
+
+All small parameters of a device and dtype make a pool: one vector for what is kept of them, of
+which each has a view in its own shape. A part of a pool is what is read at once: those that one
+clip scales, or one optimizer steps. `torch._foreach_copy_` brings their gradients together, and
+maths/segments.py takes the statistics.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gradiometer.capture.statistics import (
+    SAMPLE_SIZE,
+    Mask,
+    Reading,
+    Sample,
+    Source,
+    Statistic,
+    When,
+    passes,
+)
+from gradiometer.maths.segments import SEGMENTED, Segments
+from gradiometer.maths.stats import stride_of
+
+__all__ = [
+    "MARK_BITS",
+    "NEVER",
+    "Columns",
+    "Grouping",
+    "Loaded",
+    "Pool",
+    "PoolPart",
+    "SampleRows",
+    "add_rows",
+    "pools_of",
+    "put_segments",
+    "segment_columns",
+    "views_of",
+]
+
+SMALL = 4096  # elements: beyond, a pass over the tensor costs what it takes to ask for it
+FEWEST = 24  # tensors that are worth a pool: a dozen is read as fast one by one
+MARK_BITS = 32  # a mark of a gradient is its address and, in these bits, its change counter
+NEVER = -2  # a step that comes before none
+FEW_ELEMENTS = 32_768  # of samples that are not worth more than one table
+WIDTHS = (1, 16, 128, SAMPLE_SIZE)
+"""Columns of the tables that samples lie in; a sample is filled up to the next of them."""
+
+
+class Pool:
+    """The small parameters of one device and dtype, and one vector of their size."""
+
+    def __init__(self, members: Sequence[int], parameters: Sequence[Tensor]) -> None:
+        self.members = tuple(members)
+        self.shapes = [tuple(parameters[i].shape) for i in members]
+        first = parameters[members[0]]
+        self.device, self.dtype = first.device, first.dtype
+        self.held = torch.empty(
+            sum(map(math.prod, self.shapes)), dtype=self.dtype, device=self.device
+        )
+        """The gradient of the step before, or the weights before the step, or what it did."""
+        self.views = views_of(self.held, self.shapes)
+        sizes = [_sample_size(shape) for shape in self.shapes]
+        widths = WIDTHS if len(sizes) * max(sizes) > FEW_ELEMENTS else (max(sizes),)
+        self.widths = [next(width for width in widths if size <= width) for size in sizes]
+        self.samples: dict[int, Tensor] = {}
+        """The last sample of each, a table a width."""
+        self.sampled = np.full(len(self.members), NEVER)
+        """Of which round that is."""
+        self.numbers: Columns = {}
+        """What was read of the gradients that are held, a number for each member."""
+
+
+class PoolPart:
+    """Some members of a pool, in its order, and room for their gradients side by side."""
+
+    def __init__(self, pool: Pool, places: Sequence[int], parameters: Sequence[Tensor]) -> None:
+        self.pool = pool
+        self._whole = len(places) == len(pool.members)
+        self.indices = [pool.members[place] for place in places]
+        self.parameters = [parameters[i] for i in self.indices]
+        self.numbers = np.array(self.indices)
+        """The same, to choose among arrays of all parameters."""
+        self.rows_of_pool: slice | Tensor = (
+            slice(None) if self._whole else torch.tensor(places, device=pool.device)
+        )
+        """To choose among columns of all members."""
+        self.shapes = [pool.shapes[place] for place in places]
+        sizes = [math.prod(shape) for shape in self.shapes]
+        self.segments = Segments(sizes, pool.device)
+        # One element more, a zero that fills up short samples.
+        self._room = torch.zeros(sum(sizes) + 1, dtype=pool.dtype, device=pool.device)
+        self.now = self._room[:-1]
+        self._views = views_of(self.now, self.shapes)
+        self._held_views = [pool.views[place] for place in places]
+        self._samples = _sample_rows(pool, places, self.shapes)
+        self._among: dict[int, tuple[Collection[int], Mask]] = {}
+
+    def among(self, chosen: Collection[int]) -> Mask:
+        """Which of them are in a set of parameters; a frozen one is looked at once."""
+        found = self._among.get(id(chosen))
+        if found is None or found[0] is not chosen:
+            mask = np.array([i in chosen for i in self.indices]) if chosen else _none(self)
+            found = chosen, mask
+            if isinstance(chosen, frozenset):
+                self._among[id(chosen)] = found
+        return found[1]
+
+    @staticmethod
+    def chosen(tensors: list[Tensor], which: Mask | None) -> list[Tensor]:
+        """Those of `which`."""
+        if which is None or which.all():
+            return tensors
+        return [tensors[place] for place in np.flatnonzero(which)]
+
+    def load(self, tensors: list[Tensor], which: Mask | None = None) -> Tensor:
+        """The elements of a tensor of each, or of `which`, one after the other, in `now`."""
+        _copy(self.chosen(self._views, which), tensors)
+        return self.now
+
+    def held(self) -> Tensor:
+        """What the pool holds of them, one after the other: the pool's own vector or a copy."""
+        if self._whole:
+            return self.pool.held
+        found = torch.empty_like(self.now)
+        _copy(views_of(found, self.shapes), self._held_views)
+        return found
+
+    def hold(self, tensors: list[Tensor], which: Mask) -> None:
+        """Keep a tensor of each of `which` in the pool."""
+        _copy(self.chosen(self._held_views, which), tensors)
+
+    def hold_now(self, which: Mask) -> None:
+        """Keep what is in `now`."""
+        if self._whole and which.all():
+            self.pool.held.copy_(self.now)
+        else:
+            self.hold(self.chosen(self._views, which), which)
+
+    def keep_numbers(self, columns: Columns, which: Mask) -> None:
+        """What was read of those that are held."""
+        rows = torch.from_numpy(np.flatnonzero(which)).to(self.pool.device)
+        for each, column in columns.items():
+            if each not in self.pool.numbers:
+                self.pool.numbers[each] = column.new_zeros(len(self.pool.members))
+            places = rows if self._whole else self.rows_of_pool[rows]  # type: ignore[index]
+            self.pool.numbers[each][places] = column[rows]
+
+    def read_samples(self, reading: Reading, *, step: int) -> None:
+        """Counts and moments of each sample, and how its signs agree with those of the step
+        before."""
+        for width, rows in self._samples.items():
+            now = self._room[rows.elements].float()
+            add_rows(reading, "sample", rows.indices, Sample.of(now))
+            lag_1 = self.pool.sampled[rows.places] == step - 1
+            if lag_1.any():
+                table = self.pool.samples[width]
+                before = table if rows.rows is None else table[rows.rows]
+                indices, product = rows.indices, now.sign() * before.sign()
+                if not lag_1.all():
+                    there = np.flatnonzero(lag_1)
+                    indices = [indices[place] for place in there]
+                    product = product[torch.from_numpy(there).to(product.device)]
+                add_rows(reading, "signs", indices, product)
+            self._keep_sample(width, rows, now, step)
+
+    def keep_samples(self, *, step: int) -> None:
+        """For the next step to be compared with."""
+        for width, rows in self._samples.items():
+            self._keep_sample(width, rows, self._room[rows.elements].float(), step)
+
+    def _keep_sample(self, width: int, rows: SampleRows, now: Tensor, step: int) -> None:
+        self.pool.sampled[rows.places] = step
+        if rows.rows is None:
+            self.pool.samples[width] = now
+            return
+        if width not in self.pool.samples:
+            self.pool.samples[width] = now.new_zeros(rows.num_rows, width)
+        self.pool.samples[width][rows.rows] = now
+
+
+class Grouping:
+    """A list of parameters, in the parts of pools they are read in, and the others."""
+
+    def __init__(
+        self,
+        indices: tuple[int, ...],
+        pools: Sequence[Pool],
+        parameters: Sequence[Tensor],
+        *,
+        leave_out: frozenset[int],
+    ) -> None:
+        wanted = set(indices) - leave_out
+        self.parts: list[PoolPart] = []
+        for pool in pools:
+            places = [place for place, i in enumerate(pool.members) if i in wanted]
+            if places:
+                self.parts.append(PoolPart(pool, places, parameters))
+        together = {i for part in self.parts for i in part.indices}
+        self.others = [i for i in indices if i not in together]
+
+
+class Loaded:
+    """A part with the gradients that its members have now."""
+
+    def __init__(self, part: PoolPart) -> None:
+        self.part = part
+        grads = [parameter.grad for parameter in part.parameters]
+        self._grads = [grad for grad in grads if grad is not None]
+        self.there = np.ones(len(grads), dtype=np.bool_)
+        """Who has one."""
+        if len(self._grads) < len(grads):
+            self.there = np.array([grad is not None for grad in grads])
+
+    def sparse(self) -> list[int]:
+        """Those that cannot be read together."""
+        if not any(grad.is_sparse for grad in self._grads):
+            return []
+        numbers = self.part.numbers[self.there].tolist()
+        return [i for i, grad in zip(numbers, self._grads, strict=True) if grad.is_sparse]
+
+    def unchanged(self, marks: Mapping[int, int]) -> Mask:
+        """Whose gradient is the very one that was noted, untouched since."""
+        same = np.zeros(len(self.there), dtype=np.bool_)
+        numbers = self.part.numbers[self.there].tolist()
+        same[self.there] = [
+            marks.get(i) == id(grad) << MARK_BITS | grad._version
+            for i, grad in zip(numbers, self._grads, strict=True)
+        ]
+        return same
+
+    def now(self) -> Tensor:
+        """Their elements, one after the other."""
+        return self.part.load(self._grads, self.there)
+
+
+Columns: TypeAlias = dict[Statistic, Tensor]
+"""A number for each member of a part."""
+
+
+def segment_columns(
+    source: Source, part: PoolPart, *vectors: Tensor, when: When = "long"
+) -> Columns:
+    """The statistics of a source, of all members at once."""
+    columns: Columns = {}
+    for read, statistics in passes(source, when):
+        many = SEGMENTED.get(read)
+        if many is not None:
+            found = many(part.segments, *vectors)
+        else:
+            found = _one_by_one(read, part, vectors)
+        for each in statistics:
+            columns[each] = found if each.part is None else found[each.part]
+    return columns
+
+
+def _one_by_one(read: Callable[..., Any], part: PoolPart, vectors: Sequence[Tensor]) -> Any:
+    """What nobody wrote for segments."""
+    tensors = zip(*(views_of(vector, part.shapes) for vector in vectors), strict=True)
+    numbers = [read(*each) for each in tensors]
+    if isinstance(numbers[0], Tensor):
+        return torch.stack(numbers)
+    return [torch.stack(list(column)) for column in zip(*numbers, strict=True)]
+
+
+def put_segments(
+    reading: Reading, part: PoolPart, columns: Columns, which: Mask | None = None
+) -> None:
+    """Put them into the reading, for all members or for `which`."""
+    if which is None or which.all():
+        for each, column in columns.items():
+            reading.add_column(each, part.indices, column)
+    elif which.any():
+        there = np.flatnonzero(which)
+        indices = [part.indices[place] for place in there]
+        rows = torch.from_numpy(there).to(part.pool.device)
+        for each, column in columns.items():
+            reading.add_column(each, indices, column[rows])
+
+
+def add_rows(
+    reading: Reading, source: Source, indices: Sequence[int], rows: Sample | Tensor
+) -> None:
+    """Statistics that are read of all parameters at once, a row each."""
+    for read, statistics in passes(source):
+        for each in statistics:
+            reading.add_column(each, indices, read(rows))
+
+
+class SampleRows:
+    """The members of a part whose samples have one width."""
+
+    def __init__(
+        self, pool: Pool, places: Sequence[int], elements: NDArray[np.int64], width: int
+    ) -> None:
+        self.places = np.array(places)
+        """In the pool."""
+        self.indices = [pool.members[place] for place in places]
+        self.elements = torch.from_numpy(elements).to(pool.device)
+        """Of the part's vector, [rows, width]."""
+        ours = [place for place, each in enumerate(pool.widths) if each == width]
+        self.num_rows = len(ours)
+        """Of the table of the pool."""
+        found = np.searchsorted(ours, places)
+        self.rows = None if len(places) == len(ours) else torch.from_numpy(found).to(pool.device)
+        """Where in that table; None for all of it."""
+
+
+def pools_of(parameters: Sequence[Tensor]) -> list[Pool]:
+    """The pools of a model; float64 is needed, which not every device has."""
+    groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    for i, p in enumerate(parameters):
+        if 0 < p.numel() <= SMALL and p.is_floating_point() and p.device.type in ("cpu", "cuda"):
+            groups.setdefault((p.device, p.dtype), []).append(i)
+    return [Pool(members, parameters) for members in groups.values() if len(members) >= FEWEST]
+
+
+def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
+    """One call for all of them, where torch has it: it is private."""
+    if (fused := getattr(torch, "_foreach_copy_", None)) is not None:
+        fused(targets, sources)
+        return
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source)
+
+
+def _none(part: PoolPart) -> Mask:
+    return np.zeros(len(part.indices), dtype=np.bool_)
+
+
+def views_of(vector: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+    """Each tensor of a vector in which they lie one after the other."""
+    parts = torch.split_with_sizes(vector, [math.prod(shape) for shape in shapes])
+    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def _sample_size(shape: tuple[int, ...]) -> int:
+    return -(-math.prod(shape) // stride_of(shape, SAMPLE_SIZE))
+
+
+def _sample_rows(
+    pool: Pool, places: Sequence[int], shapes: Sequence[tuple[int, ...]]
+) -> dict[int, SampleRows]:
+    """Which elements are sampled, by the width of the table they go to."""
+    by_width: dict[int, list[tuple[int, NDArray[np.int64]]]] = {}
+    first, zero = 0, sum(map(math.prod, shapes))
+    for place, shape in zip(places, shapes, strict=True):
+        size, width = math.prod(shape), pool.widths[place]
+        taken = np.arange(first, first + size, stride_of(shape, SAMPLE_SIZE))
+        filled = np.full(width, zero)
+        filled[: len(taken)] = taken
+        by_width.setdefault(width, []).append((place, filled))
+        first += size
+    return {
+        width: SampleRows(pool, [place for place, _ in rows], np.stack([x for _, x in rows]), width)
+        for width, rows in by_width.items()
+    }

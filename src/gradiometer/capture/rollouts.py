@@ -1,0 +1,214 @@
+"""Rollouts with what their samples were given: rewards, ends and values beside the credit of the
+first epoch, for a few rollouts of a run.
+
+`gradiometer replay` and the doctor compute the advantages of such a rollout again, rightly and
+wrongly, and see which the update had (maths/recipes.py). Values are heard where the critic gives
+them: the head is the layer of one output behind the value error of a loss, and its observations are
+what the last layer as wide as an observation took. On a CPU only: elsewhere each would be a sync.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from gradiometer.capture import hooks
+from gradiometer.capture.environment import Collection, EnvironmentView
+from gradiometer.capture.logprobs import SeenGraph, value_weights
+from gradiometer.records import Table
+
+__all__ = ["CriticListener", "RolloutKeeper"]
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+MOST_ROLLOUTS = 6
+"""Rollouts of a run that are kept; small ones are joined by the judge."""
+MOST_ROWS = 4096
+"""Transitions of one that is kept: 200 kB of text."""
+MOST_VALUES = 65_536
+KNOWN = 0.98
+"""Of the transitions, whose values must have been heard."""
+DIGITS = 7
+
+
+class CriticListener:
+    """What the critic said of observations since the last update; what it said first counts."""
+
+    def __init__(self, modules: Callable[[], Iterable[nn.Module]]) -> None:
+        self._modules = modules
+        self._remove: list[hooks.Remove] = []
+        self._rows: list[bytes] = []
+        self.values: dict[bytes, float] = {}
+        self.listening = False
+
+    def learn(self, weights: Sequence[Tensor], width: int) -> None:
+        """These weights are of the layer whose output is the value; `width` of an observation."""
+        if self.listening:
+            return
+        wanted, linear = {id(each) for each in weights}, list(self._linear())
+        heads = [each for each in linear if id(each.weight) in wanted and each.out_features == 1]
+        entries = [each for each in linear if each.in_features == width]
+        if not heads or not entries:
+            return
+        self.listening = True
+        self._remove += [hooks.observe_layer(each, self._entered) for each in entries]
+        self._remove += [hooks.observe_layer(each, self._answered) for each in heads]
+
+    def forget(self) -> None:
+        """An update is over: what the critic said before it is of the past."""
+        self.values.clear()
+
+    def stop(self) -> None:
+        """Listen no more."""
+        self.forget()
+        while self._remove:
+            self._remove.pop()()
+
+    def _linear(self) -> Iterable[nn.Linear]:
+        seen = {id(part): part for root in self._modules() for part in root.modules()}
+        return (part for part in seen.values() if isinstance(part, nn.Linear))
+
+    def _entered(self, given: Tensor, _: Tensor) -> None:
+        rows = given.detach().float().reshape(-1, given.shape[-1]).numpy()
+        self._rows = [row.tobytes() for row in rows]
+
+    def _answered(self, _: Tensor, said: Tensor) -> None:
+        found = said.detach().double().reshape(-1)
+        if len(found) == len(self._rows) and len(self.values) < MOST_VALUES:
+            for row, value in zip(self._rows, found.tolist(), strict=True):
+                self.values.setdefault(row, value)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Open:
+    """A rollout whose first epoch is in progress."""
+
+    collection: Collection
+    values: Floats | None
+    next_values: Floats | None
+    credit: list[Floats] = field(default_factory=list)
+    rows: list[Ints] = field(default_factory=list)
+    calls: list[Ints] = field(default_factory=list)
+    places: list[Ints] = field(default_factory=list)
+    seen: set[int] = field(default_factory=set)
+
+
+class RolloutKeeper:
+    """Gathers the credit of first epochs, and writes a rollout when its epoch is over."""
+
+    def __init__(
+        self, put: Callable[[Table], None], critic: CriticListener, view: EnvironmentView
+    ) -> None:
+        self._put, self._critic, self._view = put, critic, view
+        self._open: _Open | None = None
+        self.kept = 0
+
+    @property
+    def done(self) -> bool:
+        """Whether enough is kept."""
+        return self.kept >= MOST_ROLLOUTS
+
+    def errors_seen(self, seen: SeenGraph) -> None:
+        """A loss with an error of values goes backward: whose values they are."""
+        if not self.done and self._view.width:
+            self._critic.learn(value_weights(seen), self._view.width)
+
+    def round_ended(self, step: int) -> None:
+        """An update is over: from here on the critic says something else. Is its rollout done?"""
+        self._critic.forget()
+        held = self._open
+        if held is not None and len(held.seen) >= len(held.collection):
+            self._end(step)
+
+    def close(self) -> None:
+        """What is open is not whole, and is not kept."""
+        self._open = None
+        self._critic.stop()
+
+    def begin(self, collection: Collection, step: int) -> None:
+        """The first update on a rollout: what the critic said of it is known now."""
+        self._end(step)
+        if self.done or len(collection) > MOST_ROWS:
+            return
+        over = (collection.ends + collection.cuts).reshape(-1) > 0
+        values = self._heard(collection.observations, np.ones_like(over))
+        # of what lies beyond an end many a critic is never asked, and it counts for nothing
+        following = self._heard(collection.following, ~over)
+        both = values is not None and following is not None
+        if self._critic.listening and not both:
+            self._open = None
+            return
+        shape = collection.ends.shape
+        self._open = _Open(
+            collection=collection,
+            values=values.reshape(shape) if both and values is not None else None,
+            next_values=following.reshape(shape) if both and following is not None else None,
+        )
+
+    def add(
+        self, collection: Collection, call: int, parts: Sequence[tuple[Floats, Ints, Ints]]
+    ) -> None:
+        """Credit of one backward: of each node its values, the transitions and their places in the
+        batch."""
+        held = self._open
+        if held is None or held.collection.number != collection.number:
+            return
+        rows = np.concatenate([rows for _, rows, _ in parts])
+        if not held.seen.isdisjoint(rows.tolist()):
+            return  # the second epoch
+        held.seen.update(rows.tolist())
+        held.credit.append(np.concatenate([values for values, _, _ in parts]))
+        held.rows.append(rows)
+        held.calls.append(np.full(len(rows), call, dtype=np.int64))
+        held.places.append(np.concatenate([places for _, _, places in parts]))
+
+    def _end(self, step: int) -> None:
+        """The first epoch of the rollout is over."""
+        held, self._open = self._open, None
+        if held is None or not held.credit:
+            return
+        self.kept += 1
+        self._put(Table(step=step, name="replay", content=_content(held)))
+        if self.done:
+            self._critic.stop()
+
+    def _heard(self, rows: Sequence[bytes], needed: NDArray[np.bool_]) -> Floats | None:
+        """Values of these observations; None where too many of those needed were not heard."""
+        found = np.array([self._critic.values.get(row, np.nan) for row in rows])
+        if len(found) != len(needed) or not needed.any():
+            return None
+        return np.nan_to_num(found) if np.isfinite(found[needed]).mean() >= KNOWN else None
+
+
+def _content(held: _Open) -> dict[str, Any]:
+    run = held.collection
+    arrays: dict[str, NDArray[Any] | None] = {
+        "rewards": run.rewards.reshape(run.ends.shape),
+        "ends": run.ends,
+        "cuts": run.cuts,
+        "values": held.values,
+        "next_values": held.next_values,
+        "credit": np.concatenate(held.credit),
+        "rows": np.concatenate(held.rows),
+        "calls": np.concatenate(held.calls),
+        "places": np.concatenate(held.places),
+    }
+    return {name: None if x is None else _short(x) for name, x in arrays.items()}
+
+
+def _short(x: NDArray[Any]) -> Any:
+    """As lists, with as many digits as a float has."""
+    if x.dtype.kind in "iub":
+        return x.astype(np.int64).tolist()
+    flat = [float(f"{value:.{DIGITS}g}") for value in x.reshape(-1).tolist()]
+    rows = iter(flat)
+    return (
+        flat if x.ndim == 1 else [list(itertools.islice(rows, x.shape[1])) for _ in range(len(x))]
+    )

@@ -1,0 +1,472 @@
+"""Every number that is taken of a parameter: how it is read, put together, unscaled and named.
+
+A statistic is one record in STATISTICS, and whoever handles numbers of parameters walks that table:
+gradients.py reads them, `Reading.fetch` brings them to the host, ranks.py adds up the pieces of
+sharded tensors, analysis.py makes values of blocks. A new statistic is one entry here, and a line
+in metrics.toml where it is a metric by itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gradiometer.capture.blocks import Blocks
+from gradiometer.maths import stats
+
+__all__ = [
+    "AGREEING",
+    "CLIPPED",
+    "COMPARED",
+    "FOURTHS",
+    "HIGH",
+    "LARGE_FOURTHS",
+    "LARGE_SCALE",
+    "LOCAL",
+    "LOW",
+    "NONZEROS",
+    "POSITIVES",
+    "PREVIOUS_DOT",
+    "PREVIOUS_NORM",
+    "RAW",
+    "SAMPLE_SCALE",
+    "SAMPLE_SIZE",
+    "STATISTICS",
+    "SUM",
+    "UPDATE",
+    "UPDATE_DOT",
+    "WEIGHT",
+    "BlockReducer",
+    "Fetched",
+    "Mask",
+    "Numbers",
+    "Reading",
+    "Sample",
+    "Source",
+    "Statistic",
+    "When",
+    "passes",
+]
+
+Numbers: TypeAlias = NDArray[np.float64]
+Mask: TypeAlias = NDArray[np.bool_]
+
+SAMPLE_SIZE = 1024
+"""Elements of each tensor; a fraction read off them has a standard error of at most 0.016."""
+
+
+class BlockReducer:
+    """Numbers per parameter become numbers per block, [parameters] to [blocks]."""
+
+    def __init__(self, blocks: Blocks, shapes: Sequence[tuple[int, ...]]) -> None:
+        self._order, self._starts = blocks.order(), blocks.starts()
+        self.sizes = np.array([math.prod(shape) for shape in shapes], dtype=np.float64)
+        strides = np.array([stats.stride_of(shape, SAMPLE_SIZE) for shape in shapes])
+        self._sample_sizes = np.maximum(np.ceil(self.sizes / strides), 1.0)
+        self._present = b""
+        self._weight = self._elements = np.zeros(0)
+
+    def add(self, numbers: Numbers) -> Numbers:
+        """Σ over the members of each block, of [parameters, ...]."""
+        return np.add.reduceat(numbers[self._order], self._starts)
+
+    def any(self, mask: Mask) -> Mask:
+        """Which blocks have a member in `mask`."""
+        return np.logical_or.reduceat(mask[self._order], self._starts)
+
+    def counts(self, mask: Mask) -> Numbers:
+        """How many members of each block are in `mask`."""
+        return self.add(mask.astype(np.float64))
+
+    def sums(self, numbers: Numbers, present: Mask) -> Numbers:
+        """Σ over the members that are there."""
+        return self.add(np.where(present, numbers, 0.0))
+
+    def largest(self, numbers: Numbers, present: Mask) -> Numbers:
+        """Largest over the members that are there, at least 0; a NaN stays."""
+        return np.maximum.reduceat(np.where(present, numbers, 0.0)[self._order], self._starts)
+
+    def norms(self, numbers: Numbers, present: Mask) -> Numbers:
+        """Norm of each block from the norms of its members: sqrt(Σ n_p²), in float64."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            total: Numbers = np.sqrt(self.add(np.where(present, numbers, 0.0) ** 2))
+        return total
+
+    def means(self, numbers: Numbers, present: Mask) -> Numbers:
+        """Mean over the elements of a block, from sums over those of its members."""
+        return _ratio(self.sums(numbers, present), self.elements(present))
+
+    def sampled(self, numbers: Numbers, present: Mask) -> Numbers:
+        """Sum over the elements of a block, from sums over the samples of its members."""
+        self._weigh(present)
+        with np.errstate(over="ignore", invalid="ignore"):
+            return self.add(self._weight * numbers)
+
+    def fractions(self, counts: Numbers, present: Mask) -> Numbers:
+        """The share of a block's elements, from counts in the samples of its members."""
+        return _ratio(self.sampled(counts, present), self.elements(present))
+
+    def other_fractions(self, counts: Numbers, present: Mask) -> Numbers:
+        """The share of those that were not counted."""
+        return self.fractions(self._sample_sizes - counts, present)
+
+    def elements(self, present: Mask) -> Numbers:
+        """How many elements the members that are there have, by block."""
+        self._weigh(present)
+        return self._elements
+
+    def _weigh(self, present: Mask) -> None:
+        """How many elements each sampled one stands for. Who is present hardly ever changes."""
+        if (key := present.tobytes()) != self._present:
+            self._present = key
+            self._weight = np.where(present, self.sizes / self._sample_sizes, 0.0)
+            self._elements = self.sums(self.sizes, present)
+
+
+def _ratio(a: Numbers, b: Numbers) -> Numbers:
+    return np.divide(a, b, out=np.zeros_like(a), where=b != 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A fixed strided sample of each gradient, [n, SAMPLE_SIZE], filled up with zeros."""
+
+    values: Tensor
+    scale: Tensor
+    """The largest element of each row, [n]."""
+    squares: Tensor
+    """Of the values divided by it, so that fourth powers neither vanish nor overflow."""
+
+    @classmethod
+    def of(cls, values: Tensor) -> Sample:
+        """With what several statistics need."""
+        scale = values.abs().amax(1).clamp_min(torch.finfo(values.dtype).tiny)
+        return cls(values, scale, (values / scale[:, None]).square())
+
+
+Source = Literal[
+    "gradient",
+    "large",
+    "previous",
+    "kept",
+    "clipped",
+    "local",
+    "weight",
+    "update",
+    "step",
+    "sample",
+    "signs",
+]
+"""The tensors a statistic is read from. `gradient`: as backward left it. `large`: that,
+of a tensor with more elements than a sample has. `previous`: that and the
+one of the step before. `kept`: a gradient kept for the next step. `clipped`: as the optimizer is
+about to see it. `local`: this rank's own, before it is averaged. `weight`: before the step.
+`update`: −Δw. `step`: the gradient and −Δw. `sample`: a `Sample`. `signs`: the product of the signs
+of two steps' samples."""
+
+When = Literal["light", "standard", "long"]
+"""At every measured step of every tier, of the tiers above `light`, or at every fourth of those."""
+WHENS: tuple[When, ...] = ("light", "standard", "long")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Statistic:
+    """One number a parameter, from the tensor to the name of a metric."""
+
+    name: str
+    source: Source
+    read: Callable[..., Any]
+    """One pass over those tensors, no sync: a 0-dim tensor, or of samples a number a row, [n]."""
+    part: int | None = None
+    """Which of the numbers, where `read` gives several in its one pass."""
+    read_many: Callable[[list[Tensor]], list[Tensor]] | None = None
+    """The same of many tensors, where torch has a fused kernel for it."""
+    when: When = "standard"
+    unit: Statistic | None = None
+    unit_power: int = 0
+    """Read in units of another statistic, to this power; the fetch multiplies it out."""
+    over_ranks: Literal["sum", "squares", "least", "largest", "own"]
+    """How the pieces of a sharded tensor make the number of the whole; `squares` of norms. `own`:
+    not at all, it is of no use to others."""
+    loss_scale: int = 0
+    """The power of the loss scale in it, divided out where a fused optimizer left it there."""
+    reduce: Callable[[BlockReducer, Numbers, Mask], Numbers] | None = None
+    """From the members of a block to the block; None for what is only used per parameter."""
+    metric: str | None = None
+    """What that is in the catalogue, `grad/<block>/<metric>`; None for a part of other metrics."""
+
+
+RAW = Statistic(
+    name="raw",
+    source="gradient",
+    read=stats.norm,
+    read_many=stats.norms,
+    when="light",
+    over_ranks="squares",
+    loss_scale=1,
+    reduce=BlockReducer.norms,
+    metric="norm/raw",
+)
+LOW = Statistic(
+    name="low",
+    source="gradient",
+    read=stats.extreme,
+    part=0,
+    when="light",
+    over_ranks="least",
+    loss_scale=1,
+)
+HIGH = Statistic(
+    name="high",
+    source="gradient",
+    read=stats.extreme,
+    part=1,
+    when="light",
+    over_ranks="largest",
+    loss_scale=1,
+)
+SUM = Statistic(
+    name="sum",
+    source="gradient",
+    read=stats.total,
+    when="long",
+    over_ranks="sum",
+    loss_scale=1,
+    reduce=BlockReducer.means,
+    metric="mean",
+)
+PREVIOUS_DOT = Statistic(
+    name="previous_dot", source="previous", read=stats.dot, over_ranks="sum", loss_scale=1
+)
+PREVIOUS_NORM = Statistic(
+    name="previous_norm", source="kept", read=stats.norm, over_ranks="squares"
+)
+CLIPPED = Statistic(
+    name="clipped", source="clipped", read=stats.norm, over_ranks="squares", loss_scale=1
+)
+LOCAL = Statistic(
+    name="local", source="local", read=stats.norm, over_ranks="own", reduce=BlockReducer.norms
+)
+WEIGHT = Statistic(
+    name="weight", source="weight", read=stats.norm, over_ranks="squares", reduce=BlockReducer.norms
+)
+UPDATE = Statistic(
+    name="update",
+    source="update",
+    read=stats.norm,
+    over_ranks="squares",
+    reduce=BlockReducer.norms,
+    metric="norm/update",
+)
+UPDATE_DOT = Statistic(
+    name="update_dot", source="step", read=stats.dot, when="long", over_ranks="sum"
+)
+# Not the zeros: those that fill up a short sample would have to be taken out again.
+NONZEROS = Statistic(
+    name="nonzeros",
+    source="sample",
+    read=lambda sample: (sample.values != 0).sum(1),
+    over_ranks="sum",
+    reduce=BlockReducer.other_fractions,
+    metric="zero_fraction",
+)
+POSITIVES = Statistic(
+    name="positives",
+    source="sample",
+    read=lambda sample: (sample.values > 0).sum(1),
+    over_ranks="sum",
+    reduce=BlockReducer.fractions,
+    metric="positive_fraction",
+)
+SAMPLE_SCALE = Statistic(
+    name="sample_scale", source="sample", read=lambda sample: sample.scale, over_ranks="own"
+)
+FOURTHS = Statistic(
+    name="fourths",
+    source="sample",
+    read=lambda sample: sample.squares.square().sum(1),
+    unit=SAMPLE_SCALE,
+    unit_power=4,
+    over_ranks="sum",
+    loss_scale=4,
+)
+LARGE_SCALE = Statistic(
+    name="large_scale", source="large", read=stats.fourths, part=0, when="long", over_ranks="own"
+)
+# A few elements may hold all of a large gradient, and a sample of it misses them: read whole.
+LARGE_FOURTHS = Statistic(
+    name="large_fourths",
+    source="large",
+    read=stats.fourths,
+    part=1,
+    when="long",
+    unit=LARGE_SCALE,
+    unit_power=4,
+    over_ranks="sum",
+    loss_scale=4,
+)
+AGREEING = Statistic(
+    name="agreeing",
+    source="signs",
+    read=lambda product: (product > 0).sum(1),
+    over_ranks="sum",
+    reduce=BlockReducer.sampled,
+)
+COMPARED = Statistic(
+    name="compared",
+    source="signs",
+    read=lambda product: (product != 0).sum(1),
+    over_ranks="sum",
+    reduce=BlockReducer.sampled,
+)
+
+STATISTICS: tuple[Statistic, ...] = (
+    *(RAW, LOW, HIGH, SUM, PREVIOUS_DOT, PREVIOUS_NORM, CLIPPED, LOCAL, WEIGHT, UPDATE),
+    *(UPDATE_DOT, NONZEROS, POSITIVES, SAMPLE_SCALE, FOURTHS, LARGE_SCALE, LARGE_FOURTHS),
+    *(AGREEING, COMPARED),
+)
+
+Pass: TypeAlias = tuple[Callable[..., Any], tuple[Statistic, ...]]
+
+
+def passes(source: Source, when: When = "long") -> list[Pass]:
+    """What is read from a source: each function once, with the statistics that its numbers are."""
+    return _passes(STATISTICS, source, when)
+
+
+@cache
+def _passes(table: tuple[Statistic, ...], source: Source, when: When) -> list[Pass]:
+    wanted = [
+        each
+        for each in table
+        if each.source == source and WHENS.index(each.when) <= WHENS.index(when)
+    ]
+    reads = dict.fromkeys(each.read for each in wanted)
+    return [(read, tuple(each for each in wanted if each.read is read)) for read in reads]
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A step on the host. A parameter that a statistic was not read of is absent, not zero."""
+
+    values: dict[Statistic, Numbers]
+    """One number per parameter; only meaningful where `present`."""
+    present: dict[Statistic, Mask]
+    scalars: dict[str, float]
+    arrays: dict[str, Numbers]
+
+    def get(self, statistic: Statistic, otherwise: Numbers) -> Numbers:
+        """The numbers where they are present, and others elsewhere."""
+        if statistic not in self.values:
+            return otherwise
+        return np.where(self.present[statistic], self.values[statistic], otherwise)
+
+    @property
+    def nonfinite(self) -> Mask:
+        """The parameters whose raw gradient holds a NaN or an Inf."""
+        return self.present[RAW] & ~np.isfinite(self.values[LOW] + self.values[HIGH])
+
+
+class Reading:
+    """Collects device tensors by statistic and parameter; `fetch` is the step's one sync."""
+
+    def __init__(self, num_parameters: int) -> None:
+        self._num_parameters = num_parameters
+        self._columns: list[tuple[Statistic, Sequence[int], Tensor]] = []
+        self._scalars: dict[str, Tensor] = {}
+        self._arrays: dict[str, Tensor] = {}
+
+    def add(self, statistic: Statistic, indices: Sequence[int], values: list[Tensor]) -> None:
+        """One number for each of the parameters `indices`."""
+        if not values:
+            return
+        if len({value.device for value in values}) == 1:
+            self.add_column(statistic, indices, torch.stack(values))
+            return
+        places: dict[torch.device, list[int]] = {}
+        for place, value in enumerate(values):
+            places.setdefault(value.device, []).append(place)
+        for where in places.values():
+            stacked = torch.stack([values[place] for place in where])
+            self.add_column(statistic, [indices[place] for place in where], stacked)
+
+    def add_column(self, statistic: Statistic, indices: Sequence[int], values: Tensor) -> None:
+        """The same, already stacked."""
+        self._columns.append((statistic, indices, values))
+
+    def add_scalar(self, name: str, value: Tensor) -> None:
+        """One number that belongs to no parameter."""
+        self._scalars[name] = value.detach().reshape(1)
+
+    def add_array(self, name: str, value: Tensor) -> None:
+        """Numbers that belong to no parameter; several of one name are added up."""
+        held = self._arrays.get(name)
+        self._arrays[name] = value if held is None else held + value.to(held.device)
+
+    def fetch(self) -> Fetched:
+        """Everything, on the host: one transfer for each device that took part."""
+        columns = [values for _, _, values in self._columns]
+        numbers = _transfer(
+            [*columns, *self._scalars.values(), *(a.reshape(-1) for a in self._arrays.values())]
+        )
+        values, present = self._by_statistic(numbers)
+        single = numbers[len(columns) : len(columns) + len(self._scalars)]
+        arrays = numbers[len(columns) + len(self._scalars) :]
+        return Fetched(
+            values,
+            present,
+            {name: float(x[0]) for name, x in zip(self._scalars, single, strict=True)},
+            {
+                name: x.reshape(a.shape)
+                for (name, a), x in zip(self._arrays.items(), arrays, strict=True)
+            },
+        )
+
+    def _by_statistic(
+        self, numbers: Sequence[Numbers]
+    ) -> tuple[dict[Statistic, Numbers], dict[Statistic, Mask]]:
+        values: dict[Statistic, Numbers] = {}
+        present: dict[Statistic, Mask] = {}
+        places: dict[int, NDArray[np.int64]] = {}  # most are of one and the same list of parameters
+        for (statistic, indices, _), column in zip(self._columns, numbers, strict=False):
+            if statistic not in values:
+                values[statistic] = np.zeros(self._num_parameters)
+                present[statistic] = np.zeros(self._num_parameters, dtype=np.bool_)
+            at = places.get(id(indices))
+            if at is None:
+                at = places[id(indices)] = np.asarray(indices, dtype=np.int64)
+            values[statistic][at] = column
+            present[statistic][at] = True
+        with np.errstate(over="ignore", invalid="ignore"):
+            for statistic, column in values.items():
+                if statistic.unit is not None:
+                    column *= values[statistic.unit] ** statistic.unit_power
+        return values, present
+
+
+def _transfer(tensors: list[Tensor]) -> list[Numbers]:
+    """Each 1-dim tensor on the host: joined on its device, one copy a device."""
+    by_device: dict[torch.device, dict[torch.dtype, list[int]]] = {}
+    for place, tensor in enumerate(tensors):
+        by_device.setdefault(tensor.device, {}).setdefault(tensor.dtype, []).append(place)
+    numbers: list[Numbers] = [np.empty(0)] * len(tensors)
+    for device, by_dtype in by_device.items():
+        # float64 keeps what a float64 model measured and counts past 2^24; MPS has none.
+        wide = torch.float32 if device.type == "mps" else torch.float64
+        alike = [
+            torch.cat([tensors[place] for place in places]).to(wide) for places in by_dtype.values()
+        ]
+        host = torch.cat(alike).cpu().numpy().astype(np.float64, copy=False)  # the sync
+        end = 0
+        for place in (place for places in by_dtype.values() for place in places):
+            start, end = end, end + len(tensors[place])
+            numbers[place] = host[start:end]
+    return numbers

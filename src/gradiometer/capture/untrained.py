@@ -1,0 +1,171 @@
+"""Parameters that get a gradient and that nobody steps.
+
+No optimizer of this process holds them, they are no copy (a target network) of what is trained, and
+they do not move: those whom somebody moves by hand are taken back after a few steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from gradiometer.capture.blocks import Blocks
+from gradiometer.capture.cleared import mark_of
+from gradiometer.capture.leaks import leaves_of
+from gradiometer.capture.living import living
+from gradiometer.capture.proofs import ProofLog
+from gradiometer.capture.roles import is_copy
+from gradiometer.capture.rounds import WatchedModel
+from gradiometer.words import some
+
+__all__ = [
+    "UnreachedOptimizers",
+    "UntrainedParameters",
+    "held_by",
+    "untrained",
+    "whole_blocks",
+]
+
+ID = "not-in-optimizer"
+FIRST_ROUNDS, AGAIN = 3, 6
+"""Measured rounds that are looked at (what no optimizer holds is read with the first of several,
+perhaps before its loss went backward), and after which what was found is looked at once more."""
+MOST_MARKS = 8
+NAMED = 5
+EMPTY_STEPS = 3
+"""Steps without a gradient, from the first on, that are no late start."""
+MOST_BACKWARDS = 12
+
+
+def held_by(optimizers: Iterable[Optimizer]) -> set[int]:
+    """The parameters of the optimizers, by id."""
+    groups = (group for each in optimizers for group in each.param_groups)
+    return {id(p) for group in groups for p in group["params"]}
+
+
+def untrained(
+    parameters: Sequence[Tensor],
+    names: Sequence[str],
+    reached: Collection[int],
+    held: Collection[int],
+    copies: Collection[str] = (),
+) -> list[int]:
+    """Those of the reached ones that are in `held` by no id, and no copy of what is trained."""
+    return [
+        i
+        for i in sorted(reached)
+        if id(parameters[i]) not in held
+        and parameters[i].requires_grad
+        and names[i] not in copies
+        and not any(map(is_copy, names[i].split(".")))
+    ]
+
+
+def whole_blocks(blocks: Blocks, parameters: Sequence[Tensor], places: Iterable[int]) -> list[str]:
+    """The named blocks all of whose trained parameters are among these."""
+    chosen, found = set(places), []
+    for name, members in list(zip(blocks.names, blocks.members, strict=True))[1 : blocks.num_named]:
+        inside = {i for i in members if parameters[i].requires_grad}
+        if inside and inside <= chosen:
+            found.append(name)
+    return found
+
+
+class UntrainedParameters:
+    """Looks at the first measured rounds, and once more at what it found."""
+
+    def __init__(self, log: ProofLog) -> None:
+        self._log = log
+        self._rounds = 0
+        self._marks: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def look(self, watched: WatchedModel, captured: Collection[int]) -> None:
+        """A measured round is over."""
+        self._rounds += 1
+        if self._rounds <= FIRST_ROUNDS and not self._marks:
+            self._judge(watched, captured)
+        elif self._rounds == AGAIN and self._marks:
+            self._judge_again()
+
+    def _judge(self, watched: WatchedModel, captured: Collection[int]) -> None:
+        parameters, names, copies = watched.parameters, watched.names, watched.copies
+        reached = set(captured) - watched.trained
+        lost = untrained(parameters, names, reached, (), copies)
+        if lost:  # all optimizers of the process: the meter may have been given one of them
+            lost = untrained(parameters, names, lost, held_by(_optimizers()), copies)
+        if not lost:
+            if captured:
+                self._log.ok(ID)
+            return
+        whole = whole_blocks(watched.blocks, parameters, lost)
+        self._marks = {i: (parameters[i], mark_of(parameters[i])) for i in lost[:MOST_MARKS]}
+        listed = some([names[i] for i in lost], NAMED)
+        self._log.found(
+            ID,
+            f"{len(lost)} parameters get a gradient and no optimizer of this process holds them:"
+            f" {listed}",
+            parameters=len(lost),
+            of=len(captured),
+            names=[names[i] for i in lost[:NAMED]],
+            blocks=whole,
+        )
+
+    def _judge_again(self) -> None:
+        """An optimizer was made since, or somebody moves them by hand."""
+        held = held_by(_optimizers())
+        marks = [(p, then, mark_of(p)) for p, then in self._marks.values()]
+        moved = any(id(p) in held or not torch.equal(then, now) for p, then, now in marks)
+        self._marks = {}
+        if moved:
+            self._log.withdraw(ID)
+
+
+class UnreachedOptimizers:
+    """Whether the losses that go backward reach what is stepped at all: an optimizer may hold the
+    parameters of another model, or the loss be cut off from all of them."""
+
+    def __init__(self, log: ProofLog) -> None:
+        self._log = log
+        self._trained: list[Tensor] = []
+        self._backwards = self._steps = self._lost = 0
+        self._is_over = False
+
+    def scan(self, watched: WatchedModel) -> None:
+        """The parameters that optimizers step."""
+        self._trained = [watched.parameters[i] for i in sorted(watched.trained)]
+
+    def look(self, roots: Iterable[Any]) -> None:
+        """A loss is about to go backward."""
+        if self._is_over or self._backwards >= MOST_BACKWARDS:
+            return
+        self._backwards += 1
+        leaves = leaves_of(roots)
+        self._lost = max(self._lost, len(leaves))
+        self._is_over = any(id(p) in leaves for p in self._trained)
+
+    def stepping(self) -> None:
+        """A step without any gradient; those that are set by hand are gradients too."""
+        if self._is_over or not self._backwards:
+            return
+        self._steps += 1
+        if any(p.grad is not None for p in self._trained):
+            self._is_over = True
+        elif self._steps >= EMPTY_STEPS:
+            self._is_over = True
+            self._log.found(
+                ID,
+                f"{self._steps} optimizer steps had no gradient at all: the loss reaches"
+                f" {self._lost} tensors, and none that an optimizer holds",
+                subject="loss",
+                parameters=0,
+                blocks=[],
+                reaches=self._lost,
+            )
+
+
+def _optimizers() -> list[Optimizer]:
+    return [each for each in living(Optimizer)[Optimizer] if hasattr(each, "param_groups")]

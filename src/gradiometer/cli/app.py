@@ -1,0 +1,79 @@
+"""The application `gradiometer`, its panels, and how a request becomes a command.
+
+A command is a request: a dataclass whose fields are arguments and options and whose docstring is
+the help. Requests are light to import, so `--help` stays quick; what a verb does is the function of
+its name in the file of its name, which takes the request and is imported when the verb runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from importlib import import_module
+from keyword import iskeyword
+from typing import Annotated, Any, TypeVar, get_type_hints
+
+import typer
+from typer.core import TyperCommand
+
+__all__ = ["DIAGNOSE", "LOOK", "MEASURE", "Json", "app", "command"]
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="An instrument for the gradients of reinforcement-learning training in PyTorch.",
+)
+
+MEASURE, DIAGNOSE, LOOK = "Measure", "Diagnose", "Look"
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+
+T = TypeVar("T")
+
+
+def command(
+    panel: str, *, cls: type[TyperCommand] | None = None, **context_settings: bool
+) -> Callable[[type[T]], type[T]]:
+    """Make a command of a request: `DoctorRequest` is the verb `doctor`, of `cli/doctor.py`."""
+
+    def register(request: type[T]) -> type[T]:
+        verb = request.__name__.removesuffix("Request").lower()
+        settings = context_settings or None
+        make = app.command(verb, cls=cls, rich_help_panel=panel, context_settings=settings)
+        make(_function(request, verb))
+        return request
+
+    return register
+
+
+def _function(request: type[Any], verb: str) -> Callable[..., None]:
+    """What typer wants: a function with a parameter for each field of the request."""
+    name = f"{verb}_" if iskeyword(verb) else verb
+    package = request.__module__.rpartition(".")[0]
+    fields, hints = dataclasses.fields(request), get_type_hints(request, include_extras=True)
+    lists = {field.name for field in fields if field.default_factory is list}
+
+    def run(**given: Any) -> None:
+        # typer gives None for a list of which nothing was said
+        asked = {key: value or [] if key in lists else value for key, value in given.items()}
+        code = getattr(import_module(f"{package}.{name}"), name)(request(**asked))
+        if code:
+            raise typer.Exit(code)
+
+    parameters = [_parameter(field, hints[field.name]) for field in fields]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {**hints, "return": None}
+    run.__doc__, run.__name__ = request.__doc__, name
+    return run
+
+
+def _parameter(field: dataclasses.Field[Any], hint: Any) -> inspect.Parameter:
+    default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
+    if field.default_factory is list:
+        default = None
+    return inspect.Parameter(
+        field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint
+    )

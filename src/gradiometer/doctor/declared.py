@@ -1,0 +1,319 @@
+"""Rules that are data: a metric, the sign that is looked for in it, and words.
+
+    declare(
+        "ppo-clip-saturated",
+        '''
+        cause: A clipped sample has no gradient ...
+        fix: Lower {key}
+        confirm: ...
+        ''',
+        family="stepsize",
+        metric="clip_fraction",
+        sign=Stays(above=("stepsize/saturated", "stepsize/half")),
+        title="The clip of PPO holds {percent} of the samples",
+        setting=("step", "the learning rate or the epochs over a rollout"),
+    )
+
+A sign has a strength, a since and a reading, whatever the reward does; up to three thresholds, by
+their names in thresholds.toml, are where it is present, strong and total. `role` says what the
+outcome has to do with it and `severity.weigh` what follows. `{key}` in the words is what the
+trainer of the log calls the setting. `over` looks at many series, one for each block or layer, and
+tells the worst; a test is corrected for how many were looked at. `beside` adds what the rest of the
+run says. A rule that needs more is a function (`rule.py`), which may use the same signs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+import numpy as np
+
+from gradiometer.doctor.outcome import outcome_of
+from gradiometer.doctor.rule import CannotSay, Draft, Verdict, finding, needed, rule, too_short
+from gradiometer.doctor.rundata import RunData, Series
+from gradiometer.doctor.severity import Role, Strength
+from gradiometer.doctor.signs import (
+    enough,
+    layered,
+    level,
+    log10,
+    persists,
+    shown,
+    since,
+    trend,
+    where,
+)
+from gradiometer.doctor.thresholds import value
+from gradiometer.doctor.trainers import Field, field_of, key_for
+from gradiometer.records import Basis, Evidence
+from gradiometer.words import fmt
+
+__all__ = [
+    "Constant",
+    "Detector",
+    "FallsTo",
+    "RisesPast",
+    "Sign",
+    "Stays",
+    "blocks",
+    "declare",
+    "drafted",
+    "worst",
+]
+
+STRENGTHS: tuple[Strength, ...] = ("present", "strong", "total")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sign:
+    """What a series shows, how strongly and since when, whatever the reward does."""
+
+    series: Series
+    strength: Strength
+    since: int | None
+    reading: str
+    said: Mapping[str, str] = field(default_factory=dict)
+    """Numbers for a title: `{level}`, `{percent}`, `{start}`, `{end}`, `{since}`."""
+    rank: float = 0.0
+    """Among those of like strength in several series the largest is told."""
+    p_value: float | None = None
+    """Of the test behind it, before it is corrected for how many series were looked at."""
+    role: Role | None = None
+    """Instead of the rule's, where it depends on what was seen."""
+    basis: Basis | None = None
+    """The same of what it rests on."""
+    more: tuple[Evidence, ...] = ()
+    """What else shows it."""
+    fix: tuple[str, ...] = ()
+
+    @property
+    def evidence(self) -> Evidence:
+        """The reading, where it holds."""
+        return shown(self.series, self.reading, first_step=self.since)
+
+
+Detector: TypeAlias = Callable[[Series], Sign | None]
+Beside: TypeAlias = Callable[[RunData, Sign], Sign | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stays:
+    """The median lies beyond a bound in three windows at the end: one, two or three bounds."""
+
+    above: tuple[str, ...] = ()
+    below: tuple[str, ...] = ()
+    size: bool = False
+    """Of |x|: an estimator with a sign is near zero whatever the policy does."""
+    first: Strength = "strong"
+    """What the first bound stands for; the next ones are stronger."""
+
+    def __call__(self, series: Series) -> Sign | None:
+        """The strongest bound that holds; ends the rule where there are too few measurements."""
+        seen = replace(series, values=np.abs(series.values)) if self.size else series
+        found: Sign | None = None
+        for place, name in enumerate(self.above or self.below):
+            bound, held = value(name), persists(seen, self._beyond(value(name)))
+            if held is None:
+                raise CannotSay(too_short(series, 9))
+            if held:
+                found = self._sign(seen, STRENGTHS[STRENGTHS.index(self.first) + place], bound)
+        return found
+
+    def _beyond(self, bound: float) -> Callable[[float], bool]:
+        return (lambda x: x >= bound) if self.above else (lambda x: x <= bound)
+
+    def _sign(self, series: Series, strength: Strength, bound: float) -> Sign:
+        now = level(series.last(0.5))
+        at = since(series, self._beyond(bound))
+        said = {"level": fmt(now), "percent": f"{100 * now:.3g} %", "since": str(at)}
+        reading = f"median {fmt(now)} over the last half"
+        return Sign(series=series, strength=strength, since=at, reading=reading, said=said)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FallsTo:
+    """It fell to a share of its start and stays there; a series that is never negative."""
+
+    shares: tuple[str, ...]
+    first: Strength = "strong"
+
+    def __call__(self, series: Series) -> Sign | None:
+        """The smallest share it stays below."""
+        finite = series.finite
+        if not len(finite):
+            raise CannotSay(too_short(series, 9))
+        # what falls at once has most of its start in the first value
+        start = max(float(finite.values[0]), level(finite.first(0.05)))
+        if not start > 0.0:
+            return None
+        found: Sign | None = None
+        for place, name in enumerate(self.shares):
+            bound = value(name) * start
+            held = persists(finite, lambda x, bound=bound: x <= bound)  # type: ignore[misc]
+            if held is None:
+                raise CannotSay(too_short(series, 9))
+            at = since(finite, lambda x, bound=bound: x <= bound)  # type: ignore[misc]
+            if held and at is not None:
+                strength = STRENGTHS[STRENGTHS.index(self.first) + place]
+                found = _fallen(finite, start, at, strength)
+        return found
+
+
+def _fallen(series: Series, start: float, at: int, strength: Strength) -> Sign:
+    end = level(series.last(0.2))
+    said = {
+        "start": fmt(start),
+        "end": fmt(end),
+        "percent": f"{100 * end / start:.2g} %",
+        "since": str(at),
+    }
+    reading = f"{fmt(start)} at the start, {fmt(end)} at the end (median of the last fifth)"
+    return Sign(series=series, strength=strength, since=at, reading=reading, said=said)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RisesPast:
+    """It grew along a trend to a multiple of its start."""
+
+    times: tuple[str, ...]
+    first: Strength = "strong"
+
+    def __call__(self, series: Series) -> Sign | None:
+        """The largest multiple it has passed."""
+        size = replace(series.finite, values=np.abs(series.finite.values))
+        if len(size) < 9:
+            raise CannotSay(too_short(series, 9))
+        start, end = level(size.first(0.1)), level(size.last(0.2))
+        passed = [name for name in self.times if start > 0.0 and end >= value(name) * start]
+        if not passed or trend(size).direction != "rises":
+            return None
+        at = since(size, lambda x: x >= value(passed[0]) * start)
+        said = {"start": fmt(start), "end": fmt(end), "times": f"{end / start:.3g}"}
+        reading = f"{fmt(start)} at the start, {fmt(end)} at the end (median of the last fifth)"
+        strength = STRENGTHS[STRENGTHS.index(self.first) + len(passed) - 1]
+        return Sign(series=series, strength=strength, since=at, reading=reading, said=said)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constant:
+    """Every measurement is the same, or nearly: the spread over the size is below a bound."""
+
+    within: str
+    least: str
+    strength: Strength = "strong"
+
+    def __call__(self, series: Series) -> Sign | None:
+        """From the first measurement on."""
+        finite = series.finite
+        if len(finite) < value(self.least):
+            raise CannotSay(too_short(series, value(self.least)))
+        low, high = float(finite.values.min()), float(finite.values.max())
+        if high - low > value(self.within) * max(abs(low), abs(high)):
+            return None
+        return Sign(
+            series=series,
+            strength=self.strength,
+            since=int(finite.steps[0]),
+            reading=f"{fmt(low)} at all {len(finite)} measurements",
+            said={"level": fmt(low), "count": str(len(finite))},
+        )
+
+
+def drafted(
+    run: RunData,
+    sign: Sign,
+    title: str,
+    *more: Evidence | None,
+    role: Role = "plain",
+    basis: Basis = "heuristic",
+    values: Mapping[str, str] | None = None,
+) -> Draft:
+    """A finding of a sign: its title with what the outcome did, both as evidence."""
+    progress = outcome_of(run)
+    then = "" if progress is None else f", and the {progress.noun} {progress.then}"
+    draft = finding(
+        title.format_map(sign.said) + then,
+        sign.evidence,
+        *more,
+        *sign.more,
+        progress and progress.evidence,
+        strength=sign.strength,
+        role=sign.role or role,
+        basis=sign.basis or basis,
+        since_step=sign.since,
+        block=sign.series.parts.get("block"),
+        fix=sign.fix,
+    )
+    return replace(draft, values={**sign.said, **(values or {})})
+
+
+def blocks(
+    template: str, least: str, *, log: bool = False, layers: bool = False
+) -> Callable[[RunData], list[Series]]:
+    """The series of every block (and layer) that are long enough, log10 of them if asked."""
+
+    def chosen(run: RunData) -> list[Series]:
+        all_ = [each for each in run.every(template) if layers or not layered(each)]
+        found = [each for each in map(log10 if log else _same, all_) if enough(each, value(least))]
+        if not found:
+            raise CannotSay(too_short(run.every(template), value(least), metric=template))
+        return found
+
+    return chosen
+
+
+def _same(series: Series) -> Series:
+    return series.finite
+
+
+def worst(series: Sequence[Series], sign: Detector, level: str | None = None) -> Sign | None:
+    """The strongest sign among several series, with how many of them show it; those with a p-value
+    must hold for all at once (Bonferroni)."""
+    found = [each for each in map(sign, series) if each is not None]
+    if level is not None:
+        found = [x for x in found if x.p_value is None or x.p_value * len(series) < value(level)]
+    if not found:
+        return None
+    most = max(found, key=lambda each: (STRENGTHS.index(each.strength), each.rank))
+    count = f"; {len(found)} of {len(series)} blocks" if len(series) > 1 else ""
+    said = {"block": where(most.series), **most.said}
+    return replace(most, reading=most.reading + count, said=said)
+
+
+def declare(
+    id: str,
+    text: str,
+    *,
+    family: str,
+    metric: str,
+    sign: Detector,
+    title: str,
+    role: Role = "plain",
+    basis: Basis = "heuristic",
+    setting: tuple[str, str] | None = None,
+    fields: tuple[Field, ...] = (),
+    unless: Callable[[RunData, Sign], bool] | None = None,
+    over: Callable[[RunData], Sequence[Series]] | None = None,
+    level: str | None = None,
+    beside: Beside | None = None,
+) -> None:
+    """Register a rule that is data. `setting`: an entry of trainers.SETTINGS and our own words for
+    it; `fields`: where it applies, everywhere without; `unless`: what excuses the sign; `over`: the
+    series that are looked at where they are several, `level` what their p-values must reach
+    together; `beside`: the sign with what else the run shows, or None."""
+
+    def judge(run: RunData) -> Verdict:
+        if fields and field_of(run) not in fields:
+            return None
+        series = [needed(run, metric)] if over is None else over(run)
+        found = worst(series, sign, level)
+        if found is not None and beside is not None:
+            found = beside(run, found)
+        if found is None or (unless is not None and unless(run, found)):
+            return None
+        key = "" if setting is None else key_for(run, *setting, found.series)
+        return drafted(run, found, title, role=role, basis=basis, values={"key": key})
+
+    rule(id, text, needs=(metric,), family=family)(judge)

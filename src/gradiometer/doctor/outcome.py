@@ -1,0 +1,584 @@
+"""What became of the thing that is trained for: one `Outcome`, computed once, for the whole doctor.
+
+Which series it is (a held-out score before the training reward), where it started, its best and
+when, where it stands and since when, and how sure that is. Whether it rose is `maths.gains`; that
+the rise is large enough to matter is measured in a unit of the task: the way to a known maximum,
+the distance of a negative reward from zero, or the reward's own size.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, final
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from gradiometer.doctor import thresholds
+from gradiometer.doctor.rundata import RunData, Series
+from gradiometer.doctor.signs import level, number, robust_sigma, shown
+from gradiometer.maths.gains import LIKELY, Gain, gain, stands_apart, without_tails
+from gradiometer.maths.trends import LEVEL, Drift, drift
+from gradiometer.records import Evidence
+from gradiometer.store.reader import Floats, Ints
+from gradiometer.words import fmt
+
+__all__ = [
+    "Course",
+    "Fate",
+    "Outcome",
+    "at_maximum",
+    "at_rest",
+    "began_trained",
+    "detectable_rise",
+    "flat_outcome",
+    "held_out",
+    "judge_series",
+    "known_maximum",
+    "learning",
+    "length_is_return",
+    "near_best",
+    "outcome_of",
+    "rises",
+    "rising_elsewhere",
+    "slope",
+    "stuck",
+    "suffers",
+    "told_best",
+    "trained_for",
+    "worse_outcome",
+]
+
+limits = thresholds.group("course")
+CHECKPOINTS = (
+    "start",
+    "resume",
+    "resume_from",
+    "resume_from_checkpoint",
+    "init_from",
+    "init_checkpoint",
+    "load_path",
+)
+"""Settings that name the weights a training goes on from."""
+NOUNS = {
+    "val/success_rate": "held-out success rate",
+    "val/reward": "held-out score",
+    "success_rate": "success rate",
+    "val/preference/accuracy": "held-out preference accuracy",
+    "preference/accuracy": "preference accuracy",
+    "preference/margin": "preference margin",
+    "val/loss": "held-out loss",
+    "loss": "loss",
+}
+
+Course: TypeAlias = Literal["best", "gained", "flat", "fell", "unclear"]
+Fate: TypeAlias = Literal["best", "rises", "stands", "stuck", "fell", "early", "unknown"]
+"""What became of a run, as a sign is weighed by it."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of what is trained for."""
+
+    series: Series
+    """Without NaN and Inf; of a loss the loss itself."""
+    noun: str
+    course: Course
+    """At the known maximum; above its start; neither; below its start or its best; not to be told
+    from this many measurements with this noise."""
+    start: float
+    end: float
+    top: float
+    """The best level it had, over a tenth of the series."""
+    top_step: int
+    known_best: float | None
+    """The known maximum, where the run wrote it down."""
+    spread: float
+    """Of single measurements about their level in the last half."""
+    quiet: float
+    """The same of the quieter half, which an early or a late rise is not in."""
+    unit: float
+    """The size of a change that decides the task."""
+    score: float
+    """Of the rise, in standard errors (`maths.gains`)."""
+    came_down: bool
+    """Whether it lost more of its best than its noise explains."""
+    constant: bool
+    """Whether it tells nothing apart: every measurement is the same, or nearly."""
+
+    @property
+    def way(self) -> float:
+        """From start to end, up where that is better; of a loss what it fell."""
+        return self.start - self.end if self.lower_is_better else self.end - self.start
+
+    @property
+    def visible(self) -> bool:
+        """Whether it rose to the eye, and by enough to matter; its noise may still have done it."""
+        return self.way > max(limits.by_eye * self.quiet, limits.min_gain * self.unit)
+
+    @property
+    def lost(self) -> float:
+        """Of what was gained up to the best, the share that is gone; 0 where nothing was gained."""
+        gained = self.start - self.top if self.lower_is_better else self.top - self.start
+        return max(0.0, 1.0 - self.way / gained) if gained > 0.0 else 0.0
+
+    @property
+    def lower_is_better(self) -> bool:
+        """Whether it is a loss."""
+        return self.series.metric.name.endswith("loss")
+
+    @property
+    def collapsed(self) -> bool:
+        """Whether it ended far below where it started."""
+        return self.course == "fell" and -self.way >= limits.large_loss * self.unit
+
+    @property
+    def then(self) -> str:
+        """What it did, to go on a sentence with."""
+        if self.course in ("best", "gained"):
+            return f"stands at {fmt(self.end)}"
+        if self.course == "fell":
+            return f"fell: {fmt(self._fell_from)} to {fmt(self.end)}"
+        return f"did not rise: {fmt(self.start)} to {fmt(self.end)}"
+
+    @property
+    def _fell_from(self) -> float:
+        return self.top if self.came_down else self.start
+
+    @property
+    def in_words(self) -> str:
+        """What became of it, as a sentence without its full stop."""
+        steps = f"from step {self.series.steps[0]} to {self.series.steps[-1]}"
+        if self.course == "best":
+            return f"the {self.noun} stands at its maximum, {fmt(self.end)}"
+        if self.constant:
+            return f"the {self.noun} is {fmt(self.end)} {steps}: it tells nothing apart"
+        best = f"best {fmt(self.top)} at step {self.top_step}, {fmt(self.end)} now"
+        if self.came_down and self.course in ("gained", "fell"):
+            return f"the {self.noun} came down: {fmt(self.start)} at the start, {best}"
+        if self.course in ("gained", "fell"):
+            verb = "fell" if (self.course == "fell") != self.lower_is_better else "rose"
+            return f"the {self.noun} {verb} from {fmt(self.start)} to {fmt(self.end)}"
+        if self.visible:
+            return f"the {self.noun} went from {fmt(self.start)} to {fmt(self.end)}"
+        return f"the {self.noun} stood at {fmt(self.end)} ± {fmt(self.spread)} {steps}"
+
+    @property
+    def stuck(self) -> bool:
+        """Nothing was gained. Where nobody can tell, a rise larger than the noise is believed."""
+        if self.course == "unclear":
+            return self.way <= max(self.spread, limits.min_gain * self.unit)
+        return self.course in ("flat", "fell")
+
+    @property
+    def standing(self) -> bool:
+        """Something was gained, but hardly any since the third quarter, and not all there is."""
+        quarter = max(2, len(self.series) // 4)
+        third, last = self.series.values[-2 * quarter : -quarter], self.series.values[-quarter:]
+        with np.errstate(over="ignore", invalid="ignore"):
+            gained = abs(self.end - self.start)
+            rest = float(last.mean() - third.mean()) <= limits.stands * gained
+        return rest and not self.stuck and self.course != "best"
+
+    @property
+    def few(self) -> bool:
+        """Whether nobody would judge so short a curve; an evaluation is worth more than a step."""
+        held = self.series.metric.name.startswith("val/")
+        return not held and len(self.series) < limits.min_rows
+
+    @property
+    def rests(self) -> bool:
+        """Something was gained, and hardly any of it from the third quarter to the last, where a
+        straight rise gains a quarter."""
+        quarter = max(2, len(self.series) // 4)
+        third, last = self.series.values[-2 * quarter : -quarter], self.series.values[-quarter:]
+        with np.errstate(over="ignore", invalid="ignore"):
+            since = float(without_tails(last).mean() - without_tails(third).mean())
+        up = -since if self.lower_is_better else since
+        return not self.stuck and up <= limits.rests * abs(self.way)
+
+    @property
+    def short(self) -> bool:
+        """Whether more could be had, and that is known: of the way to a known maximum, or of a
+        score between 0 and 1."""
+        best = self.known_best
+        if best is None and self._is_score:
+            best = 1.0
+        if best is None or self.lower_is_better:
+            return False
+        return self.end - self.start < limits.short_of_best * (best - self.start)
+
+    @property
+    def _is_score(self) -> bool:
+        low, high = float(self.series.values.min()), float(self.series.values.max())
+        return 0.0 <= low < high <= 1.0
+
+    @property
+    def fate(self) -> Fate:
+        """What became of it, as signs are weighed by it."""
+        if self.few:
+            return "early"
+        if self.course == "best":
+            return "best"
+        if self.course == "fell" or suffers(self) is not None:
+            return "fell"
+        if self.stuck:
+            return "stuck"
+        return "stands" if self.rests else "rises"
+
+    @property
+    def evidence(self) -> Evidence:
+        """What the series reads at both ends."""
+        words = {
+            "best": "at its maximum",
+            "gained": "has risen",
+            "flat": "has not risen",
+            "fell": "has fallen",
+            "unclear": "has not clearly risen",
+        }
+        known = "" if self.known_best is None else f"; the maximum is {fmt(self.known_best)}"
+        reading = (
+            f"{words[self.course]}: {fmt(self.start)} at the start, {fmt(self.end)} at the"
+            f" end{known}"
+        )
+        return shown(self.series, reading)
+
+
+_KNOWN: WeakKeyDictionary[RunData, tuple[int, Outcome | None]] = WeakKeyDictionary()
+
+
+def outcome_of(run: RunData) -> Outcome | None:
+    """The outcome of a run; None where nothing that could be it has 8 measurements.
+
+    Held-out scores come first, and training rewards where those do not decide.
+    """
+    edition, found = _KNOWN.get(run, (None, None))
+    if edition != thresholds.edition():
+        found = _outcome(run)
+        _KNOWN[run] = (thresholds.edition(), found)
+    return found
+
+
+def _outcome(run: RunData) -> Outcome | None:
+    found = [judge_series(run, series) for series in _candidates(run)]
+    known = [each for each in found if each is not None]
+    decided = [each for each in known if each.course != "unclear" and not _silent(each, known)]
+    return next(iter(decided or known), None)
+
+
+def _candidates(run: RunData) -> list[Series]:
+    """What the training may be for, the most trustworthy first, long enough to be judged."""
+    found = (run.get(name) for name in run.outcomes)
+    return [
+        each.finite for each in found if each is not None and len(each.finite) >= limits.min_rewards
+    ]
+
+
+def _silent(outcome: Outcome, known: list[Outcome]) -> bool:
+    """A score that is the same every time says less than another that rises."""
+    rises = any(each.course == "gained" for each in known)
+    return outcome.constant and outcome.course != "best" and rises
+
+
+def judge_series(run: RunData, series: Series) -> Outcome | None:
+    """What became of one series; None where its numbers are beyond computing."""
+    values, sign = series.values, -1.0 if series.metric.name.endswith("loss") else 1.0
+    anew = series.metric.name.startswith("val/")
+    with np.errstate(all="ignore"):  # rewards of 1e300 are somebody's bug, not ours
+        up, down = (gain(each * sign * values, independent=anew) for each in (1.0, -1.0))
+    if up is None or down is None or not math.isfinite(up.end - up.start + up.error):
+        return None
+    places, levels = _levels(sign * values)
+    top = int(places[int(np.argmax(levels))])
+    best, end = float(levels.max()), float(levels[-1])
+    start = up.start if up.certain else -down.start if down.certain else _early(sign * values)
+    unit = _unit(run, series, sign * start, sign * end)
+    half = len(values) // 2
+    spread = float(np.std(without_tails(values[half:])))
+    quiet = min(_robust_spread(values[:half]), _robust_spread(values[half:]))
+    rose = best - start >= max(spread, 0.1 * (best - end))
+    came_down = rose and _came_down(sign * values, top, anew=anew)
+    visible = end - start > max(limits.by_eye * quiet, limits.min_gain * unit)
+    leapt = visible and stands_apart(sign * values)
+    start = float(sign * values[: max(3, len(values) // 20)].mean()) if leapt else start
+    course = _course(
+        up,
+        down,
+        unit=unit,
+        leapt=leapt,
+        came_down=came_down,
+        visible=visible,
+        gone=(start, best, end),
+    )
+    constant = _constant(values) and not visible and course in ("flat", "unclear", "fell")
+    if sign > 0.0 and (at_maximum(run, series) or (constant and _every_step_survived(run, values))):
+        course = "best"
+    return Outcome(
+        series=series,
+        noun=NOUNS.get(series.metric.name, "reward"),
+        course=course,
+        start=sign * start,
+        end=sign * end,
+        top=sign * best,
+        top_step=int(series.steps[top + _window(values) // 2]),
+        known_best=told_best(run),
+        spread=spread,
+        quiet=quiet,
+        unit=unit,
+        score=up.score,
+        came_down=came_down and course != "best",
+        constant=constant,
+    )
+
+
+def _course(
+    up: Gain,
+    down: Gain,
+    *,
+    unit: float,
+    came_down: bool,
+    visible: bool,
+    leapt: bool,
+    gone: tuple[float, float, float],
+) -> Course:
+    start, best, end = gone
+    enough = limits.min_gain * unit
+    if came_down and best - end >= enough:
+        return "fell" if end - start < limits.lost * (best - start) else "gained"
+    if leapt or (up.certain and up.end - up.start >= enough):
+        return "gained"
+    if down.certain and down.end - down.start >= enough:
+        return "fell"
+    seen = 3.0 * up.error <= limits.needed * unit or up.count >= limits.many * up.memory
+    most = max(up.end - up.start, down.end - down.start) + 3.0 * up.error
+    small = up.certain or down.certain or most < enough  # less than anybody would care about
+    return "flat" if small or (seen and up.score < LIKELY and not visible) else "unclear"
+
+
+def _levels(values: Floats) -> tuple[Ints, Floats]:
+    """Means over a tenth of the series (medians where it has tails), and where they begin."""
+    window = _window(values)
+    starts = np.unique(
+        np.linspace(0, len(values) - window, int(limits.most_levels)).astype(np.int64)
+    )
+    heavy = bool((without_tails(values) != values).any())
+    middle = np.median if heavy else np.mean
+    return starts, np.array([float(middle(values[at : at + window])) for at in starts])
+
+
+def _window(values: Floats) -> int:
+    return max(3, round(limits.window * len(values)))
+
+
+def _robust_spread(values: Floats) -> float:
+    """From the 10th and 90th percentile; of what is nearly always the same the plain one."""
+    low, high = np.percentile(values, [10, 90])
+    return float(high - low) / limits.tenth_to_tenth or float(np.std(values))
+
+
+def _early(values: Floats) -> float:
+    return float(without_tails(values)[: max(3, len(values) // 5)].mean())
+
+
+def _constant(values: Floats) -> bool:
+    """Whether the last half hardly varies, for its size."""
+    late = values[len(values) // 2 :]
+    return float(np.std(without_tails(late))) <= limits.constant * float(np.abs(np.median(late)))
+
+
+def _every_step_survived(run: RunData, values: Floats) -> bool:
+    """Whether each step earns the same and no episode ever was longer than all of the last ones."""
+    late = values[len(values) // 2 :]
+    return float(np.ptp(late)) == 0.0 and late[0] == values.max() and length_is_return(run)
+
+
+def _came_down(values: Floats, best: int, *, anew: bool) -> bool:
+    """Whether what follows the best stretch falls, with a margin: the best was picked."""
+    found = gain(-values[best:], independent=anew)
+    return found is not None and found.certain and found.score >= limits.picked
+
+
+def _unit(run: RunData, series: Series, start: float, end: float) -> float:
+    """The size of what there is to be gained or lost."""
+    best, random = known_maximum(run, series), number(run.fact("random_reward", "random_return"))
+    size = max(abs(start), abs(end), 0.5 * float(np.std(without_tails(series.values))), 1e-12)
+    if best is not None:
+        lowest = start if random is None else random
+        return best - lowest if best > lowest else size
+    low, high = float(series.values.min()), float(series.values.max())
+    score = low >= 0.0 and high <= 1.0 and high - low > 0.0
+    return min(size, max(1.0 - start, 0.1 * size)) if score else size
+
+
+def began_trained(run: RunData) -> bool:
+    """Whether the training began with a checkpoint: it may have had nothing left to learn."""
+    return isinstance(found := run.fact(*CHECKPOINTS), str) and found.lower() not in (
+        "",
+        "none",
+        "null",
+        "false",
+    )
+
+
+def held_out(run: RunData) -> Series | None:
+    """The score on what is not trained on."""
+    return run.get("val/reward") or run.get("val/success_rate")
+
+
+def slope(series: Series) -> Drift | None:
+    """The trend of any size; None below 8 points, without a p-value below 8 blocks."""
+    finite = series.finite
+    return drift(finite.steps, finite.values, min_effect=0.0)
+
+
+def rises(series: Series | None) -> bool | None:
+    """Whether a series rises by any amount that is not chance; None when nobody can tell."""
+    found = None if series is None else slope(series)
+    if found is None or found.p_value is None:
+        return None
+    return found.significant and found.change > 0.0
+
+
+def known_maximum(run: RunData, reward: Series) -> float | None:
+    """What the task allows at most, where the run wrote it down or the quantity is a rate."""
+    best = told_best(run)
+    if best is not None:
+        return best
+    if reward.metric.name in ("success_rate", "val/success_rate"):
+        return 1.0
+    longest, length = number(run.fact("max_episode_steps")), run.get("episode_length")
+    if longest is not None and longest > 0.0 and length is not None and length_is_return(run):
+        return longest * level(reward) / level(length)
+    return None
+
+
+def at_maximum(run: RunData, reward: Series) -> bool:
+    """Whether the task is solved: the reward at its known maximum, or a score in [0, 1] near 1."""
+    best = known_maximum(run, reward)
+    if best is not None and near_best(level(reward.last(0.2)), best, level(reward.first(0.1))):
+        return True
+    if told_best(run) is not None:
+        return False
+    scores = (reward, run.get("success_rate"), run.get("val/success_rate"), run.get("val/reward"))
+    return any(score is not None and _near_one(score) for score in scores)
+
+
+def _near_one(score: Series) -> bool:
+    values = score.finite.values
+    within = len(values) > 0 and float(values.min()) >= 0.0 and float(values.max()) <= 1.0
+    return within and level(score.last(0.2)) >= 1.0 - limits.near_best
+
+
+def length_is_return(run: RunData) -> bool:
+    """Whether each step earns the same, so that the return is the length (CartPole)."""
+    reward, length = run.get("reward"), run.get("episode_length")
+    if reward is None or length is None:
+        return False
+    _, mine, theirs = np.intersect1d(reward.finite.steps, length.finite.steps, return_indices=True)
+    returns, lengths = reward.finite.values[mine], length.finite.values[theirs]
+    if len(mine) < 3 or bool((lengths <= 0).any()) or bool((returns <= 0).any()):
+        return False
+    ratio = returns / lengths
+    middle = float(np.median(ratio))
+    return float(np.percentile(np.abs(ratio - middle), 90)) <= limits.same_ratio * middle
+
+
+def detectable_rise(series: Series, found: Drift) -> float:
+    """The rise over the window that its trend test sees in four of five runs like it.
+
+    Of k block means with residual spread s, a change over the window has the standard error s
+    √(12(k−1)/(k(k+1))), and the test at α sees t_{1−α/2} + t_{power} of those (Mann–Kendall needs 2
+    % more data than least squares).
+    """
+    from scipy.special import stdtrit  # 40 ms to import
+
+    k, values = found.num_blocks, series.finite.values
+    means = values[len(values) - k * found.block :].reshape(k, found.block).mean(axis=1)
+    place = np.arange(k) - (k - 1) / 2.0
+    residual = means - means.mean() - place * float(place @ means) / float(place @ place)
+    spread = math.sqrt(float(residual @ residual) / (k - 2))
+    error = spread * math.sqrt(12.0 * (k - 1) / (k * (k + 1)))
+    return error * float(stdtrit(k - 2, 1.0 - LEVEL / 2.0) + stdtrit(k - 2, limits.power))
+
+
+def suffers(outcome: Outcome | None) -> Evidence | None:
+    """The reward that fell: below its start, or well below what it had reached; else None."""
+    if outcome is None or outcome.course == "best":
+        return None
+    if outcome.course == "fell" and not outcome.came_down:
+        return outcome.evidence
+    if outcome.lost < (limits.lost if outcome.came_down else limits.half_lost):
+        return None
+    # curves too smooth or too short for a test
+    if not outcome.came_down and not _clearly_down(outcome):
+        return None
+    return shown(
+        outcome.series,
+        f"rose to {fmt(outcome.top)} by step {outcome.top_step} and came down to"
+        f" {fmt(outcome.end)}",
+    )
+
+
+def _clearly_down(outcome: Outcome) -> bool:
+    jitter = robust_sigma(np.diff(outcome.series.values))
+    fell = outcome.top - outcome.end
+    return outcome.top - outcome.start >= outcome.spread and fell >= max(
+        limits.clearly * jitter, limits.min_gain * outcome.unit
+    )
+
+
+def rising_elsewhere(run: RunData, start: int) -> bool:
+    """Whether another measure of success rises from that step on, as under a curriculum."""
+    names = ("val/reward", "val/success_rate", "success_rate", "best_reward")
+    found = [run.get(name) for name in names]
+    return any(rises(series.since(start)) for series in found if series is not None)
+
+
+def trained_for(run: RunData) -> Series | None:
+    """What the updates see of it: the training reward, or else the success rate."""
+    return run.get("reward") or run.get("success_rate")
+
+
+def learning(run: RunData) -> bool | None:
+    """Whether the outcome rose and keeps it, or is at its maximum; None when nobody can tell."""
+    found = outcome_of(run)
+    if found is None or found.course == "unclear":
+        return None
+    return found.course in ("best", "gained") and suffers(found) is None
+
+
+def told_best(run: RunData) -> float | None:
+    """The most a policy can earn, where the run wrote it down."""
+    return number(run.fact("max_reward", "max_return", "best_possible_reward", "reward_threshold"))
+
+
+def near_best(end: float, best: float, start: float, *, within: float | None = None) -> bool:
+    """Whether the end is that close to the maximum (it may be negative), by shares of the way."""
+    share = limits.near_best if within is None else within
+    return end >= best - share * max(abs(best), best - start)
+
+
+def stuck(run: RunData) -> bool | None:
+    """Whether the outcome never rose out of its noise and is not at its maximum; None: unknown."""
+    found = outcome_of(run)
+    return None if found is None else found.stuck
+
+
+def at_rest(run: RunData) -> bool:
+    """Whether the training began with a trained policy, and lost nothing of it."""
+    found = outcome_of(run)
+    return found is not None and found.course != "fell" and began_trained(run)
+
+
+def flat_outcome(run: RunData) -> tuple[Evidence, ...]:
+    """The outcome as evidence where it is stuck; nothing otherwise."""
+    found = outcome_of(run)
+    return (found.evidence,) if found is not None and found.stuck else ()
+
+
+def worse_outcome(run: RunData) -> tuple[Evidence, ...]:
+    """The same, and where it rose and came down again."""
+    fell = suffers(outcome_of(run))
+    return flat_outcome(run) if fell is None else (fell,)

@@ -1,0 +1,203 @@
+"""How episodes end: cut off, never, at once, or ever later.
+
+A time limit that good policies reach, and a task of fixed length, are excuses in control. They are
+none for a language model, whose answer ends with a token: what is cut there was never scored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from gradiometer.doctor import thresholds
+from gradiometer.doctor.declared import Constant, FallsTo, RisesPast, Sign, Stays, declare, drafted
+from gradiometer.doctor.outcome import (
+    at_maximum,
+    held_out,
+    length_is_return,
+    trained_for,
+)
+from gradiometer.doctor.rule import Skipped, Verdict, needed, rule, unlogged
+from gradiometer.doctor.rundata import RunData, Series
+from gradiometer.doctor.signs import enough, reads
+from gradiometer.doctor.trainers import field_of, key_for
+from gradiometer.maths.trends import correlation
+from gradiometer.records import Evidence
+from gradiometer.words import fmt
+
+__all__: list[str] = []
+
+limits = thresholds.group("length")
+
+
+def _excused(run: RunData, sign: Sign) -> bool:
+    """In control: a task of fixed length, or a time limit that good policies reach."""
+    if field_of(run) in ("language", "preference"):
+        return False
+    cut, reward = sign.series, trained_for(run)
+    if bool((cut.finite.values >= 1.0).all()):
+        return True
+    return reward is not None and (
+        at_maximum(run, reward) or length_is_return(run) or _earns(cut, reward)
+    )
+
+
+def _earns(cut: Series, reward: Series) -> bool:
+    """Whether more is earned where more is cut off."""
+    _, mine, theirs = np.intersect1d(cut.finite.steps, reward.finite.steps, return_indices=True)
+    together = correlation(cut.finite.values[mine], reward.finite.values[theirs])
+    return together is not None and together.rho >= limits.together
+
+
+declare(
+    "truncation",
+    """
+    cause: What is cut off gets the reward of a failure however good its beginning was, and a value
+      target as if the episode had ended there: the gradient teaches noise about those samples.
+    fix: Allow longer episodes or completions, or leave those that were cut off out of the loss:
+      {key}
+    fix: Bootstrap the value at a time limit instead of treating it as an end (truncated, not
+      terminated, in Gymnasium).
+    confirm: Leave the cut-off samples out of the loss for a tenth of the run and compare the
+      held-out score.
+    see: F6
+    see: arXiv 2503.14476 (DAPO, overlong filtering)
+    see: arXiv 1712.00378 (time limits in RL)
+    """,
+    family="length",
+    metric="truncated_fraction",
+    sign=Stays(above=("length/cut_often", "length/cut_mostly", "length/cut_all"), first="present"),
+    title="{percent} of the episodes are cut off at the largest length",
+    setting=("length", "the largest length, and the mask of what was cut off"),
+    unless=_excused,
+)
+
+
+@rule(
+    "never-ends",
+    """
+    cause: No answer ends: the policy does not know the token that ends one, or the sampler does not
+      stop at it, so every answer is cut where the budget ends and is scored as it stands.
+    fix: Check that the model was trained to end an answer and that the sampler stops there: {key}
+    fix: Penalise what does not end, and read five samples to their last token
+    confirm: Sample ten answers with ten times the budget: if none ends, it is the token.
+    see: F6
+    see: TRL PPO: missing_eos_penalty
+    """,
+)
+def never_ends(run: RunData) -> Verdict:
+    """A language model none of whose answers ends by itself."""
+    if field_of(run) != "language":
+        return Skipped(why="only the answers of a language model end with a token")
+    ended = run.get("eos_fraction") or run.get("eos_count")
+    length = run.get("episode_length")
+    if ended is not None:
+        sign = Stays(below=("length/no_end",), first="total")(ended)
+        title = "No answer ends by itself: {level} of them have an end-of-sequence token"
+    elif length is not None and not run.has("truncated_fraction"):
+        sign = Constant(within="length/same_length", least="length/min_lengths")(length)
+        title = "Every answer has {level} tokens: none ends by itself"
+        if sign is not None and float(sign.said["level"]) <= limits.one_token:
+            return None
+    else:
+        return None if length is not None else unlogged("eos_fraction")
+    if sign is None:
+        return None
+    key = key_for(run, "stop-token", "the end-of-sequence token of model and sampler", sign.series)
+    return drafted(run, sign, title, values={"key": key})
+
+
+@rule(
+    "episodes-end-at-once",
+    """
+    cause: Nothing can be learned from episodes of a few steps: a termination that is met at the
+      start (a limit, a contact, a wrong unit), a reset into a state that is already over, or a
+      policy that found out that ending costs least.
+    fix: Print why the first ten episodes end, and the state they start in: {key}
+    fix: Make sure that staying alive does not cost more than ending: the sum of the rewards of a
+      good episode must lie above that of an early end
+    confirm: Let random actions play: if their episodes are longer, the policy ends them on purpose.
+    see: arXiv 1712.00378
+    """,
+    needs=("episode_length",),
+)
+def episodes_end_at_once(run: RunData) -> Verdict:
+    """Episodes of a few steps, or ever shorter ones, with a reward that went nowhere."""
+    if field_of(run) in ("language", "preference"):
+        return None
+    length = needed(run, "episode_length")
+    sign = Stays(below=("length/at_once", "length/one_step"))(length)
+    title = "Episodes end after {level} steps"
+    if sign is None:
+        sign = FallsTo(shares=("length/shrunk",))(length)
+        title = "Episodes shrank from {start} steps to {end}"
+    if sign is None:
+        return None
+    key = key_for(run, "reset", "the environment's termination and reset", length)
+    return drafted(run, sign, title, role="harmless", values={"key": key})
+
+
+@rule(
+    "length-exploit",
+    """
+    cause: The reward pays for length itself, or the loss weighs long answers more, so the policy
+      learned to go on.
+    fix: Reward what an answer says and not how long it is: subtract the length's part, or score it
+      per token.
+    fix: Take the length bias out of the loss: loss_type='dr_grpo' in TRL,
+      actor_rollout_ref.actor.loss_agg_mode='seq-mean-token-sum-norm' in verl.
+    confirm: Cut the longest answers to the old length and score them again: the reward falls, the
+      other does not.
+    see: F5
+    see: arXiv 2310.03716 (length correlations in RLHF)
+    see: arXiv 2503.20783 (Dr. GRPO)
+    """,
+    needs=("episode_length",),
+)
+def length_exploit(run: RunData) -> Verdict:
+    """Answers grow by half and the reward with them, while the held-out score hardly gains; or they
+    grow to a multiple and nothing is gained at all."""
+    length, reward, held = needed(run, "episode_length"), run.get("reward"), held_out(run)
+    if length_is_return(run):
+        return None
+    grown = RisesPast(times=("length/growth",))(length)
+    if grown is None:
+        return None
+    title = "Episodes grew from {start} to {end}"
+    carried = _carried(reward, held, length)
+    if carried:
+        hardly = f"{title} and the reward with them; the held-out score hardly gained"
+        return replace(drafted(run, grown, hardly, *carried), severity="warn", basis="statistical")
+    if field_of(run) != "language":
+        return unlogged("val/reward") if held is None else None
+    exploded = RisesPast(times=("length/explosion", "length/explosion_far"), first="present")(
+        length
+    )
+    if exploded is None:
+        return None
+    return drafted(run, exploded, title)
+
+
+def _carried(reward: Series | None, held: Series | None, length: Series) -> tuple[Evidence, ...]:
+    """The reward that grew with the length, and the held-out score that did not."""
+    if reward is None or held is None or not enough(held, limits.min_evaluations):
+        return ()
+    _, mine, theirs = np.intersect1d(reward.finite.steps, length.finite.steps, return_indices=True)
+    together = correlation(reward.finite.values[mine], length.finite.values[theirs])
+    gain, carried = _gain(reward), _gain(held)
+    if together is None or together.rho < limits.together or gain <= 0.0:
+        return ()
+    if carried >= limits.carried_over * gain:
+        return ()
+    return (
+        reads(reward, f"gained {fmt(gain)}; rank correlation with the length {fmt(together.rho)}"),
+        reads(held, f"gained {fmt(carried)}, {carried / gain:.0%} of that"),
+    )
+
+
+def _gain(series: Series) -> float:
+    """From the median of the first fifth, or two measurements, to that of the last."""
+    values = series.finite.values
+    ends = max(2, round(0.2 * len(values)))
+    return float(np.median(values[-ends:]) - np.median(values[:ends]))

@@ -1,0 +1,423 @@
+"""Whether the reward is earned as it was meant: against a held-out score, by its parts, or not at
+all.
+
+A log with several reward functions shows more than their sum: which of them the rise is, which
+gives the signal, and which never moves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from gradiometer.doctor import thresholds
+from gradiometer.doctor.declared import Constant, Sign, drafted
+from gradiometer.doctor.outcome import (
+    Outcome,
+    at_maximum,
+    held_out,
+    judge_series,
+    outcome_of,
+    rises,
+    trained_for,
+)
+from gradiometer.doctor.rule import (
+    Draft,
+    Skipped,
+    Verdict,
+    finding,
+    needed,
+    rule,
+    too_short,
+    unlogged,
+    words,
+)
+from gradiometer.doctor.rundata import RunData, Series
+from gradiometer.doctor.signs import enough, level, number, reads, trend
+from gradiometer.doctor.trainers import field_of, key_for
+from gradiometer.maths.gains import without_tails
+from gradiometer.names import vocabulary, words_of
+from gradiometer.records import Evidence
+from gradiometer.words import fmt
+
+__all__: list[str] = []
+
+limits = thresholds.group("reward")
+FUNCTIONS = "rewards/<function>/<statistic>"
+
+
+@rule(
+    "reward-hacking",
+    """
+    cause: The policy earns the reward in a way that was not meant: it exploits the reward model or
+      the verifier, or it has learned the training prompts and levels by heart.
+    fix: Stop at the step where the held-out score was best.
+    fix: Raise the KL penalty to the reference (beta in TRL, actor_rollout_ref.actor.kl_loss_coef in
+      verl).
+    fix: Read the twenty best-rewarded samples: what they share is the exploit; take it out of the
+      reward.
+    fix: If the samples are honest, train on more prompts or levels.
+    confirm: Score the same samples with a judge that was not trained on: it hardly agrees with the
+      reward.
+    see: arXiv 2210.10760 (scaling laws for reward model overoptimization)
+    """,
+    needs=("reward",),
+)
+def reward_hacking(run: RunData) -> Verdict:
+    """The reward rises while the held-out score falls, over the run or its last half; or, without
+    one, the rise is that of one part of the reward while another is not earned."""
+    reward, held = needed(run, "reward"), held_out(run)
+    sided = _one_sided(run)
+    if sided is not None and not _is_side(sided.carrier):
+        return _by_parts(run, sided)
+    if held is None:
+        return unlogged("val/reward")
+    if trend(held).direction is None and trend(held.last(0.5)).direction is None:
+        return too_short(held, "16 evaluations, 8 independent blocks of two, needed")
+    for share in (1.0, 0.5):
+        scores = held.finite.last(share)
+        proxies = reward.finite.since(int(scores.steps[0]))
+        up, down = trend(proxies), trend(scores)
+        if up.direction != "rises" or down.direction != "falls":
+            continue
+        gap = up.change / _size(proxies) - down.change / _size(scores)
+        if gap >= limits.gap:
+            more, less = fmt(up.change), fmt(-down.change)
+            worse = level(held.last(0.2)) < level(held.first(0.2))
+            wide = f"falls by {less} over the same steps: a gap of {gap:.0%} of their sizes"
+            return finding(
+                f"The reward rises by {more} while the held-out score falls by {less}",
+                reads(proxies, f"rises by {more} over these steps"),
+                reads(scores, wide),
+                severity="critical" if worse and gap >= limits.wide_gap else "warn",
+                basis="statistical",
+                since_step=int(scores.steps[0]),
+            )
+    return None
+
+
+def _size(series: Series) -> float:
+    """What a change is compared with: the typical size, or the spread if that is larger."""
+    values = series.finite.values
+    return max(abs(level(series)), float(np.subtract(*np.percentile(values, [90, 10]))), 1e-12)
+
+
+PARTS_WORDS = words(
+    """
+    cause: The policy found the part of the reward that can be had without the task, and the sum
+      cannot tell the difference.
+    fix: Make the part that matters decide: {key}; give the other one only where the first is earned
+    fix: Read the twenty best-rewarded samples: what they share is the exploit
+    fix: Easier tasks first, if {left} is never earned at all: what is never seen is never learned
+    confirm: Train a tenth of the run with {left} alone: if it does not rise either, it is too hard
+      or broken; if it does, the other part was in its way.
+    see: F4
+    see: F7
+    """
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rise:
+    """A reward whose rise is that of one of its parts, and the part that stayed behind."""
+
+    carrier: Series
+    left: Series
+    share: float
+    """Of what all parts gained, the carrier's."""
+
+    @property
+    def nothing(self) -> bool:
+        """Whether hardly anything of the other part is earned."""
+        least = limits.never_earned * abs(level(self.carrier.last(0.2)))
+        return level(self.left.last(0.2)) <= least
+
+    @property
+    def evidence(self) -> tuple[Evidence, ...]:
+        """Both, from the first fifth to the last."""
+        return tuple(
+            reads(
+                each,
+                f"{fmt(level(each.first(0.2)))} in the first fifth,"
+                f" {fmt(level(each.last(0.2)))} in the last (medians)",
+            )
+            for each in (self.carrier, self.left)
+        )
+
+
+def _means(run: RunData) -> list[Series]:
+    """The mean of each reward function, with its weight, where it is long enough."""
+    found = [each for each in run.every(FUNCTIONS) if each.parts.get("statistic") == "mean"]
+    return [each.finite for each in found if enough(each, limits.min_windowed)]
+
+
+def _throughout(run: RunData, progress: Outcome) -> bool:
+    """Whether a reward is the same from its start on, not only since it collapsed."""
+    values = progress.series.values
+    spread = float(np.std(without_tails(values)))
+    if not progress.constant or progress.few or float(np.ptp(values)) == 0.0:
+        return progress.constant and not progress.few
+    # of a return the size says nothing, of a score it does
+    same = spread <= 2.0 * thresholds.value("course/constant") * abs(float(np.median(values)))
+    return same and field_of(run) == "language"
+
+
+def _is_side(series: Series) -> bool:
+    """Whether a function is not the task: its form, its length, a bonus or a penalty."""
+    side = vocabulary().side | {"penalty", "bonus", "tag", "tags", "xml", "soft", "strict"}
+    return bool(set(words_of(series.parts["function"])) & side)
+
+
+def _weighted(run: RunData, series: Series) -> Series:
+    return replace(series, values=_weight(run, series.parts["function"]) * series.values)
+
+
+def _gained(series: Series) -> float:
+    return level(series.last(0.2)) - level(series.first(0.2))
+
+
+def _one_sided(run: RunData) -> _Rise | None:
+    """Where the reward rose, by one part alone, and another that could be the task did not."""
+    parts, reward = [_weighted(run, each) for each in _means(run)], trained_for(run)
+    if len(parts) < 2 or reward is None:
+        return None
+    whole = judge_series(run, reward.finite)
+    if whole is None or whole.course != "gained" or _success(run):
+        return None
+    gains = [max(0.0, _gained(each)) for each in parts]
+    carrier, share = parts[int(np.argmax(gains))], max(gains) / (sum(gains) or 1.0)
+    explains = max(gains) >= limits.left_behind * _gained(whole.series)
+    if share < limits.carries or not explains or rises(carrier) is not True:
+        return None
+    half = limits.left_behind * abs(level(carrier.last(0.2)))
+    behind = [
+        each
+        for each in parts
+        if each is not carrier
+        and not _is_side(each)
+        and rises(each) is not True
+        and level(each.last(0.2)) <= half
+    ]
+    least = min(behind, key=lambda each: level(each.last(0.2)), default=None)
+    return None if least is None else _Rise(carrier=carrier, left=least, share=share)
+
+
+def _by_parts(run: RunData, found: _Rise) -> Draft:
+    mine, other = (each.parts["function"] for each in (found.carrier, found.left))
+    alone = "format alone" if _is_side(found.carrier) else f"{mine!r} alone"
+    progress = outcome_of(run)
+    return finding(
+        f"The reward rises by {alone}: {mine!r} has {found.share:.0%} of the gain, and {other!r}"
+        f" stays at {fmt(level(found.left.last(0.2)))}",
+        *found.evidence,
+        progress and progress.evidence,
+        severity="critical" if found.nothing else "warn",
+        basis="statistical",
+        since_step=int(found.carrier.steps[0]),
+        words=PARTS_WORDS,
+        key=key_for(run, "reward-functions", "the weights of the reward functions", found.left),
+        left=f"{other!r}",
+    )
+
+
+@rule(
+    "reward-term-dead",
+    """
+    cause: A reward that is the same for every sample takes part in no advantage: the function is
+      broken (it fails on every input, matches nothing, or is never called), or the task never
+      reaches what it rewards.
+    fix: Call it by hand on five samples that must differ: {key}
+    fix: If it is right, make it reachable: easier tasks, partial credit
+    confirm: Log its spread over a batch: it must not be zero.
+    see: F21
+    see: F2
+    """,
+)
+def reward_term_dead(run: RunData) -> Verdict:
+    """A reward, or one of its functions, that is the same at every measurement."""
+    reward, progress = trained_for(run), outcome_of(run)
+    key = key_for(run, "reward-functions", "the reward function", *([reward] if reward else []))
+    if reward is not None and progress is not None and _throughout(run, progress):
+        searching = field_of(run) == "control"  # a reward that nobody has found yet
+        sign = Sign(
+            series=progress.series,
+            strength="strong" if searching else "total",
+            since=int(progress.series.steps[0]),
+            reading=f"{fmt(progress.end)} ± {fmt(progress.spread)} over the last half",
+        )
+        title = f"The {progress.noun} is {fmt(progress.end)} throughout: it tells nothing apart"
+        return drafted(run, sign, title, values={"key": key})
+    parts = _means(run)
+    if not parts:
+        return unlogged(FUNCTIONS)
+    constant = Constant(within="reward/same", least="reward/min_constant")
+    dead = [each for each in parts if len(each) >= limits.min_constant and constant(each)]
+    # one that always pays was satisfied from the start; one that never does was never reached
+    unpaid = [each for each in dead if level(each) <= 0.0]
+    if not unpaid:
+        return None
+    names = ", ".join(repr(each.parts["function"]) for each in unpaid)
+    verb = "is" if len(unpaid) == 1 else "are"
+    sign = Sign(
+        series=unpaid[0],
+        strength="strong",
+        since=int(unpaid[0].steps[0]),
+        reading=f"{fmt(level(unpaid[0]))} at all {len(unpaid[0])} measurements",
+    )
+    more = [reads(each, f"{fmt(level(each))} throughout") for each in unpaid[1:]]
+    title = f"The reward {names} {verb} {fmt(level(unpaid[0]))} at every step: it teaches nothing"
+    return drafted(run, sign, title, *more, values={"key": key})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parts:
+    """How much of the training signal each reward function gives."""
+
+    shares: dict[str, float]
+    what: str
+    evidence: tuple[Evidence, ...]
+
+
+@rule(
+    "reward-term-dominates",
+    """
+    cause: Advantages are differences of the summed reward, so a function of small spread hardly
+      moves them: the policy learns the loud one (often the format) and not what matters.{more}
+    fix: Weigh the functions by what they should decide: reward_weights in TRL, the sum in a reward
+      function in verl.
+    fix: Or normalise each reward function's advantages by itself before adding them.
+    confirm: Multiply {victim} by ten for a tenth of the run: its mean must now rise.
+    see: F7
+    """,
+)
+def reward_term_dominates(run: RunData) -> Verdict:
+    """One reward function gives nearly all of the signal, and one that varies is not learned; or
+    the rise is that of the format alone."""
+    sided = None if _by_gradient(run) is not None else _one_sided(run)
+    if sided is not None and _is_side(sided.carrier):
+        return _by_parts(run, sided)
+    parts = _by_gradient(run) or _by_variance(run)
+    if parts is None:
+        if not (
+            run.has("rewards/<function>/<statistic>")
+            or run.has("grad/<block>/reward/<reward>/share")
+        ):
+            return unlogged("rewards/<function>/<statistic>")
+        why = (
+            f"two reward functions with {limits.min_windowed} measurements of"
+            " rewards/<function>/std each are needed"
+        )
+        return Skipped(why=why, metric="rewards/<function>/<statistic>")
+    first = max(parts.shares, key=lambda name: parts.shares[name])
+    share = parts.shares[first]
+    victims = [name for name in parts.shares if name != first and _unlearned(run, name)]
+    success = _success(run)
+    if (
+        share < limits.dominates
+        or not victims
+        or success
+        or (success is None and share < limits.rules_alone)
+    ):
+        return None
+    known = success is False
+    return finding(
+        f"The reward {first!r} gives {share:.0%} of the {parts.what};"
+        f" {', '.join(map(repr, victims))} is not learned",
+        *parts.evidence,
+        severity="warn" if known and share >= limits.rules_alone else "info",
+        more=""
+        if known
+        else " Whether that is meant cannot be told: no held-out score or success rate is logged.",
+        victim=f"{victims[0]!r}",
+    )
+
+
+def _by_gradient(run: RunData) -> _Parts | None:
+    """Shares of the policy gradient, of all parameters where measured: they know the weights."""
+    found = [
+        series
+        for series in run.every("grad/<block>/reward/<reward>/share")
+        if enough(series, limits.min_windowed)
+    ]
+    blocks = sorted({series.parts["block"] for series in found}, key=lambda block: block != "all")
+    of_block = [series for series in found if series.parts["block"] == blocks[0]]
+    if len(of_block) < 2:
+        return None
+    shares = {series.parts["reward"]: level(series.last(0.5)) for series in of_block}
+    evidence = tuple(
+        reads(s.last(0.5), f"{shares[s.parts['reward']]:.0%} of the policy gradient")
+        for s in of_block
+    )
+    return _Parts(shares=shares, what="policy gradient", evidence=evidence)
+
+
+def _by_variance(run: RunData) -> _Parts | None:
+    """Shares of the variance of the reward, as if the functions were independent."""
+    found = [
+        series
+        for series in run.every("rewards/<function>/<statistic>")
+        if series.parts.get("statistic") == "std" and enough(series, limits.min_windowed)
+    ]
+    halves = [_spreads(run, [part(series) for series in found]) for part in (_early, _late)]
+    # a loud function is often learned by half time, and falls silent
+    spread = max(halves, key=_largest_share)
+    total = sum(x * x for x in spread.values())
+    if len(spread) < 2 or total <= 0.0:
+        return None
+    shares = {name: x * x / total for name, x in spread.items()}
+    evidence = tuple(
+        reads(
+            s.last(0.5),
+            f"std {fmt(spread[s.parts['function']])}: {shares[s.parts['function']]:.0%} of the"
+            " variance",
+        )
+        for s in found
+    )
+    return _Parts(shares=shares, what="variance of the reward", evidence=evidence)
+
+
+def _early(series: Series) -> Series:
+    return series.first(0.5)
+
+
+def _late(series: Series) -> Series:
+    return series.last(0.5)
+
+
+def _spreads(run: RunData, found: list[Series]) -> dict[str, float]:
+    return {s.parts["function"]: level(s) * _weight(run, s.parts["function"]) for s in found}
+
+
+def _largest_share(spread: dict[str, float]) -> float:
+    total = sum(x * x for x in spread.values())
+    return max(x * x for x in spread.values()) / total if spread and total > 0 else 0.0
+
+
+def _weight(run: RunData, function: str) -> float:
+    """What the run multiplies this reward with, where its facts say so by name."""
+    weight = number(run.fact(f"reward_weights.{function}"))
+    return 1.0 if weight is None else weight
+
+
+def _unlearned(run: RunData, function: str) -> bool:
+    """Whether a function still tells good from bad and its mean does not rise."""
+    mean = run.get("rewards/<function>/<statistic>", function=function, statistic="mean")
+    spread = run.get("rewards/<function>/<statistic>", function=function, statistic="std")
+    if (
+        mean is None
+        or spread is None
+        or not enough(mean, limits.min_windowed)
+        or not enough(spread, limits.min_windowed)
+    ):
+        return False
+    varies = level(spread.last(0.5)) > limits.undecided * abs(level(mean.last(0.5)))
+    return varies and rises(mean) is not True
+
+
+def _success(run: RunData) -> bool | None:
+    """Whether what is meant by the reward gets better; None when it is not logged or too short."""
+    held = held_out(run) or run.get("success_rate")
+    if held is None:
+        return None
+    return True if at_maximum(run, held) else rises(held)

@@ -1,0 +1,110 @@
+"""Wiring that credit and the environment prove: what each sample was given, beside what was done.
+
+The meter hooks the log-probabilities of a loss and hears the environment (capture/creditfacts.py).
+Each fact is an event whose kind is the finding's id.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gradiometer.doctor import thresholds
+from gradiometer.doctor.proofs import proved_events, proved_finding
+from gradiometer.doctor.rule import Draft, Skipped, Verdict, finding
+from gradiometer.doctor.rules.wiring import wired
+from gradiometer.doctor.rundata import RunData
+from gradiometer.doctor.signs import shown
+
+__all__ = ["opposed_by_credit"]
+
+limits = thresholds.group("wiring_credit")
+
+
+def opposed_by_credit(run: RunData) -> Draft | None:
+    """What was paid most is pushed down, from the first updates on."""
+    series = run.get("credit/corr_return")
+    if series is None or len(series.finite) < limits.min_updates:
+        return None
+    values = series.finite.values[: int(limits.first_updates)]
+    middle = float(np.median(values))
+    if middle > limits.opposed_by or float((values < 0).mean()) < limits.nearly_always:
+        return None
+    first = int(series.finite.steps[0])
+    return finding(
+        f"Updates push down what was paid most: credit and return correlate by {middle:.2f}",
+        shown(
+            series.finite,
+            f"median {middle:.2f} over the first {len(values)} measured updates; above 0 in a"
+            " training that follows its reward",
+            first_step=first,
+        ),
+        severity="critical",
+        basis="statistical",
+        since_step=first,
+        doubt="",
+        loss="policy loss",
+    )
+
+
+@wired(
+    "ratio-always-one",
+    """
+    cause: The ratio of new to old probabilities is exactly 1 in every epoch: the old log-probs are
+      taken from the policy as it is now. Nothing is ever clipped, and each further epoch on the
+      same data is an unweighted policy gradient of another policy's actions.
+    fix: Keep the log-probs of the moment when the actions were sampled, and use those in every
+      epoch
+    fix: Compute old log-probs once, under no_grad, before the loop over epochs
+    confirm: Print ratio.min() and ratio.max() in the second epoch: they must differ from 1.
+    see: arXiv 1707.06347
+    """,
+)
+def ratio_always_one(run: RunData) -> Verdict:
+    """exp(new − old) is 1 for every sample though the rollout has been learnt from before."""
+    facts = proved_events(run, "ratio-always-one")
+    if isinstance(facts, Skipped):
+        return facts
+    return [
+        proved_finding(event, "The policy ratio is exactly 1 in every epoch", severity="critical")
+        for event in facts
+    ]
+
+
+@wired(
+    "entropy-sign",
+    """
+    cause: The loss falls when the entropy of the policy falls: what was meant as a bonus is a
+      penalty. Exploration is driven out from the first step on.
+    fix: Subtract the bonus from the loss: loss = policy_loss - coefficient * entropy
+    fix: Look for a sign that was turned twice: an `entropy_loss` that is already negative, or a
+      negative coefficient
+    confirm: Set the coefficient to 10 times its size: the entropy must rise.
+    see: F17
+    """,
+)
+def entropy_sign(run: RunData) -> Verdict:
+    """dL/dH is positive in a loss that has log-probabilities of actions."""
+    facts = proved_events(run, "entropy-sign")
+    if isinstance(facts, Skipped):
+        return facts
+    return [
+        proved_finding(event, "The loss punishes entropy instead of rewarding it")
+        for event in facts
+    ]
+
+
+@wired(
+    "never-trained",
+    """
+    cause: Gradients are made and no step is ever taken with them: the weights stay what they were.
+    fix: Call optimizer.step() after the backward; look for a condition around it that never holds
+    fix: Delete an optimizer that is not meant to train anything
+    confirm: Compare a parameter before and after ten updates.
+    """,
+)
+def never_trained(run: RunData) -> Verdict:
+    """An optimizer was made, its parameters get gradients, and it never steps."""
+    facts = proved_events(run, "never-trained")
+    if isinstance(facts, Skipped):
+        return facts
+    return [proved_finding(event, "An optimizer never steps") for event in facts]

@@ -1,0 +1,152 @@
+"""Wiring that the graph of a loss and its optimizers prove, without statistics.
+
+The meter writes each fact down once, as an event whose kind is the finding's id, and keeps in the
+table `proofs` which facts it could check (capture/proofs.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gradiometer.doctor.proofs import place, proved_events, proved_finding
+from gradiometer.doctor.rule import Skipped, Verdict
+from gradiometer.doctor.rules.wiring import wired
+from gradiometer.doctor.rundata import RunData
+from gradiometer.records import Event
+
+__all__: list[str] = []
+
+
+def _shape(given: Any) -> str:
+    """As Python writes it."""
+    sizes = [str(size) for size in given] if isinstance(given, list) else []
+    return f"({', '.join(sizes)}{',' if len(sizes) == 1 else ''})"
+
+
+@wired(
+    "gradients-not-cleared",
+    """
+    cause: backward() adds to .grad. Nothing set it to zero since the last optimizer step, so each
+      step uses the sum of all gradients so far: old data weighs as much as new, and the sum grows
+      from step to step.
+    fix: Call optimizer.zero_grad() once per step, before the backward or after the step
+    fix: With several optimizers, clear each one's parameters; model.zero_grad() clears all of them
+    confirm: Print the norm of .grad right before backward(): it must be 0, or .grad None.
+    """,
+)
+def gradients_not_cleared(run: RunData) -> Verdict:
+    """A step uses gradients of the step before: what it left was still there when the next backward
+    added to it.
+
+    Accumulation over micro-batches is no such thing, nor are gradients that another loss leaves and
+    that are cleared before their own step.
+    """
+    events = proved_events(run, "gradients-not-cleared")
+    if isinstance(events, Skipped):
+        return events
+    return [
+        proved_finding(
+            event,
+            f"Gradients are not cleared between optimizer steps{place(event)}: each step uses the"
+            " sum of all before it",
+        )
+        for event in events[:1]
+    ]
+
+
+@wired(
+    "shapes-broadcast",
+    """
+    cause: torch expands (N, 1) against (N,) to (N, N) without a word. Each prediction is pulled
+      towards the mean of all targets, each log-prob is weighted with the mean of all advantages.
+    fix: Give both sides the same shape: values.squeeze(-1) (or values.view(-1)) before the
+      difference
+    fix: Assert it once: assert values.shape == returns.shape
+    confirm: Print the shape of the difference before .mean(): it must be (N,), not (N, N).
+    """,
+)
+def shapes_broadcast(run: RunData) -> Verdict:
+    """N values meet N targets as a table of N × N numbers, which is averaged into the loss.
+
+    Tables on purpose (x[:, None] - x[None, :], contrastive logits) are no finding.
+    """
+    events = proved_events(run, "shapes-broadcast")
+    if isinstance(events, Skipped):
+        return events
+    return [
+        proved_finding(
+            event,
+            f"The loss{_named(event)} broadcasts {_sides(event)} to"
+            f" {_shape(event.detail.get('result'))}{place(event)}",
+        )
+        for event in events[:1]
+    ]
+
+
+def _named(event: Event) -> str:
+    name = event.detail.get("name")
+    return f" {name!r}" if isinstance(name, str) and name else ""
+
+
+def _sides(event: Event) -> str:
+    sides = event.detail.get("shapes")
+    shapes = [_shape(side) for side in sides] if isinstance(sides, list) else []
+    return " against ".join(shapes) or "its two sides"
+
+
+@wired(
+    "double-softmax",
+    """
+    cause: Probabilities are given where logits are expected, and normalised once more. They lie
+      between 0 and 1, so the result can never be sure: of k actions the likeliest gets at most
+      e/(e + k - 1), and gradients shrink.
+    fix: Give the logits themselves: Categorical(logits=net(x)), cross_entropy(net(x), target)
+    fix: Or say that they are probabilities: Categorical(probs=net(x).softmax(-1))
+    confirm: Print the largest probability of the trained policy: with two actions it stays below
+      0.74.
+    """,
+)
+def double_softmax(run: RunData) -> Verdict:
+    """A softmax goes into something that normalises again: Categorical(logits=...), cross_entropy,
+    another softmax; or a sigmoid into a loss that takes logits.
+
+    Normalising log-probabilities again changes nothing, and is no finding.
+    """
+    events = proved_events(run, "double-softmax")
+    if isinstance(events, Skipped):
+        return events
+    return [
+        proved_finding(event, f"Probabilities are taken for logits{place(event)}: {event.message}")
+        for event in events[:1]
+    ]
+
+
+@wired(
+    "leak-between-terms",
+    """
+    cause: The advantages were made from values that still carry their gradient. The policy term
+      then trains the critic too, to call good actions bad ones: that makes its own loss small.
+    fix: Detach them: advantages = (returns - values).detach()
+    fix: Or compute them under torch.no_grad(), from the values of the rollout
+    confirm: Print torch.autograd.grad(policy_loss, critic.parameters(), allow_unused=True): every
+      entry must be None.
+    """,
+)
+def leak_between_terms(run: RunData) -> Verdict:
+    """The policy term trains the critic: it reaches the head that the value term trains, and the
+    head is stepped with that gradient.
+
+    An actor's loss that runs through a critic (SAC, TD3, DDPG) is no finding where the critic
+    clears it, nor is a trunk that both terms share.
+    """
+    events = proved_events(run, "leak-between-terms")
+    if isinstance(events, Skipped):
+        return events
+    return [
+        proved_finding(
+            event,
+            f"The term {event.detail.get('term')!r} trains the critic: it reaches"
+            f" {event.detail.get('parameter')}, the head of {event.detail.get('into')!r}",
+        )
+        for event in events[:1]
+    ]

@@ -1,0 +1,75 @@
+"""Advantages as the update had them, against advantages as they ought to be."""
+
+from __future__ import annotations
+
+from gradiometer.doctor.replayed import TABLE, replayed
+from gradiometer.doctor.rule import Skipped, Verdict, finding, rule
+from gradiometer.doctor.rundata import RunData
+from gradiometer.maths.recipes import Fit
+from gradiometer.records import Evidence
+
+__all__: list[str] = []
+
+FIXES = {
+    "ends-not-masked": (
+        "Multiply what follows by (1 − done), in the value of the next state and in the running sum"
+    ),
+    "ends-one-late": "Use the flag of the step itself: whether it ended the episode",
+    "ends-bootstrapped": "Multiply the value of the next state by (1 − terminated)",
+    "rewards-one-late": "Store the reward in the row of the action that earned it",
+    "rewards-one-early": "Store the reward in the row of the action that earned it",
+    "gamma-zero": "Set the discount: 0.99 is usual",
+    "past-rewards": "Sum from the last step to the first, and keep the order of the samples",
+    "environments-mixed": "Flatten observations, actions and advantages in the same order",
+    "wrong-axis": "Take mean and spread of the advantages over the whole batch",
+    "rewards-clipped": "Take the clip of the rewards out, or scale them instead",
+    "rows-in-order": "Index the advantages with the same indices as observations and actions",
+    "values-for-advantages": "Put the advantages, not the values, into the policy's loss",
+}
+SIGN = "Turn the sign: the loss is −(log-prob × advantage), which the optimizer makes small"
+
+
+@rule(
+    "recipe-mismatch",
+    """
+    cause: Advantages were computed again from what the environment paid and the critic said, by
+      the right recipe and by those people write by mistake. What the update really gave to each
+      action is what {recipe} gives, and not what the right recipe gives.
+    confirm: Print the advantages of one episode beside those computed by hand from its rewards;
+      gradiometer replay shows every recipe and how much of the update it explains.
+    see: mathematics: Replay
+    """,
+)
+def recipe_mismatch(run: RunData) -> Verdict:
+    """A wrong recipe explains the credit of the first epoch, and no right one does."""
+    found = replayed(run)
+    if found is None:
+        why = (
+            "no rollout with its credit in this run: gradiometer run keeps some where a script"
+            " steps a gymnasium environment and trains on what it did there"
+        )
+        return Skipped(why=why)
+    wrong = found.wrong
+    if wrong is None:
+        return None
+    right = 0.0 if found.right.flipped else found.right.r2
+    return finding(
+        f"Advantages {said(wrong)} explain {wrong.r2:.1%} of this update, as they should be"
+        f" {right:.1%}",
+        Evidence(
+            series=TABLE,
+            reading=f"{found.samples} samples of first epochs; R² on the half that was held back",
+        ),
+        severity="critical",
+        basis="proved",
+        since_step=0,
+        fix=(SIGN,) if wrong.flipped else (FIXES[wrong.recipe.name],),
+        recipe=said(wrong),
+    )
+
+
+def said(fit: Fit) -> str:
+    """A recipe in words."""
+    if not fit.flipped:
+        return fit.recipe.words
+    return "of the opposite sign" + ("" if fit.recipe.right else f", {fit.recipe.words}")

@@ -1,1 +1,0 @@
-"""Tours by an attention model with one rollout from every city: policy gradients of a combinatorial problem."""

@@ -1,0 +1,62 @@
+"""Credit: how strongly an update pushes each sample's log-probability, c = −∂L/∂log π(a|s).
+
+In the first epoch of PPO it is the advantage over the number of samples. Every number here is free
+of the loss's scale, so that a GradScaler, accumulation and the reduction do not matter.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["correlation", "ranks", "returns_to_go", "summary"]
+
+Floats = NDArray[np.float64]
+
+FEWEST = 8
+"""Pairs below which a correlation says nothing."""
+
+
+def summary(credit: Floats) -> dict[str, float]:
+    """Of the credits of a step: how many are zero, positive, how even they are and the largest.
+
+    Only `zero_share` where all of them are zero; nothing where there are none, or any is NaN.
+    """
+    if not len(credit) or not np.isfinite(credit).all():
+        return {}
+    size = np.abs(credit)
+    given = size > 0
+    found = {"credit/zero_share": 1.0 - float(given.mean())}
+    if given.any():
+        size = size[given] / size.max()
+        found["credit/positive_share"] = float((credit[given] > 0).mean())
+        found["credit/ess"] = float(size.sum() ** 2 / (len(size) * np.square(size).sum()))
+        found["credit/max"] = float(1.0 / size.mean())
+    return found
+
+
+def correlation(x: Floats, y: Floats) -> float | None:
+    """Pearson's; None where there are too few pairs or either does not vary."""
+    there = np.isfinite(x) & np.isfinite(y)
+    if there.sum() < FEWEST:
+        return None
+    x, y = x[there] - x[there].mean(), y[there] - y[there].mean()
+    scale = float(np.linalg.norm(x) * np.linalg.norm(y))
+    return float(x @ y) / scale if scale > 0 else None
+
+
+def ranks(x: Floats) -> Floats:
+    """Places in order; ties get places next to each other."""
+    places = np.empty(len(x))
+    places[np.argsort(x, kind="stable")] = np.arange(len(x))
+    return places
+
+
+def returns_to_go(rewards: Floats, ends: NDArray[np.bool_], gamma: float) -> Floats:
+    """Σ γᵏ r_{t+k} up to the end of the episode or of what was recorded, of [steps, ...]."""
+    paid = np.zeros_like(rewards)
+    ahead = np.zeros_like(rewards[0]) if len(rewards) else rewards
+    for t in range(len(rewards) - 1, -1, -1):
+        ahead = rewards[t] + gamma * np.where(ends[t], 0.0, ahead)
+        paid[t] = ahead
+    return paid

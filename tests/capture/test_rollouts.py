@@ -1,0 +1,176 @@
+"""From a training on a real environment to the recipe of its advantages: the script is watched, and
+told nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import nn
+from torch.distributions import Categorical
+
+import gradiometer as gm
+from gradiometer.doctor.replayed import replayed, rollouts_of
+from gradiometer.doctor.rule import Skipped, rules
+from gradiometer.doctor.rundata import RunData
+from gradiometer.records import Finding
+
+GAMMA, LAM, STEPS = 0.97, 0.9, 64
+
+
+class Walk(gym.Env[Any, Any]):
+    """Left or right on a line; it ends at either side, and after twenty steps."""
+
+    observation_space = spaces.Box(-10.0, 10.0, (3,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.place, self.t = float(self.np_random.normal()), 0
+        return self._seen(), {}
+
+    def _seen(self) -> Any:
+        noise = self.np_random.normal()
+        return np.array([self.place, self.t / 20, noise], np.float32)
+
+    def step(self, action: Any) -> Any:
+        self.place += (1.0 if action else -1.0) + 0.3 * float(self.np_random.normal())
+        self.t += 1
+        over = abs(self.place) > 3.0
+        return self._seen(), self.place - 2.0 * over, over, self.t >= 20, {}
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.pi = nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.Linear(16, 2))
+        self.v = nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.Linear(16, 1))
+
+
+Recipe = Callable[..., np.ndarray]
+
+
+def right(rewards: Any, ends: Any, cuts: Any, values: Any, following: Any) -> np.ndarray:
+    found, last = np.zeros(len(rewards)), 0.0
+    for t in reversed(range(len(rewards))):
+        delta = rewards[t] + GAMMA * (1 - ends[t]) * following[t] - values[t]
+        last = delta + GAMMA * LAM * (1 - max(ends[t], cuts[t])) * last
+        found[t] = last
+    return found
+
+
+def unmasked(rewards: Any, ends: Any, cuts: Any, values: Any, following: Any) -> np.ndarray:
+    none = np.zeros(len(rewards))
+    return right(rewards, none, none, values, np.append(values[1:], following[-1]))
+
+
+def train(run: Path, recipe: Recipe, *, sign: float = 1.0, updates: int = 7) -> Net:
+    torch.manual_seed(3)
+    env, net = Walk(), Net()
+    optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
+    obs, _ = env.reset(seed=1)
+    with gm.watch(net, optimizer, run=run, quiet=True, budget=None):
+        for _ in range(updates):
+            rows: list[tuple[Any, ...]] = []
+            for _ in range(STEPS):
+                with torch.no_grad():
+                    seen = torch.as_tensor(obs)
+                    action = Categorical(logits=net.pi(seen)).sample()
+                    value = net.v(seen).item()
+                after, reward, ended, cut, _ = env.step(int(action))
+                with torch.no_grad():
+                    following = net.v(torch.as_tensor(after)).item()
+                rows.append((obs, int(action), reward, ended, cut, value, following))
+                obs = env.reset()[0] if ended or cut else after
+            observations, actions, *others = zip(*rows, strict=True)
+            arrays = [np.array(each, np.float64) for each in others]
+            made = torch.as_tensor(recipe(*arrays), dtype=torch.float32)
+            returns = torch.as_tensor(right(*arrays) + arrays[3], dtype=torch.float32)
+            states = torch.as_tensor(np.array(observations))
+            for index in torch.randperm(STEPS).split(STEPS // 2):
+                part = made[index]
+                part = (part - part.mean()) / part.std()
+                logp = Categorical(logits=net.pi(states[index])).log_prob(
+                    torch.tensor(actions)[index]
+                )
+                loss = -sign * (logp * part).mean()
+                loss = (
+                    loss + 0.5 * (net.v(states[index]).squeeze(-1) - returns[index]).pow(2).mean()
+                )
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+    return net
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Iterator[Callable[..., RunData]]:
+    opened: list[Any] = []
+
+    def made(recipe: Recipe, **more: Any) -> RunData:
+        train(tmp_path / "run", recipe, **more)
+        opened.append(gm.load(tmp_path / "run"))
+        return RunData(opened[-1])
+
+    yield made
+    for run in opened:
+        run.close()
+
+
+def verdict(run: RunData) -> list[Finding] | Skipped:
+    return next(each for each in rules() if each.id == "recipe-mismatch")(run)
+
+
+def test_the_right_recipe_is_checked_and_nothing_is_said(data: Callable[..., RunData]) -> None:
+    run = data(right)
+    found = replayed(run)
+    assert found is not None
+    assert found.checked
+    assert found.fits[0].r2 > 0.999
+    assert verdict(run) == []
+
+
+def test_ends_that_are_not_masked_are_proved(data: Callable[..., RunData]) -> None:
+    (said,) = verdict(data(unmasked))
+    assert "running on over the ends" in said.title
+    assert (said.severity, said.basis) == ("critical", "proved")
+    assert "(1 − done)" in said.fix[0]
+
+
+def test_a_flipped_sign_is_proved(data: Callable[..., RunData]) -> None:
+    (said,) = verdict(data(right, sign=-1.0))
+    assert "opposite sign" in said.title
+
+
+def test_what_is_kept_is_what_happened(data: Callable[..., RunData]) -> None:
+    pairs = rollouts_of(data(right))
+    assert len(pairs) >= 4
+    for rollout, credit in pairs:
+        assert rollout.rewards.shape == (STEPS, 1)
+        assert rollout.values is not None
+        assert sorted(credit.rows.tolist()) == list(range(STEPS))
+        assert rollout.ends.sum() + rollout.cuts.sum() > 0
+
+
+def test_only_a_few_rollouts_are_kept_and_no_hook_stays(tmp_path: Path) -> None:
+    net = train(tmp_path / "run", right, updates=14)
+    assert not any(part._forward_hooks for part in net.modules())
+    with gm.load(tmp_path / "run") as run:
+        assert len(run.tables("replay")) == 6
+
+
+def test_without_an_environment_there_is_nothing_to_replay(tmp_path: Path) -> None:
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with gm.watch(model, optimizer, run=tmp_path / "run", quiet=True):
+        model(torch.randn(4, 3)).square().mean().backward()
+        optimizer.step()
+    with gm.load(tmp_path / "run") as run:
+        assert replayed(RunData(run)) is None
+        assert isinstance(verdict(RunData(run)), Skipped)

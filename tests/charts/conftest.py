@@ -1,0 +1,20 @@
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def synthetic() -> ModuleType:
+    """The made-up analysis, by file: tests are no package."""
+    spec = importlib.util.spec_from_file_location(
+        "synthetic", Path(__file__).parents[1] / "plots" / "synthetic.py"
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

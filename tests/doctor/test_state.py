@@ -1,0 +1,155 @@
+"""The state of a run: what its outcome did, and what that is called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gradiometer.doctor.diagnosis import diagnose
+from gradiometer.doctor.outcome import outcome_of
+from gradiometer.doctor.report import as_text, plain
+from gradiometer.doctor.rundata import RunData
+from gradiometer.doctor.state import STATES
+from gradiometer.store.reader import Run
+
+Patient = Callable[..., Run]
+N = 200
+
+
+def noise(n: int = N, sigma: float = 0.05, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).normal(0.0, sigma, n)
+
+
+def rise(n: int = N, start: float = 0.2, end: float = 0.8) -> Any:
+    return np.linspace(start, end, n)
+
+
+RISE_THEN_FALL = np.concatenate([np.linspace(0.1, 0.9, 100), np.linspace(0.9, 0.45, 100)])
+CASES = {
+    "a rise": ({"reward": 5.0 * (rise() + noise())}, "healthy"),
+    "a start at the maximum": ({"reward": np.minimum(0.98 + noise(sigma=0.01), 1.0)}, "healthy"),
+    "a rise of which half is lost": ({"reward": 5.0 * (RISE_THEN_FALL + noise())}, "concern"),
+    "noise": ({"reward": 3.0 + noise(sigma=0.3)}, "not-learning"),
+    "a rise of one hundredth": ({"reward": -49.8 + 0.5 * rise() + noise(sigma=0.02)}, "broken"),
+    "a collapse": ({"reward": np.where(np.arange(N) < 120, 3.0, -4.0) + noise()}, "broken"),
+    "a constant": ({"reward": np.full(N, -21.0)}, "broken"),
+    "no group with a spread": (
+        {"reward": 0.5 + noise(), "zero_variance_groups": np.ones(N)},
+        "broken",
+    ),
+    "a loss that is no number": (
+        {"reward": rise(), "loss": np.where(np.arange(N) < 150, 1.0, np.nan)},
+        "broken",
+    ),
+    "a TD loss that explodes": (
+        {"reward": 20.0 - 10.0 * rise() + noise(), "value_loss": np.geomspace(1.0, 1e8, N)},
+        "broken",
+    ),
+    "five points": ({"reward": rise(5)}, "too-early"),
+    "nine rows": ({"reward": rise(9)}, "too-early"),
+    "fifty points of large noise": ({"reward": 0.1 + noise(50, 0.3)}, "too-early"),
+    "a warm-up": (
+        {"reward": 3.0 + noise(), "learning_rate": np.linspace(0.0, 1e-6, N)},
+        "too-early",
+    ),
+    "held-out scores alone": ({"val/reward": 5.0 * (rise(17) + noise(17))}, "healthy"),
+    "a loss that falls": ({"loss": 2.0 - rise() + noise()}, "healthy"),
+    "nothing to judge by": ({"entropy": np.full(N, 1.0)}, "unknown"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_state_of_a_run(patient: Patient, case: str) -> None:
+    series, state = CASES[case]
+    found = diagnose(patient(series))
+    assert found.state == state, found.verdict
+    assert found.verdict.startswith(f"{state}: ")
+    assert plain(found)["state"] == state
+    assert as_text(found, width=400).splitlines()[0].startswith(f"{state}: ")
+    assert state in STATES
+
+
+def test_the_best_step_and_what_is_left_of_it_are_said(patient: Patient) -> None:
+    run = patient({"reward": 5.0 * (RISE_THEN_FALL + noise())})
+    found = outcome_of(RunData(run))
+    assert found is not None
+    assert found.course == "gained"
+    assert 85 <= found.top_step <= 115
+    assert found.top == pytest.approx(4.3, abs=0.3)
+    assert 0.4 <= found.lost <= 0.65
+    assert "best 4." in diagnose(run).verdict
+
+
+def test_nothing_wrong_is_never_said_of_a_run_that_did_not_learn(patient: Patient) -> None:
+    said = diagnose(patient({"reward": 3.0 + noise(sigma=0.3)})).verdict
+    assert "from step 0 to 199" in said
+    assert "Nothing wrong" not in said
+
+
+def test_held_out_scores_come_before_the_training_reward(patient: Patient) -> None:
+    evaluated = (range(0, N, 10), 5.0 * (0.9 - rise(20) + noise(20)))
+    found = outcome_of(RunData(patient({"reward": 5.0 * rise(), "val/reward": evaluated})))
+    assert found is not None
+    assert found.noun == "held-out score"
+    assert found.course == "fell"
+
+
+def test_few_held_out_scores_that_decide_nothing_leave_it_to_the_reward(patient: Patient) -> None:
+    evaluated = (range(0, N, 25), noise(8, 1.0))
+    found = outcome_of(
+        RunData(patient({"reward": 5.0 * (rise() + noise()), "val/reward": evaluated}))
+    )
+    assert found is not None
+    assert found.noun == "reward"
+    assert found.course == "gained"
+
+
+def test_an_early_rise_that_stands_is_neither_constant_nor_flat(
+    patient: Patient, patients: ModuleType
+) -> None:
+    """Ten spreads in the first fifth of 25 points, and then hardly a change: to the eye it rose."""
+    learned = 20.0 + 10.0 * (1.0 - np.exp(-np.linspace(0.0, 5.0, 25)))
+    for seed in range(5):
+        found = diagnose(patient({"reward": learned + patients.ar1(25, 0.9, 1.0, seed)}), only=())
+        assert found.state in ("healthy", "concern", "too-early"), found.verdict
+
+
+def test_noise_about_zero_that_remembers_may_not_be_rising(
+    patient: Patient, patients: ModuleType
+) -> None:
+    """Of a reward about zero every change is large for its size; its noise is what it is."""
+    runs = [patient({"reward": patients.ar1(200, 0.9, 1.0, seed)}) for seed in range(8)]
+    states = [diagnose(run, only=()).state for run in runs]
+    assert not {"healthy", "concern"} & set(states)
+
+
+def test_a_change_that_cannot_be_large_is_flat_however_likely(patient: Patient) -> None:
+    """From 22.9 to 25.3 of 500, in 40 noisy points: whether that is chance does not matter."""
+    rewards = 23.0 + 2.5 * rise(40, 0.0, 1.0) + noise(40, 1.4, 5)
+    found = diagnose(patient({"reward": rewards}, facts={"config": {"max_reward": 500.0}}), only=())
+    assert found.state == "not-learning", found.verdict
+
+
+@pytest.mark.parametrize("name", ["val/reward", "eval/mean_reward", "test/score"])
+def test_a_held_out_score_that_never_changes_leaves_it_to_the_reward(
+    patient: Patient, name: str
+) -> None:
+    run = patient({"reward": 5.0 * (rise() + noise()), name: np.full(N, 3.0)})
+    found = diagnose(run)
+    assert found.state == "healthy", found.verdict
+    assert "the reward rose" in found.verdict
+
+
+def test_an_outcome_is_computed_once(patient: Patient) -> None:
+    run = RunData(patient({"reward": rise()}))
+    assert outcome_of(run) is outcome_of(run)
+
+
+def test_what_might_be_the_outcome_is_asked_for(patient: Patient) -> None:
+    said = diagnose(patient({"zz/quux": rise(), "entropy": np.full(N, 1.0)})).verdict
+    assert "zz/quux" in said
+    assert "--name reward=COLUMN" in said

@@ -1,0 +1,123 @@
+"""Every recipe is known again from the credit it made, and no other is accused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gradiometer.maths.recipes import RECIPES, AdvantageRecipe, Credit, Rollout, advantages, replay
+
+GAMMA, LAM = 0.98, 0.95
+
+
+def rollout(seed: int, *, steps: int = 96, envs: int = 4, critic: bool = True) -> Rollout:
+    """Episodes of random length, rewards beyond 1, a critic that knows a little."""
+    rng = np.random.default_rng(seed)
+    rewards = rng.normal(0.3, 1.5, (steps, envs))
+    over = rng.random((steps, envs)) < 0.06
+    cuts = over & (rng.random((steps, envs)) < 0.3)
+    values = np.cumsum(rng.normal(0.0, 0.7, (steps + 1, envs)), axis=0)
+    following = np.where(over, rng.normal(0.0, 2.0, (steps, envs)), values[1:])
+    return Rollout(
+        rewards=rewards,
+        ends=(over & ~cuts).astype(np.float64),
+        cuts=cuts.astype(np.float64),
+        values=values[:-1] if critic else None,
+        next_values=following if critic else None,
+    )
+
+
+def credit(made: np.ndarray, seed: int, *, in_order: bool = False, noise: float = 0.0) -> Credit:
+    """Two shuffled minibatches, each normalised by itself, as PPO has them."""
+    rng, flat = np.random.default_rng(seed), made.reshape(-1)
+    order, size = rng.permutation(len(flat)), len(flat) // 2
+    rows, calls = order[: 2 * size], np.repeat([0, 1], size)
+    places = np.tile(np.arange(size), 2)
+    taken = flat[places] if in_order else flat[rows]
+    for call in (0, 1):
+        mine = taken[calls == call]
+        taken[calls == call] = (mine - mine.mean()) / (mine.std() + 1e-8) / size
+    taken += noise * taken.std() * rng.normal(size=len(taken))
+    return Credit(values=taken, rows=rows, calls=calls, places=places)
+
+
+def credited(recipe: AdvantageRecipe, *, critic: bool, noise: float = 0.0, sign: float = 1.0):
+    gamma = GAMMA if GAMMA in recipe.gammas else recipe.gammas[0]
+    lam = LAM if LAM in recipe.lambdas else recipe.lambdas[0]
+    pairs = []
+    for seed in range(2):
+        run = rollout(seed, critic=critic)
+        made = sign * recipe.advantages(run, gamma, lam)
+        pairs.append((run, credit(made, seed, in_order=recipe.in_order, noise=noise)))
+    return pairs
+
+
+WRONG = [each for each in RECIPES.values() if not each.right]
+RIGHT = [each for each in RECIPES.values() if each.right]
+
+
+@pytest.mark.parametrize("critic", [True, False])
+def test_a_wrong_recipe_is_known_by_its_credit(critic: bool) -> None:
+    for recipe in WRONG:
+        if recipe.needs_values and not critic:
+            continue
+        found = replay(credited(recipe, critic=critic, noise=0.05))
+        assert found is not None
+        assert found.wrong is not None, recipe.name
+        assert found.wrong.recipe.name == recipe.name
+        assert not found.checked
+
+
+@pytest.mark.parametrize("critic", [True, False])
+def test_a_right_recipe_is_checked_and_nothing_is_accused(critic: bool) -> None:
+    for recipe in RIGHT:
+        if recipe.needs_values and not critic:
+            continue
+        found = replay(credited(recipe, critic=critic, noise=0.1))
+        assert found is not None
+        assert found.wrong is None, recipe.name
+        assert found.checked, recipe.name
+
+
+@pytest.mark.parametrize("recipe", RIGHT, ids=lambda each: each.name)
+def test_a_flipped_sign_is_a_wrong_recipe(recipe: AdvantageRecipe) -> None:
+    found = replay(credited(recipe, critic=True, sign=-1.0))
+    assert found is not None
+    assert found.wrong is not None
+    assert found.wrong.flipped
+
+
+def test_credit_of_noise_is_neither_checked_nor_accused() -> None:
+    rng = np.random.default_rng(3)
+    run = rollout(1)
+    pairs = [(run, credit(rng.normal(size=run.rewards.shape), 2))]
+    found = replay(pairs)
+    assert found is not None
+    assert found.wrong is None
+    assert not found.checked
+
+
+def test_settings_take_the_place_of_a_search() -> None:
+    found = replay(credited(RECIPES["gae"], critic=True), gamma=GAMMA, lam=LAM)
+    assert found is not None
+    assert found.fits[0].r2 == pytest.approx(1.0)
+    assert {fit.gamma for fit in found.fits if fit.recipe.name == "gae"} == {GAMMA}
+
+
+def test_few_samples_say_nothing() -> None:
+    run = rollout(1, steps=8)
+    assert replay([(run, credit(advantages(run, GAMMA, LAM), 1))]) is None
+
+
+def test_advantages_by_hand() -> None:
+    """Two steps, an end after the first: γ = 0.5, λ = 1."""
+    run = Rollout(
+        rewards=np.array([[1.0], [2.0]]),
+        ends=np.array([[1.0], [0.0]]),
+        cuts=np.zeros((2, 1)),
+        values=np.array([[0.5], [1.0]]),
+        next_values=np.array([[9.0], [4.0]]),
+    )
+    np.testing.assert_allclose(advantages(run, 0.5, 1.0), [[0.5], [3.0]])
+    unmasked = RECIPES["ends-not-masked"].advantages(run, 0.5, 1.0)
+    np.testing.assert_allclose(unmasked, [[1.0 + 0.5 * 1.0 - 0.5 + 0.5 * 3.0], [3.0]])
