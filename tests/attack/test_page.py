@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -19,6 +21,14 @@ from gradiometer.dashboard.app import create_app
 from gradiometer.dashboard.run_index import RunIndex, StillReading
 from gradiometer.store.importers import open_log
 
+T = TypeVar("T")
+
+
+def run_alone(work: Coroutine[Any, Any, T]) -> T:
+    """In a thread of its own: a browser of another test may have a loop in this one."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, work).result()
+
 
 def get(app: Any, path: str, **headers: str) -> httpx.Response:
     async def ask() -> httpx.Response:
@@ -26,7 +36,7 @@ def get(app: Any, path: str, **headers: str) -> httpx.Response:
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             return await client.get(path, headers=headers)
 
-    return asyncio.run(ask())
+    return run_alone(ask())
 
 
 def test_wrong_tokens_are_slowed_down_and_a_page_that_is_open_is_not(tmp_path: Path) -> None:
@@ -63,7 +73,7 @@ def test_a_websocket_is_refused(tmp_path: Path) -> None:
     async def send(message: Any) -> None:
         sent.append(message)
 
-    asyncio.run(app({"type": "websocket", "path": "/live", "headers": []}, receive, send))
+    run_alone(app({"type": "websocket", "path": "/live", "headers": []}, receive, send))
     assert sent == [{"type": "websocket.close", "code": 1008}]
 
 
@@ -99,7 +109,7 @@ def test_a_request_that_does_not_end_is_closed(
         await task
         return list(answers)
 
-    nothing, half, more, one = asyncio.run(run())
+    nothing, half, more, one = run_alone(run())
     assert (nothing, half) == (b"", b"")
     assert more.count(b"200 OK") == one.count(b"200 OK") == 1
 

@@ -78,7 +78,7 @@ def check(folder: Path, *, measured: bool = True) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["dqn_agent", "sac_file", "bandit_helper"])
+@pytest.mark.parametrize("name", ["dqn_agent", "sac_steps", "bandit_helper"])
 def test_no_fact_is_claimed_of_a_healthy_program(tmp_path: Path, name: str) -> None:
     limited(tmp_path, "run", "--run", "kept", str(ROOT / "labs" / "programs" / f"{name}.py"))
     check(tmp_path)

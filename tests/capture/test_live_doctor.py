@@ -170,7 +170,7 @@ def test_a_training_hears_at_its_end_what_became_of_it(
     assert capfd.readouterr().err.count(change.verdict) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_change_of_state_may_stop_the_training(tmp_path: Path) -> None:
     def stop(change: StateChange) -> None:
         raise gm.StopTraining(change.verdict)

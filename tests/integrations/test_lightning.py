@@ -304,7 +304,7 @@ def read_csv(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def points(run: str = "run") -> dict[str, list[tuple[int, float]]]:
-    ours = ("grad/", "meter/", "optimizer/")
+    ours = ("grad/", "meter/", "optimizer/", "credit/")
     names = [name for name in gm.load(run).names() if not name.startswith(ours)]
     return {name: list(zip(*series(name, run), strict=True)) for name in names}
 

@@ -119,7 +119,7 @@ def test_the_demo_names_the_dead_term_and_only_in_the_broken_run(tmp_path: Path)
     done = gradiometer("demo", "--no-serve", "--total-steps", "4000", "--out", "demo")
     assert done.returncode == 0, done.stderr
     assert re.search(r"gradient of the entropy term on the actor +[\d.e-]+ +no path", done.stdout)
-    assert re.search(r"healthy: [^\n]+", done.stdout)
+    assert re.search(r"^[a-z-]+: [^\n]+\n +demo/healthy$", done.stdout, re.MULTILINE)
     said = " ".join(done.stdout.split())
     assert re.search(r"[a-z-]+: [^:]*?The loss term .entropy. has no gradient.*?demo/broken", said)
     assert "CRITICAL dead-term · proved · since step 0" in done.stdout

@@ -103,6 +103,8 @@ class CreditReader:
         """By round."""
         self._num_nodes = 0
         self._unmeasurable = ""
+        self.sharded = False
+        """Each rank sees its own samples, and of micro-batches that are not reduced only the last."""
         self._drawn: deque[weakref.ref[Tensor]] = deque(maxlen=64)
         self.on_errors: Callable[[SeenGraph], None] | None = None
         """Told what the values of a loss are of, until it is taken away."""
@@ -140,6 +142,9 @@ class CreditReader:
         """A loss is about to go backward: hook what it is made of."""
         tensors = call.tensors
         self._pending = _Backward()
+        if self.sharded:
+            self._unmeasurable = "the model is sharded (fully_shard)"
+            return
         if hooks.saved_tensors_are_hooked():
             self._unmeasurable = "what the graph saves is packed (checkpoints, offloading)"
             return

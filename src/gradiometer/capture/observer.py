@@ -806,7 +806,8 @@ class StepObserver:
         parameters = self.watched.parameters
         self.layers.scan(self.watched.blocks, parameters)
         self._parts.scan(parameters)
-        self.structure.scan(self.watched, sharded=bool(self.reader.pieces))
+        self.credit.sharded = bool(self.reader.pieces)
+        self.structure.scan(self.watched, sharded=self.credit.sharded)
         if not self._remove_roots:
             self._remove_roots.append(hooks.observe_roots(self))
         self._terms.scan(self._model, parameters, self.ranks)

@@ -449,8 +449,9 @@ class RankSync:
             own, current.own_terms = current.own_terms, None
             if fetched is None or not (extras or own):
                 return fetched
-            what = "not all ranks have the same terms, routing or micro-batches"
-            self._once("ranks-differ", f"{what}: left out of such steps")
+            if result.absent is None and result.failed is None:  # which has its own event
+                what = "not all ranks have the same terms, routing or micro-batches"
+                self._once("ranks-differ", f"{what}: left out of such steps")
             kept = {k: x for k, x in fetched.arrays.items() if k not in extras}
             return replace(fetched, arrays=kept)
         arrays = self._ranks.add_up(extras)

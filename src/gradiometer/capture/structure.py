@@ -93,7 +93,8 @@ class Structure:
         """The model was read, perhaps anew."""
         if sharded:
             why = "the model is sharded: each rank has pieces of its gradients"
-            self.log.unmeasurable("gradients-not-cleared", why)
+            for id in ("gradients-not-cleared", "not-in-optimizer", "leak-between-terms"):
+                self.log.unmeasurable(id, why)
             return
         self._unreached.scan(watched)
         self._leaks.scan(watched.names, watched.parameters, watched.owner)

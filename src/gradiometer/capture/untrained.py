@@ -140,7 +140,7 @@ class UnreachedOptimizers:
 
     def look(self, roots: Iterable[Any]) -> None:
         """A loss is about to go backward."""
-        if self._is_over or self._backwards >= MOST_BACKWARDS:
+        if self._is_over or not self._trained or self._backwards >= MOST_BACKWARDS:
             return
         self._backwards += 1
         leaves = leaves_of(roots)

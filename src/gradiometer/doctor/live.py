@@ -32,7 +32,7 @@ PATIENCE = 3
 """Looks in a row that must agree before a finding that is not proved is said."""
 PAUSE_SECONDS = 2.0
 SHARE = 0.05
-"""Of its process' time that it may spend judging: a slow look is followed by a long pause."""
+"""Of a core that it may take: a look that cost much is followed by a long pause."""
 NICE = 10
 NOT_YET: tuple[State, ...] = ("too-early", "unknown", "not-a-run")
 """States of every training at its beginning, which nobody has to be told."""
@@ -100,11 +100,11 @@ def main() -> None:
         if ended.is_set():
             return
         asked.clear()
-        started = time.perf_counter()
+        started = time.process_time()
         _say(watch, last=wanted)
         if wanted:
             print(json.dumps({"looked": True}), flush=True)
-        pause = max(PAUSE_SECONDS, (time.perf_counter() - started) / SHARE)
+        pause = max(PAUSE_SECONDS, (time.process_time() - started) / SHARE)
 
 
 def _say(watch: Watch, *, last: bool) -> None:

@@ -16,6 +16,7 @@ export function findingCards(findings, scene, first = []) {
   return el(
     "section",
     { class: "findings", "aria-label": "Findings" },
+    first.length > 0 && el("h2", { class: "section-name" }, "What came first"),
     first.map((id) => el("div", { dataset: { slot: id } })),
     findings.map((finding) => findingCard(finding, several, drawn, scene)),
   );
