@@ -124,6 +124,9 @@ def _stands(run: RunData, outcome: Outcome, serious: Sequence[Finding]) -> tuple
         return "too-early", f"{said}, and the learning rate is still in its warm-up{_and(serious)}"
     if outcome.course == "unclear" and len(outcome.series) < limits.enough_rows:
         return "too-early", f"{said}: too few for this much noise{_and(serious)}"
+    if outcome.course == "unclear" and outcome.visible and _all_at_once(outcome):
+        early = f"all of it in the first {limits.early_gain:.0%} of the run"
+        return "not-learning", f"{said}, {early}, and wanders since{_and(serious)}"
     if outcome.course == "unclear" and outcome.visible:
         return "too-early", f"{said}, and its noise wanders as far: too few to tell{_and(serious)}"
     return "not-learning", said + (_and(serious) or _what_would_tell(run))
