@@ -65,6 +65,13 @@ LONGEST = (
 )
 
 
+LONG_FORMS = tuple(
+    line.partition("  <-")[0]
+    for line in (Path(__file__).parent / "tests" / "long_forms.txt").read_text("utf-8").splitlines()
+    if line and not line.startswith("#")
+)
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """A file that is slow as a whole is not even imported when nobody wants its tests: most of
     them import a trainer."""
@@ -78,8 +85,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 @pytest.hookimpl(tryfirst=True)  # before markers choose
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest first, the others as they come. Whoever looks at trainings of all labs or into a
-    browser waits for them."""
+    browser waits for them; a long form is a proof."""
     for item in items:
+        if item.nodeid.startswith(LONG_FORMS):
+            item.add_marker(pytest.mark.proof)
         if {"lab_runs", "chromium"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.slow)
     place = {name: number for number, name in enumerate(LONGEST)}

@@ -1,4 +1,4 @@
-"""Policy gradient on whole episodes: an actor and a critic of their own, each with its optimizer."""
+"""Policy gradient on whole episodes: actor and critic apart, each with its optimizer."""
 
 import argparse
 from dataclasses import dataclass, field

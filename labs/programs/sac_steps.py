@@ -1,4 +1,4 @@
-"""Soft actor-critic: two critics in one stack of weights, a learned temperature, a step at a time."""
+"""Soft actor-critic: two critics in one module, a learned temperature, a step at a time."""
 
 import argparse
 import copy
@@ -19,7 +19,11 @@ class Twins(nn.Module):
         super().__init__()
         self.members = nn.ModuleList(
             nn.Sequential(
-                nn.Linear(4, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1)
+                nn.Linear(4, width),
+                nn.ReLU(),
+                nn.Linear(width, width),
+                nn.ReLU(),
+                nn.Linear(width, 1),
             )
             for _ in range(2)
         )
@@ -32,7 +36,9 @@ class Twins(nn.Module):
 class Policy(nn.Module):
     def __init__(self, width=64):
         super().__init__()
-        self.body = nn.Sequential(nn.Linear(3, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU())
+        self.body = nn.Sequential(
+            nn.Linear(3, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()
+        )
         self.head = nn.Linear(width, 2)
 
     def forward(self, states):
@@ -75,7 +81,9 @@ def main():
             with torch.no_grad():
                 action = policy(torch.as_tensor(state))[0].numpy()
         following, reward, terminated, truncated, _ = env.step(action)
-        for column, value in zip(columns, (state, action, reward, following, terminated), strict=True):
+        for column, value in zip(
+            columns, (state, action, reward, following, terminated), strict=True
+        ):
             column[step] = value
         state, earned = following, earned + float(reward)
         if terminated or truncated:

@@ -146,7 +146,7 @@ class EnvironmentRecorder:
         started = time.thread_time() if counted else 0.0
         self._num += 1
         action = args[0] if args else next(iter(kwargs.values()), None)
-        action = action.copy() if type(action) is np.ndarray else action
+        action = action.copy() if type(action) is np.ndarray else _array(action)
         inner = time.thread_time() if counted else 0.0
         passing = True
         try:
@@ -190,14 +190,15 @@ class EnvironmentRecorder:
             observation, reward, terminated, truncated, info = result
         else:
             observation, reward, terminated, info = result
-            truncated = None
+            terminated, truncated = _told_apart(_array(terminated), info)
+        observation, reward, terminated = _array(observation), _rows(reward), _rows(terminated)
         stream = self._streams.get(id(environment))
         if stream is None or stream.environment() is not environment:
             stream = self._new_stream(environment, reward)
         stream.total += 1
         if stream.num is not None:
             reward, terminated = reward.copy(), terminated.copy()
-            truncated = None if truncated is None else truncated.copy()
+            truncated = None if truncated is None else _rows(truncated).copy()
         if self._keep:
             following = observation.copy() if stream.plain else _thin(observation, stream)
             seen, stream.observation = stream.observation, following
@@ -218,7 +219,7 @@ class EnvironmentRecorder:
 
     def _note_reset(self, environment: Any, result: Any) -> None:
         stream = self._streams.get(id(environment))
-        observation = result[0] if isinstance(result, tuple) else result
+        observation = _array(result[0] if isinstance(result, tuple) else result)
         if stream is None or stream.environment() is not environment:
             array = isinstance(observation, np.ndarray) and observation.size < MOST_FIRST
             self._first = id(environment), observation.copy() if array else None
@@ -266,6 +267,31 @@ class EnvironmentRecorder:
         if stream is self.trained:
             self.episodes.append(episode)
             self.num_episodes += 1
+
+
+def _array(x: Any) -> Any:
+    """What a wrapper made a tensor of (VecPyTorch and its like), as an array; all else as it is."""
+    if type(x) is np.ndarray or not hasattr(x, "detach") or x.device.type != "cpu":
+        return x  # from another device it would be a sync at every step
+    return x.detach().numpy().copy()
+
+
+def _rows(x: Any) -> Any:
+    """One number a part, where a wrapper gives columns."""
+    x = _array(x)
+    return x.reshape(-1) if type(x) is np.ndarray and x.ndim == 2 and x.shape[1] == 1 else x
+
+
+def _told_apart(done: Any, info: Any) -> tuple[Any, Any]:
+    """Ends and time limits of an environment that has one flag for both, as its info says."""
+    if isinstance(info, Mapping):
+        cut = bool(done) and bool(info.get("TimeLimit.truncated", False))
+        return done and not cut, cut
+    if isinstance(info, (list, tuple)) and isinstance(done, np.ndarray) and done.ndim == 1:
+        told = (isinstance(each, Mapping) and each.get("TimeLimit.truncated") for each in info)
+        cuts = done.astype(np.bool_) & np.fromiter(map(bool, told), np.bool_, len(done))
+        return done.astype(np.bool_) & ~cuts, cuts
+    return done, None
 
 
 def _told(told: Any) -> EndedEpisode | None:
@@ -459,6 +485,13 @@ class Collection:
         return np.stack(rows)
 
     @cached_property
+    def first(self) -> NDArray[np.bool_]:
+        """Which transitions began their episode, [steps, parts]; of the earliest it is not known,
+        and they do not count."""
+        over = (self.ends + self.cuts) > 0
+        return np.concatenate([np.zeros_like(over[:1]), over[:-1]])
+
+    @cached_property
     def observations(self) -> list[bytes]:
         """What each transition began with, to be compared; empty where that is not known."""
         return self._rows([observation for observation, *_ in self._transitions])
@@ -522,6 +555,13 @@ class EnvironmentView:
             return 0
         size = int(trained.observation.size) // (trained.num or 1)
         return size if size < COLUMNS else 0
+
+    def history(self) -> Collection | None:
+        """All that is kept of the environment, newest last."""
+        trained = None if _current is None else _current.trained
+        held = [] if trained is None else [each for each in trained.ring if each[0] is not None]
+        known = trained is not None and all(each[4] is not None for each in held)
+        return Collection(0, held, trained) if trained is not None and held and known else None
 
     @property
     def steps(self) -> int:

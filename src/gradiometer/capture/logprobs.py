@@ -22,9 +22,11 @@ __all__ = [
     "SeenEntropy",
     "SeenGraph",
     "SeenLogProbs",
+    "TrainedValues",
     "look",
     "mark",
     "observations",
+    "trained_towards",
     "value_weights",
 ]
 
@@ -104,6 +106,17 @@ class SeenGraph:
     """Nodes of a squared or Huber error, and which of their inputs is trained."""
     whole: bool = True
     """False where the graph was too large to be walked."""
+
+
+@dataclass(slots=True, kw_only=True)
+class TrainedValues:
+    """Values in a squared error, and what they are trained towards."""
+
+    below: Any
+    """The node of the values."""
+    targets: Tensor
+    actions: Tensor | None
+    """Which of several values were chosen, as indices."""
 
 
 def mark(tensor: Tensor, made: Mark) -> None:
@@ -270,6 +283,42 @@ def value_weights(seen: SeenGraph) -> list[Tensor]:
         if below is not None and LAYERS.fullmatch(type(below).__name__):
             found += _leaves(below)
     return found
+
+
+def trained_towards(node: Any, place: int) -> TrainedValues | None:
+    """The targets of an error; None where the graph does not tell them."""
+    if type(node).__name__ in ERRORS:
+        values, targets = node._saved_self, node._saved_target
+        if values.shape != targets.shape:
+            return None
+        below = node.next_functions[place][0]
+        targets = targets if place == 0 else values
+    else:
+        difference = _through(_first(node))
+        at = _live(difference)
+        if at is None or difference._saved_alpha != 1:
+            return None
+        below = difference.next_functions[at][0]
+        result, held = _result_of(_through(below)), node._saved_self
+        if result is None or result.numel() != held.numel():
+            return None
+        flat, error = result.reshape(-1), held.detach().reshape(-1)
+        targets = flat - error if at == 0 else flat + error
+    choice = _through(below)
+    chosen = _chosen(choice) if type(choice).__name__ in CHOICES else None
+    return TrainedValues(below=below, targets=targets.detach(), actions=chosen)
+
+
+def _result_of(node: Any) -> Tensor | None:
+    """What a choice or a linear layer gave."""
+    if _is(node, "GatherBackward0"):
+        return _gathered(node)
+    if not _is(node, "AddmmBackward0"):
+        return None
+    bias, data, weight = node.next_functions[0][0], node._saved_mat1, node._saved_mat2
+    if not _is(bias, "AccumulateGrad") or data is None or weight is None:
+        return None
+    return torch.addmm(bias.variable.detach(), data.detach(), weight.detach())
 
 
 def _live(node: Any) -> int | None:

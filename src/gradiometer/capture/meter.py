@@ -32,6 +32,7 @@ from gradiometer.capture.rounds import Coverage, MeasuredStep, Round
 from gradiometer.capture.scalars import Scalars, Where
 from gradiometer.capture.settings import Settings
 from gradiometer.capture.statistics import RAW, Reading
+from gradiometer.capture.tdtargets import TargetReader
 from gradiometer.capture.termgradients import TermNotices, nonfinite_terms
 from gradiometer.capture.terms import Term
 from gradiometer.capture.wiring import WiringNotices
@@ -114,7 +115,8 @@ class Meter:
         self._environment = EnvironmentView()
         critic = CriticListener(lambda: modules_of(model).values())
         self._rollouts = RolloutKeeper(self._put, critic, self._environment)
-        self._observer.credit.on_errors = self._rollouts.errors_seen
+        self._targets = TargetReader(self._observer.proofs, self._environment)
+        self._observer.credit.on_errors += [self._rollouts.errors_seen, self._targets.errors_seen]
         self._credit_notices = CreditNotices(
             self._put, self._observer.proofs, self._environment, self._rollouts
         )

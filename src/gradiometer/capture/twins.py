@@ -1,8 +1,9 @@
 """Target networks: a copy of a trained network that is called a target, and how it follows.
 
-Told are three facts. Both names hold the same network; the target equals the trained one before
-every step although that one moves; it has never changed although that one has moved far. Frozen
-references, old policies and teachers are called otherwise, and are nobody's business.
+Told are four facts. Both names hold the same network; the target equals the trained one before
+every step although that one moves; it has never changed although that one has moved far; it is
+updated, and nobody ever asks it. Frozen references, old policies and teachers are called otherwise,
+and are nobody's business.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gradiometer.capture import hooks
 from gradiometer.capture.proofs import ProofLog
 
 __all__ = ["TargetNetworks", "TargetTwin", "aliased", "twins_among"]
@@ -35,6 +37,8 @@ gone, and what the last look has shown must do."""
 LONG, OVER = 5_000, 1_000
 """Steps without a change that are told while it trains, and when it is over: the longest intervals
 of public settings are 2,500 updates (SB3's DQN) and 10,000 of a much longer training."""
+UNASKED = 200
+"""Steps after which somebody has asked a target that is asked at all."""
 FAR = 0.1
 """Of its own size, that the trained network must have moved."""
 
@@ -133,7 +137,7 @@ def distance(one: Tensor, other: Tensor) -> float:
     return float((one - other).norm() / one.norm().clamp(min=1e-12))
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class TargetTwin:
     """A target and its network, and what the looks have shown."""
 
@@ -151,6 +155,25 @@ class TargetTwin:
     has_changed: bool = False
     moved: float = 0.0
     rounds: int = 0
+    asked: bool = False
+
+    def listen(self) -> None:
+        """Hear whether it is asked, until it was: at its first layer, which every call goes
+        through."""
+        target = self.target()
+        layers = target.modules() if isinstance(target, nn.Module) else ()
+        layer = next((each for each in layers if isinstance(each, nn.Linear | nn.Conv2d)), None)
+        if layer is None or next(layer.parameters()).device.type != "cpu":
+            self.asked = True  # nobody can tell
+            return
+        mine = weakref.ref(self)
+
+        def note(_given: Tensor, _said: Tensor) -> None:
+            if (twin := mine()) is not None:
+                twin.asked = True
+            remove()
+
+        remove = hooks.observe_layer(layer, note)
 
     def look(self, number: int) -> None:
         """Before the first backward of a round."""
@@ -171,6 +194,11 @@ class TargetTwin:
     def is_equal(self) -> bool:
         """Whether it always was, while the network moved."""
         return not self.was_apart and self.equal >= EQUAL_ROUNDS
+
+    @property
+    def is_ignored(self) -> bool:
+        """Whether it is kept up to date for nobody."""
+        return self.has_changed and not self.asked and self.rounds >= UNASKED
 
     def stands_still(self, *, over: bool) -> bool:
         """Whether it never changed, for long enough to say so."""
@@ -214,6 +242,8 @@ class TargetNetworks:
             for name, target, online in twins_among(spaces, held)
             if not _is_predicted(spaces, online)
         ]
+        for twin in self._twins:
+            twin.listen()
 
     def look(self, number: int, measured: int) -> None:
         """Before the first backward of a measured round."""
@@ -246,7 +276,13 @@ class TargetNetworks:
                     f"{twin.name!r} has not changed in {twin.rounds} steps, while the network it"
                     f" is a copy of has moved by {twin.moved:.0%} of its size",
                 )
-        if twins and all(twin.has_changed and twin.was_apart for twin in twins):
+            elif twin.is_ignored:
+                self._tell(
+                    twin,
+                    "ignored",
+                    f"{twin.name!r} is updated, and was not asked once in {twin.rounds} steps",
+                )
+        if twins and all(twin.asked and twin.has_changed and twin.was_apart for twin in twins):
             self._log.ok(ID)
 
     def _tell(self, twin: TargetTwin, how: str, message: str) -> None:

@@ -116,7 +116,7 @@ def critic_dominates(run: RunData) -> Verdict:
         pair = min(shared, key=lambda p: level(p.ratio.last(0.5)))
         how = f"Both terms train {pair.block}, and the weights there follow the critic."
     elif whole and clip is not None:
-        pair, more, role = whole[0], clip[0], "plain" if clip[1] else "note"
+        pair, more, role = whole[0], clip[0], "usual" if clip[1] else "note"
         how = "Actor and critic share no weights, but one clip scales both by a norm that is the"
         how += " critic's: the actor's step size "
         how += clip[1] or "shrinks by a steady factor, which Adam undoes."

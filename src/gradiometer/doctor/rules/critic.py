@@ -495,6 +495,11 @@ TARGET_FACTS = {
         "equals the trained network before every step",
         "Targets move with every update, as if there were no target network.",
     ),
+    "ignored": (
+        "is updated and never asked",
+        "What the values are trained towards comes from the network that is trained, and moves with"
+        " every step.",
+    ),
     "never": (
         "never changes",
         "The values bootstrap from weights as they were at the start, so nothing beyond one step is"

@@ -8,10 +8,12 @@ import numpy as np
 
 from gradiometer.doctor import thresholds
 from gradiometer.doctor.declared import Sign, Stays, drafted
-from gradiometer.doctor.rule import Skipped, Verdict, finding, rule, too_short, words
+from gradiometer.doctor.proofs import proved_events, proved_finding
+from gradiometer.doctor.rule import Draft, Skipped, Verdict, finding, rule, too_short, words
 from gradiometer.doctor.rundata import RunData, Series
 from gradiometer.doctor.signs import enough, level, persists, reads, since
 from gradiometer.maths.means import mean_interval
+from gradiometer.records import Event
 from gradiometer.words import fmt
 
 __all__: list[str] = []
@@ -101,8 +103,13 @@ UNRELATED_WORDS = words(
 )
 def misaligned_data(run: RunData) -> Verdict:
     """Rewards of another step than the action beside them; targets that ignore how episodes end."""
+    facts = proved_events(run, "misaligned-data")
+    if not isinstance(facts, Skipped) and facts:
+        return _stored_wrongly(facts[-1])
     lag, ends = run.get("reward_lag"), run.get("terminal_correlation")
     series = lag or ends
+    if series is None and not isinstance(facts, Skipped):
+        return None
     if series is None:
         why = (
             "no reward_lag in this log: log the shift at which rewards correlate most with actions"
@@ -120,6 +127,16 @@ def misaligned_data(run: RunData) -> Verdict:
         told = reads(ends.last(0.5), f"median {middle}; near 1 when targets see how episodes end")
     title = "Rewards and the actions that earned them are stored {far} apart"
     return None if sign is None else drafted(run, sign, title, told)
+
+
+def _stored_wrongly(event: Event) -> Draft:
+    if event.detail.get("how") == "first":
+        title = "Every sample has the first observation of its episode"
+        fix = "Replace the observation after each step: obs = next_obs"
+    else:
+        title = "Samples hold the observation after their action, not the one before"
+        fix = "Store the observation that the action was chosen for, and then replace it"
+    return proved_finding(event, title, fix=(fix,))
 
 
 def shifted(lag: Series) -> Sign | None:

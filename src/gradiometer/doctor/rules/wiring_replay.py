@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from gradiometer.doctor.proofs import proved_events, proved_finding
 from gradiometer.doctor.replayed import TABLE, replayed
-from gradiometer.doctor.rule import Skipped, Verdict, finding, rule
+from gradiometer.doctor.rule import Draft, Skipped, Verdict, finding, rule, words
 from gradiometer.doctor.rundata import RunData
 from gradiometer.maths.recipes import Fit
-from gradiometer.records import Evidence
+from gradiometer.records import Event, Evidence
 
 __all__: list[str] = []
 
@@ -26,6 +27,37 @@ FIXES = {
     "rows-in-order": "Index the advantages with the same indices as observations and actions",
     "values-for-advantages": "Put the advantages, not the values, into the policy's loss",
 }
+TARGETS = {
+    "ends-not-masked": (
+        "Targets of the value run on over the ends of episodes",
+        words(
+            """
+            cause: The target of a transition that ended its episode must be its reward: nothing
+              follows. Here the value of the next state was added to it, which belongs to another
+              episode. Values grow without a bound, and failing costs nothing.
+            fix: Multiply the value of the next state by (1 − terminated).
+            confirm: Print reward and target of the samples that ended an episode: they must be
+              equal.
+            see: mathematics: Replay
+            """
+        ),
+    ),
+    "reward-missing": (
+        "The reward is not in the targets of the value",
+        words(
+            """
+            cause: The target of a transition that ended its episode is its reward. Here it is 0,
+              although something else was paid.
+            fix: Add the reward of the step to the discounted value of the next state.
+            fix: Look for a reward that is stored as 0 or an integer, clipped or masked away.
+            confirm: Print reward and target of the samples that ended an episode: they must be
+              equal.
+            see: mathematics: Replay
+            """
+        ),
+    ),
+}
+"""Title and words."""
 SIGN = "Turn the sign: the loss is −(log-prob × advantage), which the optimizer makes small"
 
 
@@ -41,8 +73,16 @@ SIGN = "Turn the sign: the loss is −(log-prob × advantage), which the optimiz
     """,
 )
 def recipe_mismatch(run: RunData) -> Verdict:
-    """A wrong recipe explains the credit of the first epoch, and no right one does."""
+    """A wrong recipe explains the credit of the first epoch, and no right one does; or the targets
+    of values are not what was paid."""
+    events = proved_events(run, "recipe-mismatch")
+    if not isinstance(events, Skipped):
+        known = [each for each in events if each.detail.get("recipe") in TARGETS]
+        if known:
+            return _targets(known[-1])
     found = replayed(run)
+    if found is None and not isinstance(events, Skipped):
+        return None
     if found is None:
         why = (
             "no rollout with its credit in this run: gradiometer run keeps some where a script"
@@ -66,6 +106,11 @@ def recipe_mismatch(run: RunData) -> Verdict:
         fix=(SIGN,) if wrong.flipped else (FIXES[wrong.recipe.name],),
         recipe=said(wrong),
     )
+
+
+def _targets(event: Event) -> Draft:
+    title, told = TARGETS[event.detail["recipe"]]
+    return proved_finding(event, title, words=told)
 
 
 def said(fit: Fit) -> str:

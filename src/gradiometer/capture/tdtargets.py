@@ -1,0 +1,183 @@
+"""What values are trained towards, against what the environment really paid.
+
+A sample of a squared error is found again in the environment's history by its observation: then its
+action, its reward and whether it ended the episode are known. Three things must hold whatever the
+networks say. Nothing follows an end, so the target there is the reward alone, scaled as the program
+likes. The reward is in it. And the action beside an observation is the one that was taken there.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gradiometer.capture.environment import Collection, EnvironmentView
+from gradiometer.capture.logprobs import SeenGraph, observations, trained_towards
+from gradiometer.capture.proofs import ProofLog
+
+__all__ = ["TargetReader"]
+
+Floats = NDArray[np.float64]
+
+FIRST_LOOK, GROWTH, MOST_LOOKS = 200, 1.25, 16
+"""Steps of the environment before the first look, how much later each next one comes, and how many
+there are at most: a look builds an index of the history, 20 to 40 ms."""
+MOST_ERRORS, MOST_ROWS = 4, 512
+LEAST_ENDS, LEAST_OTHERS, LEAST_ACTIONS = 12, 32, 64
+EXACT, CLEAR = 0.01, 0.1
+"""Of the spread of all targets: what a right recipe leaves unexplained at ends (rounding), and what
+is no rounding and no slowly changing scale of rewards."""
+RIGHT, WRONG = 0.9, 0.95
+"""Share of the actions that are those taken; share that a wrong way to store them explains."""
+EPISODE = 5
+"""Steps of an episode, on the mean, from which on its first observation is a rare one."""
+
+RECIPE, STORED = "recipe-mismatch", "misaligned-data"
+
+
+class TargetReader:
+    """Looks at a few losses of a training, and writes down what they prove."""
+
+    def __init__(self, proofs: ProofLog, view: EnvironmentView) -> None:
+        self._proofs, self._view = proofs, view
+        self._looks, self._next = 0, float(FIRST_LOOK)
+        self._ended: list[tuple[float, float]] = []
+        """Target and reward of transitions that ended an episode, and of all others below."""
+        self._others: list[tuple[float, float]] = []
+        self._taken: list[tuple[bool, bool, bool]] = []
+        """Of each sample: whether its action is the one taken at its observation, whether it is the
+        one taken just before, and whether the observation was the first of its episode."""
+        self._length = math.nan
+
+    def errors_seen(self, seen: SeenGraph) -> None:
+        """A loss with squared errors goes backward in a measured step."""
+        width, steps = self._view.width, self._view.steps
+        if self._looks >= MOST_LOOKS or steps < self._next or not width:
+            return
+        history = self._view.history()
+        if history is None:
+            return
+        self._looks += 1
+        self._next = GROWTH * steps
+        for node, place in seen.errors[:MOST_ERRORS]:
+            self._compare(node, place, history, width)
+        self._judge_actions()
+        if self._proofs.state(STORED) != "found":  # or rewards and ends are of other samples
+            self._judge_targets()
+
+    def _compare(self, node: Any, place: int, history: Collection, width: int) -> None:
+        found = trained_towards(node, place)
+        if found is None or not 8 <= found.targets.numel() <= MOST_ROWS:
+            return
+        data = observations(found.below, found.targets.numel())
+        if data is None or data.ndim != 2 or data.shape[1] < width:
+            return
+        candidates = history.places(_host(data[:, :width]))
+        rows = [row for row, places in enumerate(candidates) if len(places) == 1]
+        places = np.array([candidates[row][0] for row in rows], dtype=np.int64)
+        if not len(places):
+            return
+        targets = _host(found.targets.reshape(-1))[rows]
+        paid, over = history.rewards[places], history.ends.reshape(-1)[places] > 0
+        cut = history.cuts.reshape(-1)[places] > 0
+        for target, reward, ended, stopped in zip(targets, paid, over, cut, strict=True):
+            if not stopped:
+                (self._ended if ended else self._others).append((target, reward))
+        actions = found.actions if data.shape[1] == width else data[:, width:]
+        if actions is not None:
+            self._compare_actions(_host(actions)[rows], places, history)
+
+    def _compare_actions(self, stored: Floats, places: NDArray[Any], history: Collection) -> None:
+        taken, first = history.actions, history.first
+        stored = stored.reshape(len(places), -1)
+        if taken is None or taken.shape[1] != stored.shape[1]:
+            return
+        before = places - history.ends.shape[1]
+        known = before >= 0
+        same = np.isclose(taken[places], stored, rtol=1e-4, atol=1e-5).all(1)
+        earlier = np.isclose(taken[np.maximum(before, 0)], stored, rtol=1e-4, atol=1e-5).all(1)
+        begun = first.reshape(-1)[places]
+        self._length = 1.0 / max(float(first.mean()), 1e-9)
+        self._taken += [
+            (bool(a), bool(b), bool(c))
+            for a, b, c, k in zip(same, earlier, begun, known, strict=True)
+            if k
+        ]
+
+    def _judge_targets(self) -> None:
+        if len(self._ended) < LEAST_ENDS or len(self._others) < LEAST_OTHERS:
+            return
+        ended, others = np.array(self._ended), np.array(self._others)
+        spread = float(others[:, 0].std())
+        paid = float(np.abs(ended[:, 1]).mean())
+        if paid > 1e-3 and np.abs(ended[:, 0]).max() <= 1e-6 * paid:
+            self._proofs.found(
+                RECIPE,
+                f"the targets of {len(ended)} transitions that ended their episode are 0, where"
+                f" {paid:.3g} was paid on the mean: the reward is not in them",
+                subject="targets",
+                recipe="reward-missing",
+                samples=len(ended),
+            )
+            return
+        left = _unexplained(ended)
+        if spread == 0 or left <= EXACT * spread:
+            self._proofs.ok(RECIPE)
+            return
+        beyond = abs(float((ended[:, 0] - ended[:, 1]).mean()))
+        usual = abs(float((others[:, 0] - others[:, 1]).mean()))
+        if left >= CLEAR * spread and beyond >= CLEAR * usual:
+            self._proofs.found(
+                RECIPE,
+                f"at {len(ended)} transitions that ended their episode the target is the reward and"
+                f" {beyond:.3g} more on the mean ({usual:.3g} elsewhere): ends are not masked",
+                subject="targets",
+                recipe="ends-not-masked",
+                samples=len(ended),
+            )
+
+    def _judge_actions(self) -> None:
+        if len(self._taken) < LEAST_ACTIONS:
+            return
+        same, earlier, first = np.array(self._taken).mean(0)
+        rows = len(self._taken)
+        if first >= WRONG and self._length >= EPISODE:
+            self._proofs.found(
+                STORED,
+                f"{first:.0%} of {rows} samples have the first observation of their episode, which"
+                f" lasts {self._length:.0f} steps: the observation is not replaced after a step",
+                subject="observations",
+                how="first",
+                samples=rows,
+            )
+        elif same >= RIGHT:
+            self._proofs.ok(STORED)
+        elif earlier >= WRONG:
+            self._proofs.found(
+                STORED,
+                f"{earlier:.0%} of {rows} samples have the action of the step before beside their"
+                f" observation, {same:.0%} the one that was taken there: what is stored is the"
+                " observation after the step",
+                subject="observations",
+                how="after",
+                samples=rows,
+            )
+
+
+def _unexplained(ended: Floats) -> float:
+    """What is left of the targets when the rewards explain what they can: the median of it, times
+    what makes it a standard deviation of normal numbers."""
+    targets, paid = ended.T
+    if paid.std() > 1e-9:
+        slope, at = np.polyfit(paid, targets, 1)
+        targets = targets - slope * paid - at
+    return 1.4826 * float(np.median(np.abs(targets - np.median(targets))))
+
+
+def _host(x: Tensor) -> Floats:
+    found: Floats = x.detach().double().cpu().numpy()
+    return found
