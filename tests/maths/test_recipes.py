@@ -27,13 +27,13 @@ def rollout(seed: int, *, steps: int = 96, envs: int = 4, critic: bool = True) -
     )
 
 
-def credit(made: np.ndarray, seed: int, *, in_order: bool = False, noise: float = 0.0) -> Credit:
+def credit(made: np.ndarray, seed: int, *, order: str = "own", noise: float = 0.0) -> Credit:
     """Two shuffled minibatches, each normalised by itself, as PPO has them."""
     rng, flat = np.random.default_rng(seed), made.reshape(-1)
-    order, size = rng.permutation(len(flat)), len(flat) // 2
-    rows, calls = order[: 2 * size], np.repeat([0, 1], size)
+    shuffled, size = rng.permutation(len(flat)), len(flat) // 2
+    rows, calls = shuffled[: 2 * size], np.repeat([0, 1], size)
     places = np.tile(np.arange(size), 2)
-    taken = flat[places] if in_order else flat[rows]
+    taken = flat[{"own": rows, "batch": places, "running": np.arange(2 * size)}[order]]
     for call in (0, 1):
         mine = taken[calls == call]
         taken[calls == call] = (mine - mine.mean()) / (mine.std() + 1e-8) / size
@@ -48,7 +48,7 @@ def credited(recipe: AdvantageRecipe, *, critic: bool, noise: float = 0.0, sign:
     for seed in range(2):
         run = rollout(seed, critic=critic)
         made = sign * recipe.advantages(run, gamma, lam)
-        pairs.append((run, credit(made, seed, in_order=recipe.in_order, noise=noise)))
+        pairs.append((run, credit(made, seed, order=recipe.order, noise=noise)))
     return pairs
 
 

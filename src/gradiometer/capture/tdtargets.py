@@ -9,6 +9,7 @@ likes. The reward is in it. And the action beside an observation is the one that
 from __future__ import annotations
 
 import math
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -23,10 +24,14 @@ __all__ = ["TargetReader"]
 
 Floats = NDArray[np.float64]
 
-FIRST_LOOK, GROWTH, MOST_LOOKS = 200, 1.25, 16
-"""Steps of the environment before the first look, how much later each next one comes, and how many
-there are at most: a look builds an index of the history, 20 to 40 ms."""
+FIRST_LOOK, GROWTH, MOST_LOOKS = 200, (1.25, 1.7), 16
+"""Steps of the environment before the first look, how much later each of the first half and of the
+second half comes, and how many there are: a look builds an index of the history, 20 to 40 ms."""
 MOST_ERRORS, MOST_ROWS = 4, 512
+MOST_ENDS, MOST_OTHERS = 256, 2048
+"""Samples that are judged together, the newest: what a network says changes."""
+ALIKE = (0.5, 2.0)
+"""What follows an end, by the target, against what follows elsewhere, where ends are not masked."""
 LEAST_ENDS, LEAST_OTHERS, LEAST_ACTIONS = 12, 32, 64
 EXACT, CLEAR = 0.01, 0.1
 """Of the spread of all targets: what a right recipe leaves unexplained at ends (rounding), and what
@@ -45,10 +50,10 @@ class TargetReader:
     def __init__(self, proofs: ProofLog, view: EnvironmentView) -> None:
         self._proofs, self._view = proofs, view
         self._looks, self._next = 0, float(FIRST_LOOK)
-        self._ended: list[tuple[float, float]] = []
+        self._ended: deque[tuple[float, float]] = deque(maxlen=MOST_ENDS)
         """Target and reward of transitions that ended an episode, and of all others below."""
-        self._others: list[tuple[float, float]] = []
-        self._taken: list[tuple[bool, bool, bool]] = []
+        self._others: deque[tuple[float, float]] = deque(maxlen=MOST_OTHERS)
+        self._taken: deque[tuple[bool, bool, bool]] = deque(maxlen=MOST_OTHERS)
         """Of each sample: whether its action is the one taken at its observation, whether it is the
         one taken just before, and whether the observation was the first of its episode."""
         self._length = math.nan
@@ -62,7 +67,7 @@ class TargetReader:
         if history is None:
             return
         self._looks += 1
-        self._next = GROWTH * steps
+        self._next = GROWTH[self._looks > MOST_LOOKS // 2] * steps
         for node, place in seen.errors[:MOST_ERRORS]:
             self._compare(node, place, history, width)
         self._judge_actions()
@@ -128,15 +133,16 @@ class TargetReader:
         if spread == 0 or left <= EXACT * spread:
             self._proofs.ok(RECIPE)
             return
-        beyond = abs(float((ended[:, 0] - ended[:, 1]).mean()))
-        usual = abs(float((others[:, 0] - others[:, 1]).mean()))
-        if left >= CLEAR * spread and beyond >= CLEAR * usual:
+        beyond, usual = (float((each[:, 0] - each[:, 1]).mean()) for each in (ended, others))
+        if left >= CLEAR * spread and abs(beyond) >= CLEAR * abs(usual):
+            masked = usual == 0 or not ALIKE[0] <= beyond / usual <= ALIKE[1]
             self._proofs.found(
                 RECIPE,
-                f"at {len(ended)} transitions that ended their episode the target is the reward and"
-                f" {beyond:.3g} more on the mean ({usual:.3g} elsewhere): ends are not masked",
+                f"at {len(ended)} transitions that ended their episode the target is the reward"
+                f" {beyond:+.3g} on the mean ({usual:+.3g} elsewhere): "
+                + ("they must be equal" if masked else "ends are not masked"),
                 subject="targets",
-                recipe="ends-not-masked",
+                recipe="targets-wrong" if masked else "ends-not-masked",
                 samples=len(ended),
             )
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -86,6 +86,9 @@ class Credit:
         return len(self.values)
 
 
+Order: TypeAlias = Literal["own", "batch", "running"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvantageRecipe:
     """A way to make advantages, right or wrong."""
@@ -98,8 +101,9 @@ class AdvantageRecipe:
     needs_values: bool = True
     gammas: tuple[float, ...] = GAMMAS
     lambdas: tuple[float, ...] = LAMBDAS
-    in_order: bool = False
-    """The k-th sample of a batch got the k-th advantage of the rollout, whichever sample it is."""
+    order: Order = "own"
+    """Whose advantage a sample got, whichever sample it is: its `own`; the k-th of the rollout, if
+    it is the k-th of its `batch`; or the next in a `running` count over the batches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -332,7 +336,14 @@ RECIPES: Mapping[str, AdvantageRecipe] = {
             "of other samples: indices were applied to one array only",
             advantages,
             needs_values=False,
-            in_order=True,
+            order="batch",
+        ),
+        _recipe(
+            "rows-running",
+            "of other samples: indices were applied to one array only",
+            advantages,
+            needs_values=False,
+            order="running",
         ),
         _recipe(
             "values-for-advantages",
@@ -409,7 +420,18 @@ def _picked(recipe: AdvantageRecipe, run: Rollout, credit: Credit, factors: Floa
     made = recipe.advantages(_widened(run), gamma, lam)
     made = np.broadcast_to(made, (len(made), len(factors), made.shape[-1]))
     flat = np.moveaxis(made, 1, -1).reshape(-1, len(factors))
-    return flat[credit.places % len(flat) if recipe.in_order else credit.rows]
+    return flat[_order(recipe.order, credit) % len(flat)]
+
+
+def _order(order: Order, credit: Credit) -> Ints:
+    if order == "own":
+        return credit.rows
+    if order == "batch":
+        return credit.places
+    batches, batch = np.unique(credit.calls, return_inverse=True)
+    sizes = [credit.places[batch == n].max() + 1 for n in range(len(batches))]
+    before: Ints = np.cumsum([0, *sizes[:-1]])
+    return credit.places + before[batch]
 
 
 def _widened(run: Rollout) -> Rollout:

@@ -187,14 +187,22 @@ def _far_from_best(run: RunData) -> bool:
 
 
 def _starved(run: RunData, clip: Clip) -> Series | None:
-    """The update ratio where it is too small for good; a hard clip is blamed for less."""
+    """The update ratio where it is too small for good; a hard clip is blamed for less. Steps as
+    long as the learning rate alone makes them are not the clip's."""
     moved = run.get("grad/<block>/update_ratio", block=where(clip.ratio))
+    rate = run.get("learning_rate")
+    if moved is None:
+        return None
+    if rate is not None and len(rate.finite):
+        of_the_rate = limits.by_rate * level(rate.finite.last(0.5))
+        if level(moved.last(0.5)) >= of_the_rate:
+            return None
     limit = (
         limits.unusual
         if stays(clip.ratio, lambda x: x < limits.next_to_nothing)
         else limits.starved
     )
-    return moved if moved is not None and stays(moved, lambda x: x < limit) else None
+    return moved if stays(moved, lambda x: x < limit) else None
 
 
 PINNED_WORDS = words(

@@ -25,6 +25,7 @@ FIXES = {
     "wrong-axis": "Take mean and spread of the advantages over the whole batch",
     "rewards-clipped": "Take the clip of the rewards out, or scale them instead",
     "rows-in-order": "Index the advantages with the same indices as observations and actions",
+    "rows-running": "Index the advantages with the same indices as observations and actions",
     "values-for-advantages": "Put the advantages, not the values, into the policy's loss",
 }
 TARGETS = {
@@ -36,6 +37,21 @@ TARGETS = {
               follows. Here the value of the next state was added to it, which belongs to another
               episode. Values grow without a bound, and failing costs nothing.
             fix: Multiply the value of the next state by (1 − terminated).
+            confirm: Print reward and target of the samples that ended an episode: they must be
+              equal.
+            see: mathematics: Replay
+            """
+        ),
+    ),
+    "targets-wrong": (
+        "Targets of the value are not what was paid",
+        words(
+            """
+            cause: The target of a transition that ended its episode must be its reward. Here it is
+              something else, that no scale of rewards explains: a sum of the wrong sign or order,
+              values and returns exchanged, or rows of different samples.
+            fix: Compute returns as advantages + values, or r + γ·(1 − terminated)·V(next).
+            fix: Index values, returns and observations with the same indices.
             confirm: Print reward and target of the samples that ended an episode: they must be
               equal.
             see: mathematics: Replay
