@@ -262,7 +262,7 @@ def test_what_hangs_on_a_folded_finding_of_another_block_comes_out() -> None:
     assert ids(result.findings) == ["observation-scale", "vanishing-gradient"]
 
 
-def test_the_order_is_severity_then_basis_then_time() -> None:
+def test_a_proved_warning_is_as_urgent_as_a_critical_one_then_come_basis_and_time() -> None:
     result = arbitrate(
         [
             finding("terms-conflict", "info", "proved", since_step=0),
@@ -274,8 +274,8 @@ def test_the_order_is_severity_then_basis_then_time() -> None:
         ]
     )
     expected = [
-        "dead-block",
         "not-in-optimizer",
+        "dead-block",
         "stale-data",
         "sampler-mismatch",
         "length-exploit",

@@ -118,7 +118,11 @@ sampler-mismatch: score-not-zero-mean stale-data ratio-explosion ppo-clip-satura
 observation-scale: dormant-units exploding-gradient vanishing-gradient depth-imbalance
   critic-explains-nothing critic-diverges entropy-collapse reward-plateau
 # Each action is praised for what another one did, and each value target belongs to another state.
-misaligned-data: returns-wrong critic-explains-nothing noise-dominated
+# Advantages or targets that are not what was paid: the critic has nothing it could fit, and the
+# policy is praised for something else.
+recipe-mismatch: returns-wrong critic-explains-nothing critic-diverges noise-dominated
+  entropy-collapse action-collapse reward-plateau reward-declining
+misaligned-data: returns-wrong critic-explains-nothing critic-diverges noise-dominated
 misaligned-data: entropy-collapse  # sure of what was praised by mistake
 misaligned-data: action-collapse reward-plateau
 # An episode of a step or two: nothing is seen or earned, the critic has nothing to explain.
@@ -167,7 +171,8 @@ returns-wrong: critic-explains-nothing critic-diverges advantage-scale noise-dom
 returns-wrong: entropy-collapse  # sure of what was praised by mistake
 returns-wrong: action-collapse reward-plateau
 # Targets that move with what they train run away; targets that never move teach the first guess.
-target-network: critic-diverges critic-explains-nothing reward-plateau
+target-network: critic-diverges critic-explains-nothing exploding-gradient gradient-spikes
+  over-clipping reward-plateau reward-declining
 # Its errors are the advantages, its loss is the largest term, its gradient the largest part.
 critic-diverges: critic-explains-nothing critic-dominates exploding-gradient over-clipping
   reward-plateau reward-declining
@@ -445,12 +450,14 @@ def _poor(finding: Finding) -> bool:
 
 
 def _urgency(finding: Finding) -> tuple[int, bool, bool, bool, int, float, int, str, str, str]:
-    """Critical first; a wrong sign; causes before outcomes, rules with a good record before those
+    """Critical and proved first; a wrong sign; causes before outcomes, rules with a good record before those
     with a poor one; proved, earlier; then what explains more, and names: never chance."""
     since = math.inf if finding.since_step is None else finding.since_step
     explains = -len(brings(finding))
     named = finding.id, finding.block or "", finding.title
     rank = SEVERITY[finding.severity] + (finding.severity == "info" and finding.id in HISTORY)
+    if finding.severity == "warn" and finding.basis == "proved":
+        rank = SEVERITY["critical"]  # what is certain before what a threshold says
     last = finding.id in OUTCOMES
     sign = finding.id != WRONG_SIGN or finding.basis == "heuristic"
     return rank, sign, last, _poor(finding), BASIS[finding.basis], since, explains, *named
