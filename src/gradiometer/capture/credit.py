@@ -106,8 +106,8 @@ class CreditReader:
         self.sharded = False
         """Each rank sees its own samples, and of micro-batches not reduced only the last."""
         self._drawn: deque[weakref.ref[Tensor]] = deque(maxlen=64)
-        self.on_errors: list[Callable[[SeenGraph], None]] = []
-        """Told what the values of a loss are of."""
+        self.on_graph: list[Callable[[SeenGraph], None]] = []
+        """Told what a loss is made of."""
         self.removers = [hooks.observe_distributions(self), hooks.observe_roots(self)]
 
     # What the hooks call.
@@ -202,9 +202,8 @@ class CreditReader:
                 self._hook_log_probs(found, into, ratios, observed=place % every == 0)
         for entropy in seen.entropies:
             hooks.observe_node(entropy.node, self._entropy_note(into, entropy))
-        if seen.errors:
-            for told in self.on_errors:
-                told(seen)
+        for told in self.on_graph:
+            told(seen)
         for node, place in seen.errors[:MOST_NODES]:
             hooks.observe_node(node, self._value_note(into, place), leaving=True)
 

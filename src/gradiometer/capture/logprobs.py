@@ -23,16 +23,19 @@ __all__ = [
     "SeenGraph",
     "SeenLogProbs",
     "TrainedValues",
+    "layer_weights",
     "look",
     "mark",
     "observations",
     "trained_towards",
+    "value_layers",
     "value_weights",
 ]
 
 MARK = "gradiometer"
 MOST_NODES = 20_000
 """Nodes above the layers; a loss over a long episode has thousands."""
+MOST_LAYERS = 64
 MOST_BELOW = 400
 """Nodes between a log-probability and its observations; a larger model is no policy of a few
 layers, and is not searched."""
@@ -104,6 +107,8 @@ class SeenGraph:
     """Nodes of exp(new − old), where old has no gradient."""
     errors: list[tuple[Any, int]] = field(default_factory=list)
     """Nodes of a squared or Huber error, and which of their inputs is trained."""
+    layers: list[Any] = field(default_factory=list)
+    """Nodes where the walk ended, at most 64."""
     whole: bool = True
     """False where the graph was too large to be walked."""
 
@@ -137,7 +142,10 @@ def look(roots: Iterable[Any]) -> SeenGraph:
         done.add(node)
         if len(done) > MOST_NODES:
             return SeenGraph(whole=False)
-        if not (LAYERS.fullmatch(type(node).__name__) or _take(node, seen)):
+        if LAYERS.fullmatch(type(node).__name__):
+            if len(seen.layers) < MOST_LAYERS:
+                seen.layers.append(node)
+        elif not _take(node, seen):
             waiting += _children(node)
     return seen
 
@@ -275,13 +283,18 @@ def _error_of(node: Any, name: str) -> int | None:
 
 def value_weights(seen: SeenGraph) -> list[Tensor]:
     """The parameters of the layers whose outputs the errors of a loss are of."""
-    found: list[Tensor] = []
+    return [weight for layer in value_layers(seen) for weight in layer_weights(layer)]
+
+
+def value_layers(seen: SeenGraph) -> list[Any]:
+    """The layers whose outputs the errors of a loss are of."""
+    found: list[Any] = []
     for node, place in seen.errors:
         below: Any = _through(_first(node)) if type(node).__name__ == "PowBackward0" else node
         at = place if below is node else _live(below)
         below = None if below is None or at is None else _through(below.next_functions[at][0])
         if below is not None and LAYERS.fullmatch(type(below).__name__):
-            found += _leaves(below)
+            found.append(below)
     return found
 
 
@@ -327,7 +340,7 @@ def _live(node: Any) -> int | None:
     return there.index(True) if there.count(True) == 1 else None
 
 
-def _leaves(layer: Any) -> list[Tensor]:
+def layer_weights(layer: Any) -> list[Tensor]:
     """Parameters that a layer takes, as they are or transposed."""
     near = [child for child, _ in layer.next_functions if child is not None]
     near += [child for each in near for child, _ in each.next_functions[:1] if child is not None]

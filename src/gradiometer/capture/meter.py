@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gradiometer.capture import readout, terms
+from gradiometer.capture.actorsign import ActorSign
 from gradiometer.capture.analysis import StepAnalysis
 from gradiometer.capture.blocks import Blocks, Model, modules_of, named_parameters
 from gradiometer.capture.creditfacts import CreditNotices
@@ -116,7 +117,10 @@ class Meter:
         critic = CriticListener(lambda: modules_of(model).values())
         self._rollouts = RolloutKeeper(self._put, critic, self._environment)
         self._targets = TargetReader(self._observer.proofs, self._environment)
-        self._observer.credit.on_errors += [self._rollouts.errors_seen, self._targets.errors_seen]
+        actor = ActorSign(self._observer.proofs)
+        self._observer.credit.on_graph += [
+            each.graph_seen for each in (self._rollouts, self._targets, actor)
+        ]
         self._credit_notices = CreditNotices(
             self._put, self._observer.proofs, self._environment, self._rollouts
         )

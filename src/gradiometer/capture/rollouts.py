@@ -115,9 +115,9 @@ class RolloutKeeper:
         """Whether enough is kept."""
         return self.kept >= MOST_ROLLOUTS
 
-    def errors_seen(self, seen: SeenGraph) -> None:
-        """A loss with an error of values goes backward: whose values they are."""
-        if not self.done and self._view.width:
+    def graph_seen(self, seen: SeenGraph) -> None:
+        """A loss goes backward: if it has an error of values, whose values they are."""
+        if seen.errors and not self.done and self._view.width:
             self._critic.learn(value_weights(seen), self._view.width)
 
     def round_ended(self, step: int) -> None:

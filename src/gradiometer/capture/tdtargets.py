@@ -58,10 +58,10 @@ class TargetReader:
         one taken just before, and whether the observation was the first of its episode."""
         self._length = math.nan
 
-    def errors_seen(self, seen: SeenGraph) -> None:
-        """A loss with squared errors goes backward in a measured step."""
+    def graph_seen(self, seen: SeenGraph) -> None:
+        """A loss goes backward in a measured step: has it squared errors?"""
         width, steps = self._view.width, self._view.steps
-        if self._looks >= MOST_LOOKS or steps < self._next or not width:
+        if not seen.errors or self._looks >= MOST_LOOKS or steps < self._next or not width:
             return
         history = self._view.history()
         if history is None:

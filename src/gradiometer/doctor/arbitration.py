@@ -450,8 +450,9 @@ def _poor(finding: Finding) -> bool:
 
 
 def _urgency(finding: Finding) -> tuple[int, bool, bool, bool, int, float, int, str, str, str]:
-    """Critical and proved first; a wrong sign; causes before outcomes, rules with a good record before those
-    with a poor one; proved, earlier; then what explains more, and names: never chance."""
+    """Critical and proved first; a wrong sign; causes before outcomes, rules with a good record
+    before those with a poor one; proved, earlier; then what explains more, and names: never chance.
+    """
     since = math.inf if finding.since_step is None else finding.since_step
     explains = -len(brings(finding))
     named = finding.id, finding.block or "", finding.title

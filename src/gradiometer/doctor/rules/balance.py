@@ -139,13 +139,18 @@ def _share_weights(run: RunData, pairs: list[Pair], pair: Pair) -> bool:
 
 
 def _common_clip(run: RunData) -> tuple[Evidence, str] | None:
-    """A clip over everything that is active on most steps, and what harm its factor does."""
+    """A clip over everything that is active on most steps, and what harm its factor does; None
+    where blocks are clipped by different factors: each has a clip of its own."""
     active, ratio = (
         run.get(f"grad/<block>/clip/{name}", block="all") for name in ("active", "ratio")
     )
     if active is None or ratio is None or not len(active.finite):
         return None
     if active.finite.values.mean() <= limits.clipped:
+        return None
+    parts = [each for each in run.every("grad/<block>/clip/ratio") if len(each.finite)]
+    middles = [level(each.last(0.5)) for each in parts]
+    if middles and max(middles) > limits.one_clip * min(middles):
         return None
     late = ratio.finite.last(0.5).values
     sigma, factor = robust_sigma(np.log10(late[late > 0.0])), level(ratio.last(0.5))

@@ -25,6 +25,7 @@ from gradiometer.doctor.outcome import (
     told_best,
     trained_for,
 )
+from gradiometer.doctor.proofs import proved_events, proved_finding
 from gradiometer.doctor.rule import (
     Draft,
     Skipped,
@@ -206,6 +207,10 @@ def _declined(found: Outcome) -> bool:
 def update_opposes_reward(run: RunData) -> Verdict:
     """Steps that raise a held-out loss: a test that sees a wrong sign, as does reward_gain. Without
     them, a reward that falls from the very start under healthy norms is a suspicion."""
+    proved = proved_events(run, "update-opposes-reward")
+    if not isinstance(proved, Skipped) and proved:
+        title = "The actor's loss falls when its critic thinks less of the action"
+        return proved_finding(proved[-1], title, doubt="", loss="actor's loss")
     if (credited := opposed_by_credit(run)) is not None:
         return credited
     predicted, realised = run.get("step/predicted"), run.get("step/realised")

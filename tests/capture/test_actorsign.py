@@ -1,0 +1,67 @@
+"""An actor that goes through its critic must raise what the critic says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.distributions import Normal
+from torch.nn import functional
+
+import gradiometer as gm
+from gradiometer.doctor.diagnosis import diagnose
+
+ID = "update-opposes-reward"
+
+
+def learn(folder: Path, kind: str, sign: float) -> dict[str, str]:
+    """Twenty updates of a critic and of its actor; what was checked."""
+    torch.manual_seed(0)
+    actor, critic = nn.Linear(3, 2), nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 1))
+    ours = torch.optim.SGD(actor.parameters(), lr=1e-2)
+    theirs = torch.optim.SGD(critic.parameters(), lr=1e-2)
+    model = nn.ModuleDict({"actor": actor, "critic": critic})
+    with gm.watch(model, [ours, theirs], run=folder, budget=None, quiet=True):
+        for _ in range(20):
+            states, actions = torch.randn(16, 3), torch.randn(16, 1)
+            values = critic(torch.cat([states, actions], 1))
+            theirs.zero_grad()
+            functional.mse_loss(values, actions.neg()).backward()
+            theirs.step()
+            centre, width = actor(states).chunk(2, 1)
+            normal = Normal(centre, functional.softplus(width))
+            if kind == "soft":
+                chosen = normal.rsample()
+                both = critic(torch.cat([states, chosen], 1))
+                loss = (0.1 * normal.log_prob(chosen) - sign * both).mean()
+            elif kind == "leaking":  # a baseline that was not detached is no actor's critic
+                chosen = normal.sample()
+                both = critic(torch.cat([states, chosen], 1))
+                loss = (normal.log_prob(chosen) * both).mean()
+            else:
+                loss = -sign * critic(torch.cat([states, centre], 1)).mean()
+            ours.zero_grad()
+            loss.backward()
+            ours.step()
+    with gm.load(folder) as run:
+        assert not run.events("fault")
+        states_of: dict[str, str] = run.tables("proofs")[-1].content
+    return states_of
+
+
+@pytest.mark.parametrize("kind", ["deterministic", "soft"])
+def test_the_sign_of_an_actor_that_goes_through_its_critic_is_checked(
+    tmp_path: Path, kind: str
+) -> None:
+    assert learn(tmp_path / "right", kind, 1.0)[ID] == "ok"
+    assert learn(tmp_path / "wrong", kind, -1.0)[ID] == "found"
+    assert ID not in {each.id for each in diagnose(tmp_path / "right").findings}
+    first = diagnose(tmp_path / "wrong").findings[0]
+    assert (first.id, first.basis, first.severity) == (ID, "proved", "critical")
+    assert "its critic thinks less of the action" in first.title
+
+
+def test_a_baseline_in_a_policy_gradient_is_not_judged(tmp_path: Path) -> None:
+    assert ID not in learn(tmp_path / "run", "leaking", 1.0)
