@@ -134,7 +134,9 @@ class TargetReader:
             self._proofs.ok(RECIPE)
             return
         beyond, usual = (float((each[:, 0] - each[:, 1]).mean()) for each in (ended, others))
-        if left >= CLEAR * spread and abs(beyond) >= CLEAR * abs(usual):
+        # no scale of rewards, however it changes, turns their sign
+        turned = float((ended[:, 0] * ended[:, 1] < 0).mean()) >= CLEAR
+        if left >= CLEAR * spread and (turned or abs(beyond) >= CLEAR * abs(usual)):
             masked = usual == 0 or not ALIKE[0] <= beyond / usual <= ALIKE[1]
             self._proofs.found(
                 RECIPE,

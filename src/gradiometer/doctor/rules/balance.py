@@ -115,7 +115,7 @@ def critic_dominates(run: RunData) -> Verdict:
     if shared:
         pair = min(shared, key=lambda p: level(p.ratio.last(0.5)))
         how = f"Both terms train {pair.block}, and the weights there follow the critic."
-    elif whole and clip is not None:
+    elif whole and clip is not None and not _crushed_anyway(run, whole[0]):
         pair, more, role = whole[0], clip[0], "usual" if clip[1] else "note"
         how = "Actor and critic share no weights, but one clip scales both by a norm that is the"
         how += " critic's: the actor's step size "
@@ -128,6 +128,16 @@ def critic_dominates(run: RunData) -> Verdict:
     sign = _sign(pair, "strong", bound, how=how, times=lower, larger=fmt(1 / ratio), others=others)
     title = "The value loss swamps the policy: its gradient is {larger} times as large on"
     return drafted(run, sign, title + " {block}{others}", more, role=role)
+
+
+def _crushed_anyway(run: RunData, pair: Pair) -> bool:
+    """Whether the clip would leave next to nothing of the policy's gradient alone: then it is the
+    clip's doing, not the critic's."""
+    factor = run.get("grad/<block>/clip/ratio", block="all")
+    if factor is None or not len(factor.finite):
+        return False
+    alone = level(factor.finite.last(0.5)) / 10.0 ** level(pair.ratio.last(0.5))
+    return bool(alone < limits.crushed)
 
 
 def _share_weights(run: RunData, pairs: list[Pair], pair: Pair) -> bool:

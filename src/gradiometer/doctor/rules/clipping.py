@@ -146,7 +146,8 @@ def over_clipping(run: RunData) -> Verdict:
         else f"the factor varies by {10**spread:.1f} times from step to step"
     )
     return finding(
-        f"The clip of {where(clip.ratio)} leaves {now:.1%} of the gradient, and {harm}",
+        f"The clip of {where(clip.ratio)} leaves {f'{now:.1%}' if now >= 1e-3 else fmt(now)} of the"
+        f" gradient, and {harm}",
         shown(
             clip.ratio,
             f"{clip.source}: median {fmt(now)}, σ {fmt(spread)} decades over the last half",

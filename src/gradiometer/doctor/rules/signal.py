@@ -6,6 +6,7 @@ Late in a healthy run most groups are solved: their role is that of convergence.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -781,6 +782,16 @@ def _late(series: Series) -> Series:
     return series.finite.last(0.2)
 
 
+def _goes_through_q(run: RunData) -> bool:
+    """Whether a value of actions is trained beside the policy, by its name or by the graph."""
+    values = run.get("value_loss")
+    if values is not None and re.search(r"(^|[/_])(soft_)?q[f_\d]", values.name):
+        return True
+    wiring = run.table("wiring")
+    terms = wiring.get("terms", ()) if isinstance(wiring, dict) else ()
+    return any(isinstance(each, dict) and each.get("role") == "q" for each in terms)
+
+
 def _loud_loss(run: RunData) -> tuple[Evidence, int | None] | None:
     """A policy loss that is large; not that of SAC and TD3, which is −Q, nor a sum over samples."""
     loss = run.get("policy_loss")
@@ -788,6 +799,7 @@ def _loud_loss(run: RunData) -> tuple[Evidence, int | None] | None:
         loss is None
         or "actor_loss" in loss.name
         or run.has("q_value")
+        or _goes_through_q(run)
         or run.fact("reduction", "loss_reduction") == "sum"
     ):
         return None
