@@ -453,7 +453,11 @@ def target_network(run: RunData) -> Verdict:
     """
     facts = proved_events(run, "target-network")
     if not isinstance(facts, Skipped) and (facts or not run.has("target_distance")):
-        return [_proved_target(event) for event in facts]
+        ways = dict.fromkeys(str(event.detail.get("how")) for event in facts)
+        return [
+            _proved_target([event for event in facts if str(event.detail.get("how")) == way])
+            for way in ways
+        ]
     series = needed(run, "target_distance", limits.min_distances)
     distance = series.finite
     progress = outcome_of(run)
@@ -509,12 +513,15 @@ TARGET_FACTS = {
 """How a target fails, as the meter calls it: the end of a title, and the cause."""
 
 
-def _proved_target(event: Event) -> Draft:
+def _proved_target(events: list[Event]) -> Draft:
+    """One finding for all targets that fail in one way."""
+    event, *others = events
     what, cause = TARGET_FACTS.get(str(event.detail.get("how")), TARGET_FACTS["never"])
-    name = event.detail.get("target")
+    more = ", ".join(repr(each.detail.get("target")) for each in others)
     return proved_finding(
         event,
-        f"The target network {name!r} {what}",
+        f"The target network {event.detail.get('target')!r} {what}"
+        + (f" (the same holds for {more})" if more else ""),
         severity="warn",
         cause=cause,
         key="the update interval and τ",
