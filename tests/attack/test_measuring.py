@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import importlib
 import inspect
@@ -19,11 +20,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import gradiometer as gm
 import gradiometer.capture
 import gradiometer.store
+from gradiometer.capture import hooks
 from gradiometer.capture.meter import Meter
 from gradiometer.errors import GradiometerError
 from gradiometer.records import Event, Row, Table
@@ -353,3 +355,16 @@ def test_a_meter_nobody_holds_measures_as_long_as_its_optimizer_lives(tmp_path: 
     gc.collect()
     with load(tmp_path / "run") as run:
         assert len(run.series("grad/all/norm/raw")[0]) == 3
+
+
+def test_a_model_that_is_listened_to_is_saved_and_copied_without_us(tmp_path: Path) -> None:
+    heard: list[Tensor] = []
+    model = nn.Sequential(nn.Linear(3, 2))
+    hooks.observe_layer(model[0], lambda given, said: heard.append(said))
+    torch.save(model, tmp_path / "model.pt")
+    assert b"gradiometer" not in (tmp_path / "model.pt").read_bytes()
+    loaded = torch.load(tmp_path / "model.pt", weights_only=False)
+    x = torch.ones(1, 3)
+    for other in (loaded, copy.deepcopy(model)):
+        assert torch.equal(other(x), model(x))
+    assert len(heard) == 2, "of the model alone"

@@ -414,8 +414,19 @@ def observe_forward(module: nn.Module, note: Callable[..., None]) -> Remove:
 
 def observe_layer(module: nn.Module, note: Callable[[Tensor, Tensor], None]) -> Remove:
     """Call `note(input, output)` after each forward of a layer on the CPU. Must not raise."""
+    return module.register_forward_hook(LayerListener(note)).remove
 
-    def hook(_module: nn.Module, inputs: Any, output: Any) -> None:
+
+class LayerListener:
+    """Hands on what a layer was given and gave. A copy of the module, or a file of it, gets a hook
+    in its place that does nothing and needs nothing of ours."""
+
+    __slots__ = ("_note",)
+
+    def __init__(self, note: Callable[[Tensor, Tensor], None]) -> None:
+        self._note = note
+
+    def __call__(self, _module: nn.Module, inputs: Any, output: Any) -> None:
         if (
             inputs
             and isinstance(inputs[0], Tensor)
@@ -424,9 +435,10 @@ def observe_layer(module: nn.Module, note: Callable[[Tensor, Tensor], None]) -> 
             and not torch.compiler.is_compiling()
             and torch._C._functorch.peek_interpreter_stack() is None
         ):
-            note(inputs[0], output)
+            self._note(inputs[0], output)
 
-    return module.register_forward_hook(hook).remove
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (contextlib.nullcontext(), "__exit__")  # takes anything, gives None
 
 
 def _on_gradients(

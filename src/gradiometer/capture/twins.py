@@ -156,6 +156,7 @@ class TargetTwin:
     moved: float = 0.0
     rounds: int = 0
     asked: bool = False
+    unlisten: hooks.Remove | None = None
 
     def listen(self) -> None:
         """Hear whether it is asked, until it was: at its first layer, which every call goes
@@ -173,7 +174,7 @@ class TargetTwin:
                 twin.asked = True
             remove()
 
-        remove = hooks.observe_layer(layer, note)
+        remove = self.unlisten = hooks.observe_layer(layer, note)
 
     def look(self, number: int) -> None:
         """Before the first backward of a round."""
@@ -257,6 +258,8 @@ class TargetNetworks:
         """The training is over."""
         for twin in self._twins or ():
             twin.look(number)
+            if twin.unlisten is not None:
+                twin.unlisten()
         self._judge(over=True)
 
     def _judge(self, *, over: bool) -> None:
