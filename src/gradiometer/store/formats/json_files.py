@@ -6,6 +6,7 @@ list of rows, lists of values by name.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -257,8 +258,10 @@ def read_json(path: Path) -> Log:
 def _document(path: Path) -> Any:
     twice: set[str] = set()
     with open_bytes(path) as file:
-        text = file.read(LARGEST_DOCUMENT + 1)
-    if len(text) > LARGEST_DOCUMENT:
+        size = os.fstat(file.fileno()).st_size
+        # What is asked for is set aside at once, whatever comes.
+        text = file.read(size) if size <= LARGEST_DOCUMENT else b""
+    if size > LARGEST_DOCUMENT:
         raise UsageError(
             f"{path} is a JSON document of more than {LARGEST_DOCUMENT >> 20} MB: log one object a"
             " line"
