@@ -173,7 +173,6 @@ def test_a_command_of_the_labs_says_in_a_line_that_they_are_not_installed() -> N
     calls = [
         ("train", "cartpole", "seed=2", "--config", "x.yaml"),
         ("train", "--help"),
-        ("demo",),
         ("labs", "--json"),
         ("clinic", "--quick"),
         ("analyze", "sokoban"),
@@ -192,7 +191,7 @@ def test_without_the_labs_the_instrument_is_whole(run: Path) -> None:
     (code, shown, _), *others = without_labs(*calls)
     assert code == 0
     assert re.search(r"│ doctor ", shown)
-    assert not re.search(r"│ (train|demo|labs|clinic) ", shown)
+    assert not re.search(r"│ (train|labs|clinic) ", shown)
     for call, found in zip(calls[1:], others, strict=True):
         assert found[:2] == (0, gradiometer(*call).stdout)
 

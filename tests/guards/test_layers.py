@@ -27,6 +27,7 @@ ROOMS = (
     ("plots",),
     ("dashboard",),
     ("integrations",),
+    ("demo",),
     ("cli",),
 )
 LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}
@@ -137,7 +138,7 @@ READING = [
         "import gradiometer.cli.show, gradiometer.cli.metrics, gradiometer.cli.env,"
         " gradiometer_labs.cli.labs"
     ),
-    "import gradiometer.cli.prune, gradiometer_labs.cli.train, gradiometer_labs.cli.demo",
+    "import gradiometer.cli.prune, gradiometer.cli.demo, gradiometer_labs.cli.train",
     (
         "import gradiometer.cli.compare, gradiometer.store.comparison, gradiometer.cli.serve,"
         " gradiometer.cli.run"

@@ -113,23 +113,3 @@ def _has_points(run: Path) -> bool:
             return bool(db.execute("SELECT 1 FROM points LIMIT 1").fetchall())
     except sqlite3.OperationalError:  # no file yet, or no tables
         return False
-
-
-def test_the_demo_names_the_dead_term_and_only_in_the_broken_run(tmp_path: Path) -> None:
-    done = gradiometer("demo", "--no-serve", "--total-steps", "4000", "--out", "demo")
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"gradient of the entropy term on the actor +[\d.e-]+ +no path", done.stdout)
-    assert re.search(r"^[a-z-]+: [^\n]+\n +demo/healthy$", done.stdout, re.MULTILINE)
-    said = " ".join(done.stdout.split())
-    assert re.search(r"[a-z-]+: [^:]*?The loss term .entropy. has no gradient.*?demo/broken", said)
-    assert "CRITICAL dead-term · proved · since step 0" in done.stdout
-    assert done.stdout.count("CRITICAL") == 1
-    assert load(tmp_path / "demo" / "broken").events("dead-term")
-    assert not load(tmp_path / "demo" / "healthy").events("dead-term")
-
-
-def test_the_demo_replaces_only_runs_of_a_demo(tmp_path: Path) -> None:
-    (tmp_path / "mine" / "healthy").mkdir(parents=True)
-    (tmp_path / "mine" / "healthy" / "thesis.tex").write_text("")
-    fails_with(2, "holds more than a run", "demo", "--out", "mine")
-    assert (tmp_path / "mine" / "healthy" / "thesis.tex").exists()

@@ -20,6 +20,7 @@ __all__ = [
     "AuditRequest",
     "CheckRequest",
     "CompareRequest",
+    "DemoRequest",
     "DoctorRequest",
     "EnvRequest",
     "ExpertsRequest",
@@ -67,6 +68,20 @@ Names = Annotated[
         help="What a column is, such as reward=mean_r; again for more.",
     ),
 ]
+
+
+@command(MEASURE)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoRequest:
+    """A training that stops learning after one changed line: see it found and repaired. Half a
+    minute."""
+
+    serve: Annotated[
+        bool,
+        Option("--serve/--no-serve", help="On a terminal, end by showing the runs in a browser."),
+    ] = True
+    updates: Annotated[int, Option(min=5, help="PPO updates of each training.")] = 25
+    out: Annotated[str, Option(metavar="DIR", help="Where scripts and runs go.")] = "runs/demo"
 
 
 @command(MEASURE, allow_interspersed_args=False)

@@ -13,7 +13,7 @@ from gradiometer.errors import MissingExtra
 __all__ = ["installed", "need_labs", "register"]
 
 PACKAGE = "gradiometer_labs"
-COMMANDS = ("labs", "train", "demo", "clinic")
+COMMANDS = ("labs", "train", "clinic")
 
 
 def installed() -> bool:

@@ -78,6 +78,9 @@ gradients-not-cleared: exploding-gradient gradient-spikes over-clipping clip-alw
 # Every value is pulled to the mean of all targets, every log-prob weighs the mean advantage.
 shapes-broadcast: critic-explains-nothing noise-dominated policy-frozen entropy-never-falls
   vanishing-gradient reward-plateau reward-declining
+# A policy term that averages to nothing: other terms look large beside it.
+shapes-broadcast: critic-dominates regulariser-dominates gradient-spikes over-clipping
+  terms-conflict action-noise-grows
 # A policy that cannot be sure, with gradients through two flat tops.
 double-softmax: entropy-never-falls vanishing-gradient policy-frozen reward-plateau
 # A critic that the policy term moves fits nothing, and the advantages are made of it.

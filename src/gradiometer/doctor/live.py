@@ -16,6 +16,7 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
+from gradiometer.doctor.arbitration import SEVERITY
 from gradiometer.doctor.diagnosis import judged
 from gradiometer.doctor.rule import Rule, rules
 from gradiometer.doctor.rundata import RunData
@@ -81,9 +82,8 @@ class Watch:
 
     def _is_new(self, key: tuple[str, str | None], finding: Finding) -> bool:
         sure = finding.basis == "proved" or self._streaks[key] >= PATIENCE
-        return (
-            sure and self._said.get(key) != finding.severity and self._said.get(key) != "critical"
-        )
+        said = self._said.get(key)
+        return sure and (said is None or SEVERITY[finding.severity] < SEVERITY[said])
 
 
 def main() -> None:

@@ -97,7 +97,9 @@ def _judged(run: RunData, outcome: Outcome, serious: Sequence[Finding]) -> tuple
     rose = outcome.course == "gained" or (outcome.course == "unclear" and _seems_to_rise(outcome))
     hollow = any(each.id in NO_SIGNAL for each in critical)
     perhaps = rose or (outcome.course == "unclear" and outcome.visible)
-    if critical and (hollow or not perhaps or outcome.fate == "stands"):
+    # A wrong line that is proved costs something; what was gained all the same is no broken run.
+    wired = rose and all(each.basis == "proved" for each in critical)
+    if critical and (hollow or not perhaps or (outcome.fate == "stands" and not wired)):
         return "broken", said + _and(serious)
     if critical and not rose:
         return "concern", said + _and(serious)

@@ -12,7 +12,7 @@ from gradiometer.cli.app import Json, command
 from gradiometer.cli.lists import WordLists
 from gradiometer_labs.cli.completing import overrides as complete_overrides
 
-__all__ = ["ClinicRequest", "DemoRequest", "LabsRequest", "TrainRequest"]
+__all__ = ["ClinicRequest", "LabsRequest", "TrainRequest"]
 
 LABS = "Labs"
 """The panel of these commands in --help."""
@@ -65,22 +65,6 @@ class TrainRequest:
         str | None,
         Option("--variation", metavar="NAME", help="Which variation of the case study."),
     ] = None
-
-
-@command(LABS)
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DemoRequest:
-    """Train CartPole with a dead entropy bonus beside a healthy one, and print what the gradients
-    say."""
-
-    serve: Annotated[
-        bool,
-        Option("--serve/--no-serve", help="On a terminal, end by showing both in the browser."),
-    ] = True
-    total_steps: Annotated[int, Option(min=1024, help="Environment steps of each training.")] = (
-        60_000
-    )
-    out: Annotated[str, Option(help="Where the two runs go.")] = "runs/demo"
 
 
 @command(LABS, cls=ClinicLists)

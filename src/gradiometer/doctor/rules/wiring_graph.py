@@ -61,6 +61,7 @@ def gradients_not_cleared(run: RunData) -> Verdict:
       towards the mean of all targets, each log-prob is weighted with the mean of all advantages.
     fix: Give both sides the same shape: values.squeeze(-1) (or values.view(-1)) before the
       difference
+    fix: Log-probs of a policy with several action components: dist.log_prob(actions).sum(-1)
     fix: Assert it once: assert values.shape == returns.shape
     confirm: Print the shape of the difference before .mean(): it must be (N,), not (N, N).
     """,
