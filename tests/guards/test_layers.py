@@ -27,7 +27,7 @@ ROOMS = (
     ("plots",),
     ("dashboard",),
     ("integrations",),
-    ("demo",),
+    ("demo", "mcp_server", "testing"),
     ("cli",),
 )
 LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}

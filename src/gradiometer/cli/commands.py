@@ -27,6 +27,7 @@ __all__ = [
     "ExportRequest",
     "FigureRequest",
     "ImportRequest",
+    "McpRequest",
     "MetricsRequest",
     "PlotRequest",
     "PruneRequest",
@@ -80,7 +81,7 @@ class DemoRequest:
         bool,
         Option("--serve/--no-serve", help="On a terminal, end by showing the runs in a browser."),
     ] = True
-    updates: Annotated[int, Option(min=5, help="PPO updates of each training.")] = 25
+    updates: Annotated[int, Option(min=5, help="PPO updates of each training.")] = 20
     out: Annotated[str, Option(metavar="DIR", help="Where scripts and runs go.")] = "runs/demo"
 
 
@@ -372,6 +373,17 @@ class MetricsRequest:
         ),
     ] = ""
     json: Json = False
+
+
+@command(LOOK)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class McpRequest:
+    """Let a coding assistant read the runs of a folder: a server of the Model Context Protocol on
+    standard input and output."""
+
+    path: Annotated[
+        str, Argument(metavar="[DIR]", help="Runs and logs below it; else runs/, or here.")
+    ] = ""
 
 
 @command(LOOK)

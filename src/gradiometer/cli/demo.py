@@ -49,7 +49,7 @@ def demo(request: DemoRequest) -> None:
     out.print(f"\n2. gradiometer doctor {stage.folder('broken')}\n", soft_wrap=True)
     out.print(stage.diagnosis("broken"), soft_wrap=True)
     out.print("\n3. The line is repaired; another seed, so that it is not the first run again\n")
-    stage.train("fixed", seed=2)
+    stage.train("fixed", seed=3)
     out.print(stage.returns("healthy", "broken", "fixed"))
     out.print()
     out.print(stage.diagnosis("fixed"), soft_wrap=True)
