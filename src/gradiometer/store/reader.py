@@ -79,6 +79,12 @@ class Reader(ABC):
     def series(self, name: str) -> tuple[Ints, Floats]:
         """The steps and values of a series."""
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from gradiometer.store.notebook_view import as_html
+
+        return as_html(self)  # type: ignore[arg-type]
+
     def part(
         self, name: str, first: int | None = None, last: int | None = None
     ) -> tuple[Ints, Floats]:
