@@ -20,7 +20,7 @@ def test_a_run_and_a_log_show_their_usual_series_with_a_curve(tmp_path: Path) ->
             values = {"reward": float(step), "grad/all/norm/raw": 2.0, "other": 1.0}
             writer.put(Row(step=step, wall_time=float(step), values=values))
     csv = tmp_path / "log.csv"
-    csv.write_text("step,reward\n" + "\n".join(f"{n},{n * n}" for n in range(50)))
+    csv.write_text("step,reward\n" + "\n".join(f"{n},{n * n}" for n in range(50)) + "\n")
     with gm.load(folder) as run:
         shown = run._repr_html_()
     assert "&lt;b&gt;run" in shown
