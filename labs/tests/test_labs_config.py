@@ -55,6 +55,7 @@ def test_dotted_keys_reach_into_nested_configs() -> None:
         "start",
         "every",
         "tier",
+        "sinks",
         "trainer.depth",
         "trainer.sizes",
         "trainer.fast",

@@ -38,6 +38,7 @@ def watched(
         tier=cast(Tier, config.tier),
         config={**dataclasses.asdict(config), **(facts or {})},
         seed=config.seed,
+        sinks=config.trackers,
         quiet=True,  # a command has its own last line, and the clinic trains hundreds
         **more,
     )
