@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sqlite3
 import subprocess
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 import gradiometer as gm
 from gradiometer.errors import UsageError
+from gradiometer.store.exporters import export_dynamics
 from gradiometer.store.formats.wandb import at_our_steps, open_wandb
 from gradiometer_labs import LABS, find
 from gradiometer_labs.config import configure
@@ -106,3 +109,32 @@ def test_the_presets_script_takes_steps_and_gpus(tmp_path: Path) -> None:
     assert config.trainer.n_gpus_per_node == 3
     assert config.system.CUDA_VISIBLE_DEVICES == "0,1,2"
     assert run_script(tmp_path, "--step", "1").returncode == 2
+
+
+@pytest.mark.slow
+def test_dynamics_db_is_written_while_the_experts_train_and_is_the_one_that_export_writes(
+    tmp_path: Path,
+) -> None:
+    lab, run, seen = find("prismatic"), tmp_path / "run", []
+    given = [f"run={run}", "steps=40", "every=5", "dynamics_db=true"]
+
+    def look(_: object) -> None:
+        if (run / "dynamics.db").exists():
+            seen.append(len(rows_of(run / "dynamics.db")))
+
+    lab.train(configure(lab.config(), given), look)
+    assert 0 < min(seen, default=0) < len(rows_of(run / "dynamics.db"))  # it grew meanwhile
+    with gm.load(run) as kept:
+        export_dynamics(kept, tmp_path / "exported.db")
+    assert rows_of(run / "dynamics.db") == rows_of(tmp_path / "exported.db")
+
+
+def rows_of(path: Path) -> list[dict[str, float]]:
+    with closing(sqlite3.connect(path)) as db:
+        db.row_factory = sqlite3.Row
+        there = db.execute("SELECT name FROM sqlite_master WHERE name = 'dynamics'").fetchall()
+        return (
+            [dict(row) for row in db.execute("SELECT * FROM dynamics ORDER BY step")]
+            if there
+            else []
+        )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
 from gradiometer.errors import MissingExtra, UnknownName, UsageError
 from gradiometer.metrics import TIERS
 from gradiometer.store.sinks import KNOWN, Sink
+from gradiometer.store.writer import keeps_nothing
 
 if TYPE_CHECKING:
     import torch
@@ -36,7 +37,9 @@ class LabConfig:
     """The settings every lab shares."""
 
     run: str | None = None
-    """Folder the run is kept in; null keeps nothing."""
+    """Folder the run is kept in; none, or null, keeps nothing."""
+    overwrite: bool = False
+    """Start afresh where the folder holds a run already."""
     seed: int = 1
     """Everything random comes from this number."""
     fault: str = "none"
@@ -70,7 +73,7 @@ class LabConfig:
                 f" {LARGEST_SEED}"
             )
         if self.run == "":
-            raise UsageError("run= is empty: name a folder, or write run=null to keep nothing")
+            raise UsageError("run= is empty: name a folder, or write run=none to keep nothing")
         tracker_names("sinks", self.sinks)
         check = SettingsCheck(self)
         check.at_least(1, "every")
@@ -279,6 +282,8 @@ def _set(config: Any, key: str, text: str, *, expected: str) -> None:
     try:
         # YAML would read run=007 as a number and run=a:b as a mapping: text stays as it was typed
         is_text = expected.startswith("str") and text != "null"
+        if key == "run" and keeps_nothing(text):
+            is_text, text = False, "null"
         node[leaf] = _unquoted(text) if is_text else OmegaConf.from_dotlist([f"value={text}"]).value
         _ = node[leaf]  # resolves ${...} now, while we know whose it is
     except (

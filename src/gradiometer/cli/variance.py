@@ -23,6 +23,7 @@ from gradiometer.cli.printing import console, print_json, table
 from gradiometer.cli.progress import progress_bar
 from gradiometer.errors import MissingExtra, UsageError
 from gradiometer.store.strictjson import to_json
+from gradiometer.store.writer import keeps_nothing
 
 if TYPE_CHECKING:
     from gradiometer.probes.replicates import OpenedPolicy, Replicates
@@ -443,7 +444,7 @@ def _append(target: Path, lines: str) -> None:
 
 def _checked_run(run: str) -> Path | None:
     """Where the results go; a folder that is taken is told before anything is measured."""
-    if run.lower() in ("none", "null"):
+    if keeps_nothing(run):
         return None
     if not run:
         return _free(Path("runs") / f"variance-{time.strftime('%Y%m%d-%H%M%S')}")
