@@ -54,7 +54,7 @@ from gradiometer.probes.survey import (
 if TYPE_CHECKING:
     from gradiometer.capture.meter import Meter
 
-__all__ = ["Anatomy", "anatomy"]
+__all__ = ["Anatomy", "Products", "anatomy", "relations"]
 
 Floats = NDArray[np.float64]
 
@@ -391,7 +391,7 @@ def metrics_of(
         values.update(_losses(bucket, means))
         if products.terms:
             values.update(_norms(bucket, products, weight, plan, weights))
-            values.update(_relations(bucket, products, at, part_weights[at]))
+            values.update(relations(bucket, products, at, part_weights[at]))
         for term in products.terms:
             matrix = products.units[term][np.ix_(at, at)]
             values.update(_signals(bucket, term, products.terms[0], matrix, part_weights[at], seed))
@@ -456,7 +456,7 @@ def _lengths(products: Products, matrix: Floats) -> Iterator[tuple[str, float]]:
     yield "total", float(np.sqrt(np.maximum(total, 0.0)))
 
 
-def _relations(
+def relations(
     bucket: str, products: Products, parts: Sequence[int], weights: Floats
 ) -> dict[str, float]:
     """Shares of the total, cosines between terms, and the same free of the noise both share.

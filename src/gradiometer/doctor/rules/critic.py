@@ -107,7 +107,7 @@ def critic_explains_nothing(run: RunData) -> Verdict:
 
 
 def _does_well(progress: Outcome) -> bool:
-    """It still rises; or it gained half of its own size, and kept it: with this critic."""
+    """It still rises; or it gained much of its own size, and kept it: with this critic."""
     much = progress.way >= limits.learned * progress.unit and suffers(progress) is None
     return much or not progress.standing
 
