@@ -194,7 +194,7 @@ def train(config: Config, progress: Callable[[TrainingProgress], None] | None = 
     optimizer = pieces.optimizer_of(model.named_parameters(), config)
     recent: deque[float] = deque(maxlen=RECENT)
     validation: Validation | None = None
-    kept = {"blocks": BLOCKS, "experts_every": config.every, "dynamics_db": config.dynamics_db}
+    kept: dict[str, Any] = {"blocks": BLOCKS, "experts_every": config.every, "dynamics_db": config.dynamics_db}
     with watched(model, optimizer, config, **kept) as meter:
         for step in range(config.steps):
             learning_rate = pieces.learning_rate_at(config, step / config.steps)
