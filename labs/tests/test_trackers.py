@@ -60,7 +60,11 @@ def test_a_lab_that_trains_into_wandb_is_read_back_at_the_steps_of_its_analyses(
 ) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
-    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    import wandb
+
+    settings = wandb.setup().settings  # those of the whole process: another test may have made them
+    monkeypatch.setattr(settings, "root_dir", str(tmp_path))
+    monkeypatch.setattr(settings, "mode", "offline")
     lab = find("sokoban")
     given = ["trainer.logger=['console','wandb']", "trainer.experiment_name=steps"]
     lab.train(configure(lab.config(), [*TINY, *given, f"run={tmp_path / 'run'}"]))
