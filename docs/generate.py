@@ -17,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import textwrap
+import tomllib
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -421,6 +422,35 @@ def _typed(kind: dict[str, Any]) -> str:
     return str(kind["type"])
 
 
+def sources_page() -> str:
+    """What the documents that the project grew from ask for, row by row of docs/sources.toml."""
+    intro = (
+        "# What the sources asked for\n\nThe project grew from five documents. Each thing they ask"
+        " for, a command that shows it, and the test that fails when it does\nnot hold. Of commands"
+        " `RUN` stands for the folder of a run. `tests/guards/test_sources.py` checks that each"
+        " test exists and each command parses.\n"
+    )
+    found: dict[str, list[str]] = {}
+    for row in source_rows():
+        path, _, test = row["test"].partition("::")
+        shown = f"`{row['command']}`".replace("|", "\\|") if row.get("command") else ""
+        line = f"| {row['item']} | {shown} | `{path}`: `{test}` |"
+        found.setdefault(row["document"], []).append(line)
+    tables = (
+        f"\n## {document}\n\n| what | command | test |\n|---|---|---|\n" + "\n".join(lines) + "\n"
+        for document, lines in found.items()
+    )
+    return MADE + intro + "".join(tables)
+
+
+def source_rows() -> list[dict[str, str]]:
+    """The rows: document, item, test, and a command where there is one to type."""
+    rows: list[dict[str, str]] = tomllib.loads((DOCS / "sources.toml").read_text(encoding="utf-8"))[
+        "row"
+    ]
+    return rows
+
+
 PAGES = {
     "metrics.md": metrics_page,
     "names.md": names_page,
@@ -430,6 +460,7 @@ PAGES = {
     "findings.md": findings_page,
     "doctor-json.md": doctor_json_page,
     "logs.md": logs_page,
+    "sources.md": sources_page,
 }
 
 if __name__ == "__main__":

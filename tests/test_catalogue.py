@@ -183,6 +183,7 @@ LOGGED = {
     "score_z": 0.3,
     "reward_gain": 0.1,
     "total_grad_norm": 1.0,
+    "part_grad_norm/policy": 0.5,
 }
 # Other trainers' quantities, which `meter.log` keeps under our names like any other.
 LOGGED |= {

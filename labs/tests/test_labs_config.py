@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
-from gradiometer.errors import MissingExtra, UnknownName, UsageError
+from gradiometer.errors import MissingExtra, RunExists, UnknownName, UsageError
+from gradiometer_labs import find
 from gradiometer_labs.cartpole.config import Config
 from gradiometer_labs.config import LabConfig, configure, keys_of, torch_device
 
@@ -55,6 +57,8 @@ def test_dotted_keys_reach_into_nested_configs() -> None:
         "start",
         "every",
         "tier",
+        "sinks",
+        "overwrite",
         "trainer.depth",
         "trainer.sizes",
         "trainer.fast",
@@ -137,3 +141,28 @@ def test_a_seed_fits_into_64_bits() -> None:
         match=f"seed={2**63} does not fit into 64 bits: use a whole number up to {2**63 - 1}",
     ):
         configure(Config, [f"seed={2**63}"])
+
+
+@pytest.mark.parametrize("text", ["none", "None", "null"])
+def test_a_run_of_none_keeps_nothing_as_in_every_command(text: str) -> None:
+    assert configure(find("cartpole").config(), [f"run={text}"]).run is None
+
+
+def test_what_a_lab_suggests_for_a_folder_that_is_taken_works(tmp_path: Path) -> None:
+    lab = find("prismatic")
+    given = [f"run={tmp_path / 'run'}", "steps=2", "every=1"]
+    lab.train(configure(lab.config(), given))
+    with pytest.raises(RunExists, match="overwrite=true starts afresh") as refused:
+        lab.train(configure(lab.config(), given))
+    assert "resume=" not in str(refused.value)
+    lab.train(configure(lab.config(), [*given, "overwrite=True"]))
+
+
+def test_the_sources_path_of_a_study_is_the_labs_own(tmp_path: Path) -> None:
+    from gradiometer_labs.study import overrides_from
+
+    lab, name = find("sparsify"), "study_1_anisotropic.yaml"
+    own = overrides_from(name, "A", lab)
+    assert overrides_from(f"case_studies/configs/{name}", "A", lab) == own
+    with pytest.raises(UsageError, match="no such case study"):
+        overrides_from(f"elsewhere/{name}", "A", lab)

@@ -56,7 +56,6 @@ FROM_A_CHECKPOINT = [
     "actor_rollout_ref.rollout.gradient_analysis_bucket_mode=quantile",
 ]
 IDLE = [
-    "trainer.project_name",
     "trainer.n_gpus_per_node",
     "ray_kwargs.ray_init.num_cpus",
     "system.CUDA_VISIBLE_DEVICES",

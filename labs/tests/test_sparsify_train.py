@@ -389,3 +389,11 @@ def test_a_frozen_head_never_moves() -> None:
     frozen = train(changed(TINY, fault="frozen_layer")).model
     assert torch.equal(weights(start.policy_head), weights(frozen.policy_head))
     assert not torch.equal(weights(start.gnn), weights(frozen.gnn))
+
+
+def test_the_spread_of_advantages_is_said_with_one_rollout_too() -> None:
+    report = EpochReport(largest_entropy=4.0)
+    for advantage in (-1.0, 0.0, 1.0):
+        lone = torch.tensor([[advantage]])
+        report.add({"reward": 1.0, "advantages": lone, "advantage_std": np.nan})
+    assert "  Advantage Std: 1.0000" in report.end_epoch(np.nan)

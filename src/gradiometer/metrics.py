@@ -25,7 +25,17 @@ from importlib import resources
 from typing import Any, Literal, get_args
 
 from gradiometer.errors import UnknownName, UsageError
-from gradiometer.names import Pattern, after, guess, of_language, squeezed, vocabulary, words_of
+from gradiometer.names import (
+    Pattern,
+    after,
+    guess,
+    of_language,
+    part_of_norm,
+    plain_words,
+    squeezed,
+    vocabulary,
+    words_of,
+)
 
 __all__ = [
     "CATALOGUE",
@@ -399,7 +409,9 @@ def read_names(
     for name, meaning in {**kept.get("told", {}), **(told or {})}.items():
         if name in there and meaning in CATALOGUE:
             found[name] = _told(name, meaning, found.get(name))
-    chosen = sorted(_with_an_outcome(found).values(), key=lambda reading: reading.order)
+    chosen = sorted(
+        _with_parts(_with_an_outcome(found)).values(), key=lambda reading: reading.order
+    )
     return {reading.name: reading for reading in chosen}
 
 
@@ -447,6 +459,22 @@ def _with_an_outcome(found: dict[str, Meaning]) -> dict[str, Meaning]:
         reward = replace(only, metric=CATALOGUE["reward"], alias=alias, parts={})
         return {**sure, only.name: reward}
     return found
+
+
+def _with_parts(found: dict[str, Meaning]) -> dict[str, Meaning]:
+    """`Policy Grad Norm` beside another norm is that of a part; alone it is all there is."""
+    wholes = [each for each in found.values() if each.metric.name == "total_grad_norm"]
+    if len(wholes) < 2 and not any(
+        each.metric.name == "part_grad_norm/<block>" for each in found.values()
+    ):
+        return found
+    metric = CATALOGUE["part_grad_norm/<block>"]
+    parts = {
+        each.name: replace(each, metric=metric, parts={"block": part})
+        for each in wholes
+        if not each.told and (part := part_of_norm(plain_words(each.name))) is not None
+    }
+    return found | parts
 
 
 def _as_function(reading: Meaning) -> Meaning | None:

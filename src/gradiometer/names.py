@@ -25,6 +25,8 @@ __all__ = [
     "guess",
     "is_bookkeeping",
     "of_language",
+    "part_of_norm",
+    "plain_words",
     "squeezed",
     "vocabulary",
     "words_of",
@@ -129,6 +131,9 @@ class Vocabulary:
             frozenset(content["words"][key].split())
             for key in ("language", "control", "bookkeeping", "no_success", "side")
         )
+        self.networks, self.no_network = (
+            frozenset(content["words"][key].split()) for key in ("networks", "no_network")
+        )
         self.statistics = {
             word: meant for meant, words in content["statistics"].items() for word in words.split()
         }
@@ -178,9 +183,7 @@ def guess(name: str, *, language: bool = False, beside_length: bool = False) -> 
     """
     if len(name) > LONGEST:
         return None
-    known = vocabulary()
-    parted = (part for word in words_of(name) for part in _parted(word))
-    words = [known.synonyms.get(word, word) for word in parted]
+    known, words = vocabulary(), plain_words(name)
     if not words or any(word in known.traps for word in words):
         return None
     if "r" in words and any(map(str.isdigit, words)):  # r2 is a coefficient of determination
@@ -195,6 +198,12 @@ def guess(name: str, *, language: bool = False, beside_length: bool = False) -> 
     rest = [word for word in words if not _says_where(word)]
     found = _of_the_rest(rest, language=language, held_out=held_out)
     return None if found is None else _placed(found, statistics, held_out=held_out)
+
+
+def plain_words(name: str) -> list[str]:
+    """The words of a name, each by the one of its synonyms that names.toml uses."""
+    synonyms = vocabulary().synonyms
+    return [synonyms.get(part, part) for word in words_of(name) for part in _parted(word)]
 
 
 @lru_cache(maxsize=10_000)
@@ -233,6 +242,8 @@ def _of_the_rest(rest: list[str], *, language: bool, held_out: bool) -> Guess | 
         return Guess(meaning=meaning, confidence=sure)
     nouns = [word for word in rest if word in known.nouns]
     others = [word for word in rest if word not in known.nouns]
+    if (part := part_of_norm(rest)) is not None:
+        return Guess(meaning="part_grad_norm/<block>", confidence=0.6, parts={"block": part})
     core = known.meanings.get(frozenset(nouns))
     if core is None and rest[:1] == ["reward"]:  # a folder: reward/pass_rate
         core = known.meanings.get(frozenset(nouns[1:]))
@@ -258,6 +269,19 @@ def _of_the_rest(rest: list[str], *, language: bool, held_out: bool) -> Guess | 
             last_resort=not held_out,
         )
     return None
+
+
+def part_of_norm(words: Collection[str]) -> str | None:
+    """Which part of the network a gradient norm is of, by the words beside it; None for the whole,
+    and where they may say how it was taken (`grad_norm_after_clip`)."""
+    beside = [word for word in words if word not in ("gradient", "norm") and not _says_where(word)]
+    known = vocabulary()
+    odd = any(
+        len(word) < 2 or word in known.no_network or (word in known.nouns - known.networks)
+        for word in beside
+    )
+    whole = not {"gradient", "norm"} <= set(words)
+    return None if whole or odd or not 0 < len(beside) < 3 else "_".join(beside)
 
 
 def _function(words: list[str]) -> Guess:

@@ -120,6 +120,14 @@ def test_a_folder_that_is_no_checkpoint_names_one_that_is(
     assert "did you mean" in refused(capsys, str(trained))
 
 
+def test_of_several_checkpoints_the_newest_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for step in (9, 100, 20):
+        (tmp_path / f"global_step_{step}").mkdir()
+    assert "global_step_100, the newest" in refused(capsys, str(tmp_path))
+
+
 @pytest.mark.parametrize("content", ["{", "[" * 100_000, "[]"])
 def test_a_damaged_config_is_one_error(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str

@@ -517,13 +517,13 @@ def test_wrong_folders_are_one_line(exported: Path, tmp_path: Path) -> None:
     assert re.fullmatch(r".*at least one folder.*\n", done.stderr)
     fails("say where the figure goes", "figure", "--step0-dir", str(exported))
     fails(
-        "nor gradient_analysis_metrics_step_0.json, and 2 others",
+        "not step 0: write --step",
         "figure",
         "--step0-dir",
         str(exported),
         *out,
     )
-    fails("and no other", "figure", "--step0-dir", "empty", *out)
+    fails("nor gradient_analysis_metrics_step_0.json", "figure", "--step0-dir", "empty", *out)
     fails("no such folder", "figure", "--step0-dir", "nope", *out)
     fails("not JSON", "figure", "--step0-dir", "broken", *out)
     fails("one JSON object", "figure", "--step0-dir", "list", *out)

@@ -340,3 +340,8 @@ def test_a_rank_other_than_the_first_writes_nothing(
     code, _, err = ran(TRAIN + "train(2)")
     assert (code, err) == (0, "")
     assert [entry.name for entry in tmp_path.iterdir()] == ["train.py"]
+
+
+def test_a_run_of_none_is_refused_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["run", "--run", "none", "train.py"]) == 2
+    assert "keeps nothing" in capsys.readouterr().err

@@ -244,3 +244,22 @@ def test_max_at_1_and_rloo_are_the_same_estimator_whatever_the_reduction(
         rows = json.loads(capsys.readouterr().out)["comparison"]["rows"]
         assert rows[1]["variance_ratio"][0] == pytest.approx(rows[2]["variance_ratio"][0], rel=1e-3)
         assert rows[2]["variance_ratio"][0] == pytest.approx(1.44, rel=1e-3)
+
+
+@pytest.mark.slow
+def test_the_record_holds_every_option_and_the_scale_of_its_gradient(
+    call, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from dataclasses import fields
+
+    from gradiometer.cli.commands import VarianceRequest
+
+    asked = ["--any-algorithm", "--algorithm", "maxk_pomo", "--k", "2", "--no-controls"]
+    assert call(*asked, "--save_path", "kept/record.json", "--run", "none") == 0
+    config = json.loads((tmp_path / "kept" / "record.json").read_text())["config"]
+    assert {field.name for field in fields(VarianceRequest)} <= config.keys()
+    assert config["save_path"] == "kept/record.json"
+    assert config["gradient_scale"] == pytest.approx(1 / 6)
+    out = capsys.readouterr().out
+    assert "(1/6)" in out
+    assert "1/6 of its objective's gradient" in " ".join(out.split())

@@ -431,6 +431,13 @@ def test_the_maps_hold_the_cells_of_layer_expert_and_tier(
         weight = [
             run.series(f"grad/{LAYERS[0]}/expert/{e}/routing_weight")[1][taken] for e in (0, 2)
         ]
+    others = {"top", "bottom", "middle"} - {tier}
+    for other in others:  # all tiers, as `plot` has them
+        cells = chart_of(view, f"layers-rms-{other}").matrix
+        assert cells is not None
+        with load(folder) as run:
+            one = run.series(f"grad/{LAYERS[0]}/expert/0/{other}_rms")[1][taken]
+        assert cells.cells[0][0] == pytest.approx(np.median(one))
     matrix = chart_of(view, "layers-rms").matrix
     assert matrix is not None
     assert (matrix.rows, matrix.columns) == (["0", "1"], ["0", "1", "2"])

@@ -85,6 +85,17 @@ def test_a_critic_of_a_policy_that_learns_all_the_same_is_information_or_nothing
     assert judge("critic-explains-nothing", patient(at_best, facts={"max_reward": 10})) is None
 
 
+def test_a_reward_that_doubled_and_stands_is_no_warning_about_its_critic(
+    patient: Patient,
+) -> None:
+    doubled = np.minimum(np.linspace(1.0, 3.0, 60), 2.0) + 0.02 * NOISE
+    low = {"explained_variance": 0.02 + NOISE, "value_loss": STEADY_LOSS}
+    found = judge("critic-explains-nothing", patient({**low, "reward": doubled}))
+    assert found is None or found.severity == "info"
+    hardly = np.minimum(np.linspace(1.0, 1.3, 60), 1.15) + 0.02 * NOISE
+    assert judge("critic-explains-nothing", patient({**low, "reward": hardly})).severity == "warn"
+
+
 def test_returns_that_do_not_vary_have_no_explained_variance(patient: Patient) -> None:
     logged = {"explained_variance": NOISE, "value_loss": STEADY_LOSS, "reward": FLAT}
     constant = {**logged, "returns/std": np.full(60, 1e-9), "returns/mean": np.full(60, 5.0)}

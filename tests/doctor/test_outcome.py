@@ -826,3 +826,11 @@ def test_a_flat_reward_of_a_training_that_goes_on_is_information() -> None:
     assert (
         only("reward-plateau", log(rewards, resume_from_checkpoint="last.ckpt")).severity == "info"
     )
+
+
+def test_a_small_certain_fall_on_a_plateau_is_not_called_no_trend() -> None:
+    fall = np.concatenate([np.full(100, 3.0), np.linspace(3.0, 2.85, 100)])
+    noise = np.random.default_rng(0).normal(0.0, 0.05, 200)
+    reading = only("reward-plateau", log({"reward": fall + noise})).evidence[0].reading
+    assert "no trend" not in reading
+    assert reading.startswith("it fell by 0.1")

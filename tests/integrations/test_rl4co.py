@@ -338,3 +338,95 @@ def test_without_rl4co_the_error_says_how_to_get_it(
     monkeypatch.setitem(sys.modules, "rl4co", None)
     with pytest.raises(MissingExtra, match=r'pip install "gradiometer\[rl4co\]"'):
         open_checkpoint(tmp_path / "some.ckpt", problem="tsp", num_loc=NUM_LOC, device="cpu")
+
+
+# -- subclasses, and no checkpoint at all
+
+
+def subclass_checkpoint(folder: Path, trained: Trained, **changed: Any) -> Path:
+    """What Lightning writes for a max@K subclass that called save_hyperparameters(ignore=["env",
+    "policy"]): plain arguments and weights, nothing of rl4co's objects."""
+    content = torch.load(trained.path, weights_only=False)
+    hyper = {
+        name: value
+        for name, value in content["hyper_parameters"].items()
+        if name not in ("env", "policy")
+    }
+    kept = {
+        "state_dict": content["state_dict"],
+        "hyper_parameters": {**hyper, "k": 4, "maxk_baseline": "subloo", **changed},
+        "pytorch-lightning_version": "2.5.0",
+        "epoch": 1,
+        "global_step": 2,
+    }
+    path = folder / "maxk.ckpt"
+    torch.save(kept, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def maxk(pomo: Trained, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return subclass_checkpoint(tmp_path_factory.mktemp("maxk"), pomo)
+
+
+def cli_record(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    sizes = ["--num_instances", "4", "--num_replicates", "2", "--run", "none", "--no-controls"]
+    assert gradiometer(["variance", *arguments, *sizes, "--json"]) == 0
+    (record,) = json.loads(capsys.readouterr().out)["records"]
+    return dict(record)
+
+
+def test_a_subclass_that_keeps_neither_environment_nor_policy_opens_with_its_weights(
+    maxk: Path, pomo: Trained
+) -> None:
+    loaded = Trained(pomo.model, maxk).opened(trust=False).load().parameters()
+    for name, weights in pomo.model.policy.named_parameters():
+        assert torch.equal(loaded[name], weights), name
+
+
+def test_its_gradient_is_that_of_the_checkpoint_with_all_objects(maxk: Path, pomo: Trained) -> None:
+    opened = [pomo.opened(), Trained(pomo.model, maxk).opened()]
+    found = [measured(each, each.load()).record["per_replicate"] for each in opened]
+    assert found[0] == found[1]
+
+
+def test_its_own_k_and_baseline_are_measured_and_a_conflict_is_said(
+    maxk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["--ckpt_path", str(maxk), "--num_loc", str(NUM_LOC), "--algorithm", "maxk_pomo"]
+    own = cli_record(capsys, *asked)["config"]
+    assert (own["k"], own["baseline"], own["conflicts"]) == (4, "subloo", [])
+    other = cli_record(capsys, *asked, "--k", "8")["config"]
+    assert other["k"] == 8
+    assert any("trained with k=4" in each for each in other["conflicts"])
+    plain = cli_record(capsys, *asked[:-1], "pomo")["config"]
+    assert any("max@K (k=4)" in each for each in plain["conflicts"])
+
+
+def test_a_policy_of_none_is_made_of_the_shapes_and_what_they_do_not_say_is_told(
+    pomo: Trained, tmp_path: Path
+) -> None:
+    content = torch.load(pomo.path, weights_only=False)
+    content["hyper_parameters"] |= {"policy": None, "policy_kwargs": {}}
+    torch.save(content, tmp_path / "none.ckpt")
+    opened = Trained(pomo.model, tmp_path / "none.ckpt").opened()
+    assert opened.config["assumed"] == ["num_heads=2"]
+    assert opened.load().parameters().keys() == dict(pomo.model.policy.named_parameters()).keys()
+
+
+@pytest.mark.parametrize("problem", ["cvrp", "op", "pctsp"])
+def test_other_problems_are_measured_on_an_untrained_policy_of_rl4co(
+    problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["--ckpt_path", "random", "--problem", problem, "--num_loc", "6", "--save_path", ""]
+    record = cli_record(capsys, *asked)
+    assert record["config"]["problem"] == problem
+    assert record["config"]["save_path"] == ""
+    assert record["metrics"]["grad_norm_mean"] > 0.0
+
+
+def test_a_problem_that_rl4co_does_not_have_is_one_error(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert gradiometer(["variance", "--ckpt_path", "random", "--problem", "chess"]) == 2
+    assert "rl4co has no such environment" in capsys.readouterr().err

@@ -16,7 +16,7 @@ import gradiometer as gm
 from gradiometer.maths import gram, losses
 from gradiometer.maths.groups import RolloutFilter
 from gradiometer.metrics import resolve
-from gradiometer.probes.anatomy import Anatomy, anatomy
+from gradiometer.probes.anatomy import Anatomy, Products, anatomy, relations
 from gradiometer.probes.survey import LossTerms
 
 GROUPS, SIZE, TOKENS, WORDS = 9, 4, 7, 11
@@ -724,3 +724,31 @@ def test_group_ids_of_any_kind_come_back_from_the_run(tmp_path) -> None:
     rows = run.table("grad_norm/all/group_rv_table").content["data"]
     assert sorted(row[1] for row in rows) == list(range(GROUPS))
     assert run.series("grad_norm/all/task")[0].tolist() == [0]
+
+
+def free_cosine(seed: int, signal: float) -> tuple[float, float | None]:
+    """The cosine by products of different units alone, and what the analysis gives: eight units
+    of two terms whose true directions are opposite, with noise of 1 in each of 20 dimensions."""
+    noise = np.random.default_rng(seed).normal(size=(2, 8, 20))
+    vectors = noise + signal * np.array([1.0, -1.0])[:, None, None]
+    products = Products(
+        units={term: vectors[i] @ vectors[i].T for i, term in enumerate(("task", "kl"))},
+        own=np.einsum("aud,bud->uab", vectors, vectors),
+        sums={"all": (vectors.sum(1) @ vectors.sum(1).T)[None]},
+        across={},
+        terms=("task", "kl"),
+    )
+    across = products.sums["all"][0] - products.own.sum(0)
+    with np.errstate(invalid="ignore"):
+        plain = float(across[0, 1] / np.sqrt(across[0, 0] * across[1, 1]))
+    found = relations("all", products, range(8), np.ones(8))
+    return plain, found.get("grad_norm/all/cos_signal/task~kl")
+
+
+def test_cosines_free_of_noise_are_bounded_or_not_given() -> None:
+    weak = [free_cosine(seed, 0.15) for seed in range(300)]
+    assert any(abs(plain) > 1.5 for plain, _ in weak)  # what was printed
+    assert all(given is None or abs(given) <= 1.0 for _, given in weak)
+    assert sum(given is not None for _, given in weak) < 60
+    strong = [free_cosine(seed, 2.0)[1] for seed in range(20)]
+    assert [given for given in strong if given is not None] == pytest.approx([-1.0] * 20, abs=0.05)

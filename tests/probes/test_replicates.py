@@ -366,3 +366,17 @@ def test_errors_come_back_whole_from_other_processes() -> None:
         back = pickle.loads(pickle.dumps(each))
         assert type(back) is type(each)
         assert str(back) == str(each)
+
+
+def test_no_k_is_preferred_where_intervals_of_the_snr_overlap() -> None:
+    from gradiometer.maths.variance import Interval
+    from gradiometer.probes.spread import best_k
+
+    def at(value: float, width: float | None) -> Interval:
+        low, high = (None, None) if width is None else (value - width, value + width)
+        return Interval(value=value, low=low, high=high)
+
+    overlap = best_k([(2, at(1.2, 0.5)), (4, at(1.0, 0.5)), (8, at(0.2, 0.1))])
+    assert overlap.startswith("No K stands out: the intervals of the SNR at K = 2, 4 overlap")
+    assert "2 has the largest SNR" in best_k([(2, at(1.2, 0.1)), (4, at(1.0, 0.05))])
+    assert "too few units" in best_k([(2, at(1.2, None)), (4, at(1.0, None))])

@@ -360,8 +360,8 @@ def test_wandb_never_costs_a_user_who_counts_steps_a_row(
     log = load(only_run(tmp_path))
     assert series_of(log)["loss"] == {0: -1.0, **{step: float(step) for step in range(1, 7)}}
     at, values = log.series("grad/all/norm/raw")
-    assert set(at.tolist()) <= set(range(7))
-    assert [part.tolist() for part in log.series(STEP)] == [at.tolist(), values.tolist()]
+    assert at.tolist() == values.tolist()  # at our steps, though they travelled in other rows
+    assert STEP not in log.names()
     assert len(at) >= 5
     assert f"{20 - len(at)} of ours found no room" in str(said[0].message)
     assert "attach=False" in str(said[0].message)

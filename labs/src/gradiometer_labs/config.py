@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
 
 from gradiometer.errors import MissingExtra, UnknownName, UsageError
 from gradiometer.metrics import TIERS
+from gradiometer.store.sinks import KNOWN, Sink
+from gradiometer.store.writer import keeps_nothing
 
 if TYPE_CHECKING:
     import torch
@@ -23,6 +26,7 @@ __all__ = [
     "keys_of",
     "overrides_of",
     "torch_device",
+    "tracker_names",
 ]
 
 LARGEST_SEED = 2**63 - 1
@@ -33,7 +37,9 @@ class LabConfig:
     """The settings every lab shares."""
 
     run: str | None = None
-    """Folder the run is kept in; null keeps nothing."""
+    """Folder the run is kept in; none, or null, keeps nothing."""
+    overwrite: bool = False
+    """Start afresh where the folder holds a run already."""
     seed: int = 1
     """Everything random comes from this number."""
     fault: str = "none"
@@ -46,6 +52,9 @@ class LabConfig:
     """The meter measures one optimizer step in this many."""
     tier: str = "standard"
     """How much the meter measures: light, standard or deep."""
+    sinks: str = ""
+    """Trackers the run goes to as well: wandb, tensorboard, mlflow, trackio, jsonl; several with
+    commas between, as in [wandb,jsonl]."""
 
     CONFIG_NAMES: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """What --config-name can be: overrides under a name, applied first."""
@@ -64,10 +73,16 @@ class LabConfig:
                 f" {LARGEST_SEED}"
             )
         if self.run == "":
-            raise UsageError("run= is empty: name a folder, or write run=null to keep nothing")
+            raise UsageError("run= is empty: name a folder, or write run=none to keep nothing")
+        tracker_names("sinks", self.sinks)
         check = SettingsCheck(self)
         check.at_least(1, "every")
         check.one_of(TIERS, "tier")
+
+    @property
+    def trackers(self) -> list[str | Sink]:
+        """What `gm.watch` is given as sinks."""
+        return list(tracker_names("sinks", self.sinks))
 
     @property
     def run_name(self) -> str | None:
@@ -78,6 +93,16 @@ class LabConfig:
     def no_effect(cls, overrides: Sequence[str]) -> list[str]:
         """The keys among `key=value` overrides that this lab takes and does not use, each once."""
         return list(dict.fromkeys(key for key, _ in map(_parse, overrides) if key in cls.NO_EFFECT))
+
+
+def tracker_names(key: str, text: str) -> list[str]:
+    """`['console','wandb']`, [console,wandb] or console,wandb as the sinks in it, each once; the
+    console is where a lab speaks anyway."""
+    names = [name for name in dict.fromkeys(re.findall(r"\w+", text)) if name != "console"]
+    for name in names:
+        if name not in KNOWN:
+            raise UnknownName(key, name, KNOWN, hint=f"There is: {', '.join(KNOWN)}.")
+    return names
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,12 +258,12 @@ def _named(lab_config_class: type[LabConfig], config_name: str) -> tuple[str, ..
 
 
 def _leaves(config: object, prefix: str = "") -> Iterator[tuple[str, str]]:
-    for field in dataclasses.fields(config):  # type: ignore[arg-type]
-        value = getattr(config, field.name)
+    for each in dataclasses.fields(config):  # type: ignore[arg-type]
+        value = getattr(config, each.name)
         if dataclasses.is_dataclass(value):
-            yield from _leaves(value, f"{prefix}{field.name}.")
+            yield from _leaves(value, f"{prefix}{each.name}.")
         else:
-            yield f"{prefix}{field.name}", str(field.type)
+            yield f"{prefix}{each.name}", str(each.type)
 
 
 def _set(config: Any, key: str, text: str, *, expected: str) -> None:
@@ -257,6 +282,8 @@ def _set(config: Any, key: str, text: str, *, expected: str) -> None:
     try:
         # YAML would read run=007 as a number and run=a:b as a mapping: text stays as it was typed
         is_text = expected.startswith("str") and text != "null"
+        if key == "run" and keeps_nothing(text):
+            is_text, text = False, "null"
         node[leaf] = _unquoted(text) if is_text else OmegaConf.from_dotlist([f"value={text}"]).value
         _ = node[leaf]  # resolves ${...} now, while we know whose it is
     except (

@@ -19,6 +19,7 @@ from gradiometer_labs.config import overrides_of
 
 __all__ = ["overrides_from"]
 
+SOURCES_FOLDER = "case_studies"
 KEYS = ("lab", "settings", "variations")
 
 
@@ -36,9 +37,11 @@ def overrides_from(config: str | None, variation: str | None, lab: Lab) -> list[
 
 
 def _text(config: str, lab: Lab) -> str:
-    """Of the file at that path, else of the lab's own of that name."""
-    own = files(lab.module) / Path(config).name
-    place = Path(config) if Path(config).is_file() or Path(config).name != config else own
+    """Of the file at that path, else of the lab's own of that name; what its source keeps under
+    case_studies/ is the lab's own too."""
+    path, own = Path(config), files(lab.module) / Path(config).name
+    ours = path.name == config or (SOURCES_FOLDER in path.parts and own.is_file())
+    place = own if ours and not path.is_file() else path
     try:
         return place.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

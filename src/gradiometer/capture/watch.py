@@ -41,7 +41,7 @@ from gradiometer.maths.pairs import PairReading
 from gradiometer.records import Finding, Flow, GradientHealth, StateChange
 from gradiometer.store import facts
 from gradiometer.store.sinks import Fanout, Sink, Start, chosen
-from gradiometer.store.writer import Writer
+from gradiometer.store.writer import Writer, keeps_nothing
 
 __all__ = ["NullMeter", "watch"]
 
@@ -76,6 +76,7 @@ def watch(
     overwrite: bool = False,
     keep: int | None = 1000,
     sinks: Sequence[str | Sink] | str | Sink = (),
+    dynamics_db: bool = False,
     doctor: Literal["live"] | None = None,
     on_finding: Callable[[Finding], None] | None = None,
     on_state_change: Callable[[StateChange], None] | None = None,
@@ -84,21 +85,21 @@ def watch(
     """Measure the gradients of `model` at the steps of `optimizer`, and keep them in the folder
     `run`.
 
-    `run="auto"` makes `runs/<script>-<time>`, `run=None` keeps nothing; `sinks=["wandb"]` sends it
-    to trackers too. `resume=s` goes on after the checkpoint of step s and removes what lies beyond,
-    `overwrite=True` starts afresh. Kept with the run: `config`, `seed`, the last `keep` sketches
-    and histograms. Every `every`-th step is measured, within the share `budget` of wall time (None:
-    no cap) once at least 100 are spread over the training. `tier`: `light` (norms, extremes,
-    clips), `standard` or `deep` (histograms, terms at each measured step). `blocks` maps names to
-    patterns, modules or parameters, `pairs` to two of them. `direction="sketch"` compares by
-    sketches of `sketch_size` numbers; so are terms beyond `terms_memory` bytes. On steps that split
-    the loss (the first five measured, then each `terms_every`-th) its terms are read off the graph;
-    `terms="manual"` leaves that to `meter.terms`. `on_nonfinite`:
-    `record`, `warn`, `raise`. `micro_batch_size` puts the noise scale in samples. `experts={"moe":
-    ([first, second], router)}` names experts, False omits them; looked at every `experts_every`
-    steps. `doctor="live"` judges beside it: `on_finding` hears each finding, `on_state_change` what
-    becomes of the run, and both may raise `gm.StopTraining`. At the end a line on stderr says what
-    was measured, unless `quiet`.
+    `run="auto"` makes `runs/<script>-<time>`, `run=None` (or "none", as commands have it) keeps
+    nothing; `sinks=["wandb"]` sends it to trackers too, `dynamics_db=True` writes its experts as
+    Prismatic's dynamics.db beside it. `resume=s` goes on after the checkpoint of step s and removes
+    what lies beyond, `overwrite=True` starts afresh. Kept with the run: `config`, `seed`, the last
+    `keep` sketches and histograms. Every `every`-th step is measured, within the share `budget` of
+    wall time (None: no cap) once at least 100 are spread over the training. `tier`: `light` (norms,
+    extremes, clips), `standard` or `deep` (histograms, terms at each measured step). `blocks` maps
+    names to patterns, modules or parameters, `pairs` to two of them. `direction="sketch"` compares
+    by sketches of `sketch_size` numbers; so are terms beyond `terms_memory` bytes. On steps that
+    split the loss (the first five measured, then each `terms_every`-th) its terms are read off the
+    graph; `terms="manual"` leaves that to `meter.terms`. `on_nonfinite`: `record`, `warn`, `raise`.
+    `micro_batch_size` puts the noise scale in samples. `experts={"moe": ([first, second], router)}`
+    names experts, False omits them; looked at every `experts_every` steps. `doctor="live"` judges
+    beside it: `on_finding` hears each finding, `on_state_change` what becomes of the run, and both
+    may raise `gm.StopTraining`. At the end a line on stderr says what was measured, unless `quiet`.
     """
     if os.environ.get("GRADIOMETER_DISABLED", "").lower() in ("1", "true", "yes"):
         return NullMeter()
@@ -119,11 +120,13 @@ def watch(
         experts_every=experts_every,
         quiet=quiet,
     )
+    run = None if keeps_nothing(run) else run
     _check_doctor(doctor, run)
     _check_model(model, optimizers := _listed(optimizer), settings)
+    listed = [sinks] if isinstance(sinks, str | Sink) else list(sinks)
     writer = _writer(
         run,
-        sinks,
+        [*listed, "dynamics"] if dynamics_db and "dynamics" not in listed else listed,
         _facts(model, settings, config, seed),
         resume=resume,
         overwrite=overwrite,

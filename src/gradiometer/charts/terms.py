@@ -343,7 +343,11 @@ def analysis_cosines(step: AnalysisStep, bucket: str, term: str, section: str) -
     where = f"on {bucket_name(bucket)}" if bucket != ALL else "on all samples"
     for template, id, title in (
         (COSINE, "cosines", f"Cosine between terms {where}"),
-        (COSINE_SIGNAL, "cosines-signal", f"The same, free of shared noise {where}"),
+        (
+            COSINE_SIGNAL,
+            "cosines-signal",
+            f"The same, free of shared noise {where} (blank: not to be estimated)",
+        ),
     ):
         matrix = square(step.measured_terms, _of(step, template, bucket))
         if matrix is not None:

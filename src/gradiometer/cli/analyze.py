@@ -110,8 +110,12 @@ def _of_checkpoint(folder: Path) -> tuple[str, list[str]]:
             folder = each
             break
     if found is None or not (folder / "config.json").exists():
-        inside = sorted(str(each) for each in folder.glob("**/global_step_*"))
-        hint = f"; did you mean {inside[-1]}?" if inside else ""
+        numbered = [
+            (each, CHECKPOINT.fullmatch(each.name)) for each in folder.glob("**/global_step_*")
+        ]
+        inside = {each: int(step[1]) for each, step in numbered if step is not None}
+        newest = max(inside, key=lambda each: (inside[each], str(each)), default=None)
+        hint = f"; did you mean {newest}, the newest in it?" if newest else ""
         raise UsageError(
             f"{folder} is not a checkpoint:"
             f" expected a folder global_step_<N> with a config.json{hint}"

@@ -145,9 +145,16 @@ class VarianceRequest:
     that significant?"""
 
     ckpt_path: Annotated[
-        str, flag("ckpt_path", "The policy: last.ckpt of the tsp lab, or a checkpoint of rl4co.")
+        str,
+        flag(
+            "ckpt_path",
+            "The policy: last.ckpt of the tsp lab, a checkpoint of rl4co, or `random` for rl4co's"
+            " own model untrained.",
+        ),
     ]
-    problem: Annotated[str, flag("problem", "What is solved.")] = "tsp"
+    problem: Annotated[
+        str, flag("problem", "What is solved: tsp; of rl4co also cvrp, op, pctsp, ...")
+    ] = "tsp"
     num_loc: Annotated[int, flag("num_loc", "Cities of an instance.")] = 20
     algorithm: Annotated[
         str, flag("algorithm", "Whose gradient: pomo, leader_reward, maxk_pomo, rloo, grpo, ...")

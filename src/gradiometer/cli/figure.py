@@ -18,6 +18,7 @@ from gradiometer.store.strictjson import from_json
 __all__ = ["figure", "parse_folders"]
 
 STEP_FOLDER = re.compile(r"--step(\d+)-dir(?:=(.*))?")
+STEP_OF = re.compile(r"_step_(\d+)\.json$")
 MODES = ("ppo", "grpo")
 
 
@@ -72,7 +73,7 @@ def parse_folders(arguments: list[str]) -> dict[int, Path]:
 
 
 def read_folder(folder: Path, *, step: int) -> AnalysisStep:
-    """The analysis in a folder: `metrics.json`, the file of that step, or the only one there."""
+    """The analysis in a folder: `metrics.json`, or the file of that step and of no other."""
     file = _metrics_file(folder, step)
     try:
         flat = from_json(file.read_text(encoding="utf-8"))
@@ -96,10 +97,13 @@ def _metrics_file(folder: Path, step: int) -> Path:
         if (folder / name).is_file():
             return folder / name
     others = sorted(folder.glob(METRICS_NAME.format(step="*")))
-    if len(others) != 1:
-        found = f"{len(others)} others" if others else "no other"
+    steps = sorted(int(found[1]) for each in others if (found := STEP_OF.search(each.name)))
+    if not steps:
         raise UsageError(
-            f"{folder} has neither metrics.json nor {exact},"
-            f" and {found}: `gradiometer plot RUN` writes them"
+            f"{folder} has neither metrics.json nor {exact}: `gradiometer plot RUN` writes them"
         )
-    return others[0]
+    have = f"step {steps[0]}" if len(steps) == 1 else f"steps {', '.join(map(str, steps))}"
+    raise UsageError(
+        f"--step{step}-dir {folder} has {have}, not step {step}: write"
+        f" --step{steps[0]}-dir {folder}"
+    )

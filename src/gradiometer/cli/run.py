@@ -52,6 +52,11 @@ def run(request: RunRequest) -> int:
         raise UnknownName("tier", tier, TIERS, hint=f"(there are {', '.join(TIERS)})")
     if importlib.util.find_spec("torch") is None:
         raise MissingExtra("torch", "torch", "gradiometer run")
+    if request.folder and request.folder.lower() in ("none", "null"):
+        raise UsageError(
+            f"--run {request.folder} keeps nothing, and `gradiometer run` reads its run at the end:"
+            " name a folder, or run the script by itself"
+        )
     name = request.folder or str(Path("runs") / f"{program.name}-{time.strftime('%Y%m%d-%H%M%S')}")
     options = RunOptions(
         folder=Path(os.path.abspath(name)),

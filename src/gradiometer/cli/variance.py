@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import math
@@ -22,6 +23,7 @@ from gradiometer.cli.printing import console, print_json, table
 from gradiometer.cli.progress import progress_bar
 from gradiometer.errors import MissingExtra, UsageError
 from gradiometer.store.strictjson import to_json
+from gradiometer.store.writer import keeps_nothing
 
 if TYPE_CHECKING:
     from gradiometer.probes.replicates import OpenedPolicy, Replicates
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["variance"]
 
 SUFFIXES = (".json", ".jsonl", ".pkl")
+RANDOM = "random"
+"""In the place of a checkpoint: rl4co's own model for the problem, untrained."""
 BASELINES = ("none", "sample_loo", "sample_loo_scaled", "subloo", "hybrid", "hybrid_source")
 CURVES = ("rollouts", "k")
 
@@ -92,9 +96,10 @@ def _opened(request: VarianceRequest, *, algorithm: str | None) -> OpenedPolicy:
     path, library = request.ckpt_path, request.library
     if library not in ("auto", "gradiometer", "rl4co"):
         raise UsageError(f"--library is auto, gradiometer or rl4co; found {library!r}")
-    if not Path(path).exists():
+    if path != RANDOM and not Path(path).exists():
         raise UsageError(
-            f"there is no checkpoint {path}: train one with `gradiometer train tsp run=runs/tsp`"
+            f"there is no checkpoint {path}: train one with `gradiometer train tsp run=runs/tsp`,"
+            f" or take --ckpt_path {RANDOM} for an untrained policy of rl4co"
         )
     asked: dict[str, Any] = {
         "problem": request.problem,
@@ -102,6 +107,10 @@ def _opened(request: VarianceRequest, *, algorithm: str | None) -> OpenedPolicy:
         "device": request.device,
         "num_starts": request.num_starts,
     }
+    if path == RANDOM:
+        from gradiometer.integrations import rl4co
+
+        return rl4co.open_random(**asked)
     if library == "rl4co" or (library == "auto" and _is_of_rl4co(Path(path))):
         from gradiometer.integrations import rl4co
 
@@ -123,6 +132,10 @@ def _is_of_rl4co(path: Path) -> bool:
     except (OSError, ValueError, RuntimeError):
         return False
     named = any(name.startswith("rl4co.") for name in names)
+    if not named and not names and find_spec("rl4co") is not None:
+        from gradiometer.integrations.rl4co import has_attention_policy
+
+        return has_attention_policy(path)
     if named and find_spec("rl4co") is None:
         raise MissingExtra("rl4co", "rl4co", f"{path}, a checkpoint of rl4co,")
     return named
@@ -170,6 +183,7 @@ def _study(
 
     algorithm, options = _recipe(request, name, dict(opened.options))
     config = {
+        **dataclasses.asdict(request),
         "problem": request.problem,
         "num_loc": request.num_loc,
         "ckpt_path": request.ckpt_path,
@@ -177,6 +191,7 @@ def _study(
         "num_starts": opened.rollouts,
         "library": opened.library,
         **opened.config,
+        "conflicts": _conflicts(request, opened, algorithm, options),
     }
     return study(
         opened.load,
@@ -201,6 +216,31 @@ def _study(
         config=config,
         progress=progress,
     )
+
+
+def _conflicts(
+    request: VarianceRequest, opened: OpenedPolicy, algorithm: str, options: dict[str, Any]
+) -> list[str]:
+    """Where what is measured is not what the checkpoint was trained with."""
+    from gradiometer.maths import estimators
+
+    trained = dict(opened.options)
+    assumed = opened.config.get("assumed", [])
+    found = [f"the checkpoint does not say {each}: rl4co's default is taken" for each in assumed]
+    if trained and estimators.find(algorithm).name != "maxk":
+        found.append(
+            f"the checkpoint was trained with max@K (k={trained['k']}): this is the gradient of"
+            f" {algorithm} at its policy"
+        )
+        return found
+    known = {"k": 8, "baseline": "none", **options}
+    for name, value in trained.items():
+        if known[name] != value:
+            found.append(
+                f"the checkpoint was trained with {name}={value}; measured with"
+                f" {name}={known[name]}, as asked"
+            )
+    return found
 
 
 def _studies(request: VarianceRequest, compare: list[str]) -> tuple[list[str], list[Replicates]]:
@@ -293,6 +333,8 @@ def _notes(studies: Sequence[Replicates], names: Sequence[str]) -> dict[str, lis
         lines = [
             *extended.get("notes", []),
             *(f"biased by {source}" for source in extended.get("bias", [])),
+            *study.record["config"].get("conflicts", []),
+            *_scale_note(study),
         ]
         for control, numbers in extended.get("controls", {}).items():
             if numbers["snr"] is not None:
@@ -300,6 +342,20 @@ def _notes(studies: Sequence[Replicates], names: Sequence[str]) -> dict[str, lis
         for line in lines:
             found.setdefault(line, []).append(name)
     return found
+
+
+def _scale_note(study: Replicates) -> list[str]:
+    scale = study.record["config"].get("gradient_scale")
+    if scale in (None, 1.0):
+        return []
+    return [
+        f"norms and traces are those of {_times(scale)} of its objective's gradient: its weights"
+        " hold the 1/n already (--reduction source gives the whole); ratios are put right"
+    ]
+
+
+def _times(scale: float) -> str:
+    return f"1/{1 / scale:.6g}" if scale < 1 else f"{scale:.6g} times"
 
 
 def _row(name: str, study: Replicates, ratio: list[float | None] | None) -> tuple[str, ...]:
@@ -311,7 +367,9 @@ def _row(name: str, study: Replicates, ratio: list[float | None] | None) -> tupl
     if extended is None:
         return name, norm, "-", "-", "-", seconds
     trace = "-" if extended["trace"] is None else f"{extended['trace']['value']:.3g}"
-    first = (norm, trace) if ratio is None else (trace, _ends(*ratio))
+    scale = study.record["config"].get("gradient_scale", 1.0)
+    whole = "" if scale == 1.0 else f" ({_times(scale)})"
+    first = (norm + whole, trace) if ratio is None else (trace + whole, _ends(*ratio))
     return (
         name,
         *first,
@@ -386,7 +444,7 @@ def _append(target: Path, lines: str) -> None:
 
 def _checked_run(run: str) -> Path | None:
     """Where the results go; a folder that is taken is told before anything is measured."""
-    if run.lower() in ("none", "null"):
+    if keeps_nothing(run):
         return None
     if not run:
         return _free(Path("runs") / f"variance-{time.strftime('%Y%m%d-%H%M%S')}")

@@ -464,7 +464,14 @@ def _urgency(finding: Finding) -> tuple[int, bool, bool, bool, int, float, int, 
         rank = SEVERITY["critical"]  # what is certain before what a threshold says
     last = finding.id in OUTCOMES
     sign = finding.id != WRONG_SIGN or finding.basis == "heuristic"
-    return rank, sign, last, _poor(finding), BASIS[finding.basis], since, explains, *named
+    return rank, sign, last, _poor(finding), _basis(finding), since, explains, *named
+
+
+def _basis(finding: Finding) -> int:
+    """An entropy bonus that was seen to lead the actor says why the policy stays random; what is
+    silent or unequal among its layers describes the same policy."""
+    led = finding.id == "entropy-never-falls" and _role(finding) == "entropy"
+    return min(BASIS["statistical"], BASIS[finding.basis]) if led else BASIS[finding.basis]
 
 
 def _with(finding: Finding, ids: list[str]) -> Finding:

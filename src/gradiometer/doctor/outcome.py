@@ -9,7 +9,7 @@ the distance of a negative reward from zero, or the reward's own size.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, final
 from weakref import WeakKeyDictionary
 
@@ -28,6 +28,7 @@ __all__ = [
     "Course",
     "Fate",
     "Outcome",
+    "References",
     "at_maximum",
     "at_rest",
     "began_trained",
@@ -79,6 +80,25 @@ Fate: TypeAlias = Literal["best", "rises", "stands", "stuck", "fell", "early", "
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
+class References:
+    """What others earn at the same task: a policy of random actions, a simple rule."""
+
+    random: float | None = None
+    baseline: float | None = None
+
+    @property
+    def in_words(self) -> str:
+        """Both, as the end of a sentence; empty where neither is known."""
+        random = None if self.random is None else f"a random policy earns {fmt(self.random)}"
+        rule = None if self.baseline is None else f"the baseline {fmt(self.baseline)}"
+        return ", ".join(filter(None, (random, rule)))
+
+
+NO_REFERENCES = References()
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """What became of what is trained for."""
 
@@ -95,6 +115,8 @@ class Outcome:
     top_step: int
     known_best: float | None
     """The known maximum, where the run wrote it down."""
+    references: References
+    """What others earn at the same task, where the run wrote it down."""
     spread: float
     """Of single measurements about their level in the last half."""
     quiet: float
@@ -130,6 +152,30 @@ class Outcome:
         return self.series.metric.name.endswith("loss")
 
     @property
+    def at_random(self) -> bool:
+        """Whether it ends where a policy of random actions does, or below, whatever it rose by.
+
+        Above that by less than anybody would care about; or by little, and by no more than single
+        measurements scatter: a bonus for staying alive lifts both, and hides what was learned.
+        """
+        random, best = self.references.random, self.references.baseline
+        if random is None or self.course == "best":
+            return False
+        best = self.known_best if best is None else best
+        way = best - random if best is not None and best > random else abs(random)
+        scatter = min(limits.near_random * way, limits.by_eye * self.quiet)
+        return self.end - random <= max(limits.min_gain * way, scatter)
+
+    @property
+    def below_baseline(self) -> bool:
+        """Whether a simple rule is known to earn clearly more, and nothing is gained any more."""
+        baseline, random = self.references.baseline, self.references.random
+        if baseline is None or not (self.rests or self.stuck):
+            return False
+        lowest = min(self.start, self.end) if random is None else random
+        return self.end - lowest < limits.short_of_best * (baseline - lowest)
+
+    @property
     def collapsed(self) -> bool:
         """Whether it ended far below where it started."""
         return self.course == "fell" and -self.way >= limits.large_loss * self.unit
@@ -150,6 +196,11 @@ class Outcome:
     @property
     def in_words(self) -> str:
         """What became of it, as a sentence without its full stop."""
+        known = self.references.in_words
+        return f"{self._moved}; {known}" if known and self.course != "best" else self._moved
+
+    @property
+    def _moved(self) -> str:
         steps = f"from step {self.series.steps[0]} to {self.series.steps[-1]}"
         if self.course == "best":
             return f"the {self.noun} stands at its maximum, {fmt(self.end)}"
@@ -206,6 +257,7 @@ class Outcome:
         best = self.known_best
         if best is None and self._is_score:
             best = 1.0
+        best = self.references.baseline if best is None else best
         if best is None or self.lower_is_better:
             return False
         return self.end - self.start < limits.short_of_best * (best - self.start)
@@ -239,6 +291,8 @@ class Outcome:
             "unclear": "has not clearly risen",
         }
         known = "" if self.known_best is None else f"; the maximum is {fmt(self.known_best)}"
+        others = self.references.in_words
+        known += f"; {others}" if others else ""
         reading = (
             f"{words[self.course]}: {fmt(self.start)} at the start, {fmt(self.end)} at the"
             f" end{known}"
@@ -315,7 +369,7 @@ def judge_series(run: RunData, series: Series) -> Outcome | None:
     constant = _constant(values) and not visible and course in ("flat", "unclear", "fell")
     if sign > 0.0 and (at_maximum(run, series) or (constant and _every_step_survived(run, values))):
         course = "best"
-    return Outcome(
+    found = Outcome(
         series=series,
         noun=NOUNS.get(series.metric.name, "reward"),
         course=course,
@@ -330,6 +384,29 @@ def judge_series(run: RunData, series: Series) -> Outcome | None:
         score=up.score,
         came_down=came_down and course != "best",
         constant=constant,
+        references=_references(run, series),
+    )
+    return _against_random(run, found)
+
+
+def _against_random(run: RunData, found: Outcome) -> Outcome:
+    """A rise that ends where a random policy does is none, once there was time for another one."""
+    if found.course not in ("gained", "unclear") or not found.at_random:
+        return found
+    trained = run.get("reward")
+    updates = max(len(found.series), 0 if trained is None else len(trained.finite))
+    if updates < thresholds.value("state/enough_rows") and not found.rests:
+        return found
+    return replace(found, course="flat")
+
+
+def _references(run: RunData, series: Series) -> References:
+    """Known of rewards only: a rate and a loss have other units."""
+    if series.metric.name not in ("reward", "val/reward"):
+        return NO_REFERENCES
+    return References(
+        random=number(run.fact("random_reward", "random_return")),
+        baseline=number(run.fact("baseline_reward", "baseline_return")),
     )
 
 

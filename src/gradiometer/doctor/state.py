@@ -112,16 +112,23 @@ def _judged(run: RunData, outcome: Outcome, serious: Sequence[Finding]) -> tuple
 
 def _rose(outcome: Outcome, serious: Sequence[Finding]) -> tuple[State, str]:
     said = outcome.in_words
+    if outcome.at_random:
+        return "too-early", f"{said}: still the level of a random policy{_and(serious)}"
     if serious and _all_at_once(outcome):
         gone = f"{said}, all of it in the first {limits.early_gain:.0%} of the run"
         return "not-learning", gone + _and(serious)
     if outcome.came_down and outcome.lost >= limits.large_part:
         return "concern", f"{said}: {outcome.lost:.0%} of the gain is lost{_and(serious)}"
+    if outcome.below_baseline:
+        return "concern", f"{said}: it rests below a simple rule{_and(serious)}"
     return ("concern" if serious else "healthy"), said + _and(serious)
 
 
 def _stands(run: RunData, outcome: Outcome, serious: Sequence[Finding]) -> tuple[State, str]:
     said = outcome.in_words
+    if outcome.at_random and outcome.course == "flat" and not _warms_up(run):
+        why = f"{said}: it ends no better than random, so nothing was learned"
+        return "not-learning", why + (_and(serious) or _what_would_tell(run))
     if outcome.course != "fell" and _warms_up(run):
         return "too-early", f"{said}, and the learning rate is still in its warm-up{_and(serious)}"
     if outcome.course == "unclear" and len(outcome.series) < limits.enough_rows:

@@ -25,6 +25,7 @@ __all__ = [
     "additivity",
     "combine",
     "cosines",
+    "has_signal",
     "jackknife_width",
     "norms",
     "shares",
@@ -144,6 +145,18 @@ def signal(
         units=m,
         p_value=sign_flip_p_value(matrix, seed=seed) if m >= MIN_UNITS else None,
     )
+
+
+def has_signal(products: ArrayLike, weights: ArrayLike) -> bool:
+    """Whether the 95 % interval of signal² lies above zero; not below four units."""
+    matrix, weight = np.asarray(products, np.float64), np.asarray(weights, np.float64)
+    used = weight > 0
+    matrix, weight = matrix[np.ix_(used, used)], weight[used]
+    if len(matrix) < MIN_UNITS:
+        return False
+    value = float(_signal_sq(matrix.sum(), np.trace(matrix), weight.sum(), np.square(weight).sum()))
+    low, _ = _jackknife(matrix, weight, value)
+    return low is not None and low > 0.0
 
 
 def _signal_sq(total: Any, diagonal: Any, weight: Any, square: Any) -> Any:

@@ -54,7 +54,7 @@ from gradiometer.probes.survey import (
 if TYPE_CHECKING:
     from gradiometer.capture.meter import Meter
 
-__all__ = ["Anatomy", "anatomy"]
+__all__ = ["Anatomy", "Products", "anatomy", "relations"]
 
 Floats = NDArray[np.float64]
 
@@ -391,7 +391,7 @@ def metrics_of(
         values.update(_losses(bucket, means))
         if products.terms:
             values.update(_norms(bucket, products, weight, plan, weights))
-            values.update(_relations(bucket, products, at))
+            values.update(relations(bucket, products, at, part_weights[at]))
         for term in products.terms:
             matrix = products.units[term][np.ix_(at, at)]
             values.update(_signals(bucket, term, products.terms[0], matrix, part_weights[at], seed))
@@ -456,11 +456,14 @@ def _lengths(products: Products, matrix: Floats) -> Iterator[tuple[str, float]]:
     yield "total", float(np.sqrt(np.maximum(total, 0.0)))
 
 
-def _relations(bucket: str, products: Products, parts: Sequence[int]) -> dict[str, float]:
+def relations(
+    bucket: str, products: Products, parts: Sequence[int], weights: Floats
+) -> dict[str, float]:
     """Shares of the total, cosines between terms, and the same free of the noise both share.
 
     Two terms on one sample share its noise. <A, B> − Σ_i <a_i, b_i> leaves only products of
-    different units.
+    different units. Divided by lengths that could be zero it may be anything, so it is given where
+    both signals are certain, and within the bounds of a cosine.
     """
     real, terms = products.real, [products.terms[i] for i in products.real]
     matrix = products.sums[bucket].sum(0)[np.ix_(real, real)]
@@ -470,14 +473,15 @@ def _relations(bucket: str, products: Products, parts: Sequence[int]) -> dict[st
     }
     cosine = gram.cosines(matrix)
     across = matrix - products.own[list(parts)].sum(0)[np.ix_(real, real)]
+    at = np.ix_(list(parts), list(parts))
+    certain = [gram.has_signal(products.units[term][at], weights) for term in terms]
     for (i, a), (j, b) in combinations(enumerate(terms), 2):
         pair = {"bucket": bucket, "term_a": a, "term_b": b}
         values[key("grad_norm/<bucket>/cos/<term_a>~<term_b>", **pair)] = float(cosine[i, j])
         scale = across[i, i] * across[j, j]
-        if len(parts) >= gram.MIN_UNITS and across[i, i] > 0 and scale > 0:
-            values[key("grad_norm/<bucket>/cos_signal/<term_a>~<term_b>", **pair)] = float(
-                across[i, j] / np.sqrt(scale)
-            )
+        if certain[i] and certain[j] and across[i, i] > 0 and scale > 0:
+            free = float(np.clip(across[i, j] / np.sqrt(scale), -1.0, 1.0))
+            values[key("grad_norm/<bucket>/cos_signal/<term_a>~<term_b>", **pair)] = free
     # 0/0 has no value and is left out; a NaN that comes of a NaN is one.
     if np.isnan(matrix).any():
         return values

@@ -314,6 +314,11 @@ def study(
         "per_replicate": series,
     }
     spreads = gather.spreads
+    rollouts = spreads[MAIN].rows[0].rollouts if extended else (config or {}).get("num_starts")
+    if rollouts is not None:
+        record["config"]["gradient_scale"] = spread.gradient_scale(
+            recipe.algorithm, recipe.reduction, rollouts
+        )
     if extended:
         named = spread.block_atoms(find_blocks(load().parameters(), blocks))
         record["extended"] = _extended(spreads, recipe, named, iid=iid)

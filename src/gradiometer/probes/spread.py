@@ -26,11 +26,13 @@ __all__ = [
     "Spread",
     "UnitNumbers",
     "UnitRow",
+    "best_k",
     "block_atoms",
     "combined",
     "compared",
     "curve_of",
     "described",
+    "gradient_scale",
     "sentence",
     "snr_of",
     "unit_row",
@@ -309,18 +311,24 @@ def _snr(study: Replicates) -> Interval | None:
     return None if found is None else Interval(**found)
 
 
-def _scale(study: Replicates) -> float:
-    """What takes the measured gradient to that of the estimator's own objective.
+def gradient_scale(algorithm: str, reduction: str, rollouts: int) -> float:
+    """The measured gradient over that of the estimator's own objective.
 
     The weights of max@K hold the 1/n already and those of the others do not: under one reduction
     one of them is off by n.
     """
-    assert study.spread is not None
-    own = estimators.find(study.record["config"]["algorithm"]).reduction
-    asked, rollouts = study.record["config"]["reduction"], study.spread.rows[0].rollouts
-    if asked in ("source", own):
+    own = estimators.find(algorithm).reduction
+    if reduction in ("source", own):
         return 1.0
-    return float(rollouts) if own == "sum" else 1.0 / rollouts
+    return 1.0 / rollouts if own == "sum" else float(rollouts)
+
+
+def _scale(study: Replicates) -> float:
+    """What takes the measured gradient to that of the estimator's own objective."""
+    assert study.spread is not None
+    config = study.record["config"]
+    rollouts = study.spread.rows[0].rollouts
+    return 1.0 / gradient_scale(config["algorithm"], config["reduction"], rollouts)
 
 
 def _scaled(ratio: Interval, factor: float) -> Interval:
@@ -378,7 +386,7 @@ def curve_of(axis: str, values: Sequence[int], studies: Sequence[Replicates]) ->
     ]
     answer = "No SNR was measured: use two replicates or more, and a policy whose gradient varies."
     if told:
-        answer = _rollouts_needed(values, told) if axis == "rollouts" else _best(told)
+        answer = _rollouts_needed(values, told) if axis == "rollouts" else best_k(told)
     return Curve(axis=axis, values=list(values), snr=snr, answer=answer)
 
 
@@ -406,9 +414,15 @@ def _rollouts_needed(values: Sequence[int], told: Sequence[tuple[int, Interval]]
     )
 
 
-def _best(told: Sequence[tuple[int, Interval]]) -> str:
-    value, k = max((each.value, k) for k, each in told)
-    return (
-        f"Of the K measured, {k} has the largest SNR ({value:.3g}); a larger K aims at a rarer"
-        " best, with more variance."
-    )
+def best_k(told: Sequence[tuple[int, Interval]]) -> str:
+    """The K of the largest SNR, where its interval lies above all others."""
+    best, found = max(told, key=lambda pair: (pair[1].value, pair[0]))
+    others = [(k, each) for k, each in told if k != best]
+    rarer = "a larger K aims at a rarer best, with more variance"
+    if found.low is None or any(each.high is None for _, each in others):
+        return f"No K can be preferred: too few units for intervals of the SNR; {rarer}."
+    near = [k for k, each in others if each.high is not None and each.high >= found.low]
+    if near:
+        same = ", ".join(map(str, sorted([best, *near])))
+        return f"No K stands out: the intervals of the SNR at K = {same} overlap; {rarer}."
+    return f"Of the K measured, {best} has the largest SNR ({found.value:.3g}); {rarer}."

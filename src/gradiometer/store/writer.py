@@ -25,7 +25,7 @@ from gradiometer.store.batches import Batches, Facts, Record, is_step, rewind, s
 from gradiometer.store.locks import WriterLock, told_plainly
 from gradiometer.store.strictjson import to_json
 
-__all__ = ["RecordQueue", "Writer"]
+__all__ = ["RecordQueue", "Writer", "keeps_nothing"]
 
 COMMIT_SECONDS = 0.5
 BATCH = 100_000  # values: about a third of a second of writing
@@ -377,6 +377,11 @@ def _locked(folder: Path) -> WriterLock:
         raise NotARun(f"{folder} is a file, and a run is a folder: choose another name")
     folder.mkdir(parents=True, exist_ok=True)
     return WriterLock(folder)
+
+
+def keeps_nothing(run: object) -> bool:
+    """Whether this, in the place of a run's folder, says to keep none: None, none or null."""
+    return run is None or (isinstance(run, str) and run.lower() in ("none", "null"))
 
 
 def _open(folder: Path, *, resume: int | None, overwrite: bool) -> sqlite3.Connection:

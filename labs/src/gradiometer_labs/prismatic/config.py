@@ -17,6 +17,8 @@ MERGES = ("batch", "sample")
 class Config(LabConfig):
     """What `gradiometer train prismatic key=value ...` can change."""
 
+    dynamics_db: bool = False
+    """Also write dynamics.db into the run's folder while training."""
     steps: int = 1_500
     """Updates, each on text nobody has seen before."""
     batch_size: int = 32

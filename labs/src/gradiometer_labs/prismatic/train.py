@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -194,7 +195,12 @@ def train(config: Config, progress: Callable[[TrainingProgress], None] | None = 
     optimizer = pieces.optimizer_of(model.named_parameters(), config)
     recent: deque[float] = deque(maxlen=RECENT)
     validation: Validation | None = None
-    with watched(model, optimizer, config, blocks=BLOCKS, experts_every=config.every) as meter:
+    kept: dict[str, Any] = {
+        "blocks": BLOCKS,
+        "experts_every": config.every,
+        "dynamics_db": config.dynamics_db,
+    }
+    with watched(model, optimizer, config, **kept) as meter:
         for step in range(config.steps):
             learning_rate = pieces.learning_rate_at(config, step / config.steps)
             optimizer.param_groups[0]["lr"] = learning_rate

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from gradiometer.errors import UsageError
-from gradiometer_labs.config import LabConfig, SettingsCheck, TrainingProgress
+from gradiometer.store.sinks import Sink, wandb
+from gradiometer_labs.config import LabConfig, SettingsCheck, TrainingProgress, tracker_names
 from gradiometer_labs.sokoban.levels import SokobanLevel, generate
 from gradiometer_labs.sokoban.sources import (
     ActorRolloutRefConfig,
@@ -187,7 +188,6 @@ class Config(LabConfig):
     }
     NO_EFFECT: ClassVar[frozenset[str]] = frozenset(
         {
-            "trainer.project_name",
             "trainer.n_gpus_per_node",
             "trainer.nnodes",
             "actor_rollout_ref.actor.entropy_from_logits_with_chunking",
@@ -217,6 +217,13 @@ class Config(LabConfig):
     def run_name(self) -> str | None:
         """The run's folder is called so when run= does not say."""
         return self.trainer.experiment_name
+
+    @property
+    def trackers(self) -> list[str | Sink]:
+        """sinks= and trainer.logger together; W&B by the names of the source."""
+        names = tracker_names("trainer.logger", f"{self.sinks},{self.trainer.logger}")
+        named = wandb(project=self.trainer.project_name, run_name=self.trainer.experiment_name)
+        return [named if name == "wandb" else name for name in names]
 
     @property
     def checkpoint_dir(self) -> Path | None:

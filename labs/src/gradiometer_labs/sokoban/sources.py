@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from gradiometer.errors import UsageError
 from gradiometer.maths.groups import BUCKET_MODES, RolloutFilter
-from gradiometer_labs.config import SettingsCheck
+from gradiometer_labs.config import SettingsCheck, tracker_names
 
 __all__ = [
     "ActorConfig",
@@ -57,10 +57,12 @@ class TrainerConfig:
     """Rollouts per group of that batch; with both null the training batch is analysed."""
     gradient_analysis_null: bool = False
     """Also what each number reads when rewards are permuted inside groups; one more backward."""
+    logger: str = "console"
+    """Where numbers go: console, and trackers such as wandb or tensorboard."""
     project_name: str = "gradiometer"
-    """Accepted; a run is named by its folder."""
+    """The project of a W&B run."""
     experiment_name: str | None = None
-    """Names the run's folder when run= does not."""
+    """Names the run's folder when run= does not, and the W&B run."""
     default_local_dir: str | None = None
     """Where the global_step_<N> folders go; null puts them into the run's folder."""
     resume_mode: str = "disable"
@@ -86,6 +88,7 @@ class TrainerConfig:
             group_of_two("trainer.gradient_analysis_group_size", self.gradient_analysis_group_size)
         check.at_least(-1, "save_freq", "test_freq")
         check.one_of(RESUME_MODES, "resume_mode")
+        tracker_names("trainer.logger", self.logger)
         if self.experiment_name is not None and not re.fullmatch(
             r"(?!\.)[^/\\]+", self.experiment_name
         ):

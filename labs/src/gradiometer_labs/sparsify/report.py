@@ -52,8 +52,16 @@ class EpochReport:
 
     def _shown(self, name: str) -> str:
         mean = self._mean(name)
+        if name == "advantage_std" and np.isnan(mean):
+            mean = self._spread_over_updates()
         bound = f" of at most {self.largest_entropy:.4f} in a row" if name == "entropy" else ""
         return "-" if np.isnan(mean) else f"{mean:.4f}{bound}"
+
+    def _spread_over_updates(self) -> float:
+        """Of one rollout an update has one advantage: the epoch's are looked at together."""
+        held = [np.ravel(each["advantages"]) for each in self._updates if "advantages" in each]
+        values = np.concatenate(held) if held else np.empty(0)
+        return float(values.std(ddof=1)) if len(values) > 1 else float("nan")
 
     def _mean(self, name: str) -> float:
         known = [update[name] for update in self._updates if not np.isnan(update.get(name, np.nan))]

@@ -24,6 +24,7 @@ from gradiometer.charts.experts import (
     evenness_chart,
     histogram_chart,
     layer_charts,
+    layer_map,
     layer_maps,
     load_chart,
     norms_chart,
@@ -274,7 +275,8 @@ def _layers(drawing: ShownExperts, found: OpenExperts) -> tuple[list[Chart], lis
     _known("tier", tier, TIERS)
     steps = found.looked_at.tolist()
     step = None if at == END else _step(at, steps)
-    charts = [*layer_maps(found, tier, step), *layer_charts(drawing, found, layer)]
+    charts = [*layer_maps(found, tier, step), *_other_tiers(found, tier, step)]
+    charts += layer_charts(drawing, found, layer)
     last = Option(value=END, label=f"median of the last {min(len(steps), RECENT)}")
     controls = [
         Control(
@@ -302,6 +304,18 @@ def _layers(drawing: ShownExperts, found: OpenExperts) -> tuple[list[Chart], lis
         ),
     ]
     return charts, controls if found.has(rms_of(tier, layered=True)) else controls[2:]
+
+
+def _other_tiers(found: OpenExperts, chosen: str, step: int | None) -> list[Chart]:
+    """The map of every other tier beside that of the chosen one, as `plot` draws them all."""
+    maps = []
+    for tier in (each for each in TIERS if each != chosen):
+        template = rms_of(tier, layered=True)
+        read = found.lately(template, step=step)
+        if read.has(template):
+            chart = layer_map(found, read.field(template), tier, step)
+            maps.append(replace(chart, id=f"layers-rms-{tier}"))
+    return maps
 
 
 def _routers(

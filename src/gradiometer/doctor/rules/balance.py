@@ -15,7 +15,7 @@ import numpy as np
 from gradiometer.doctor import thresholds
 from gradiometer.doctor.declared import Sign, drafted
 from gradiometer.doctor.outcome import outcome_of
-from gradiometer.doctor.rule import CannotSay, Skipped, Verdict, rule, too_short
+from gradiometer.doctor.rule import CannotSay, Skipped, Verdict, rule, too_short, unlogged
 from gradiometer.doctor.rundata import RunData, Series
 from gradiometer.doctor.severity import Role as SignRole
 from gradiometer.doctor.severity import Strength
@@ -304,11 +304,12 @@ def _comparable(blocks: dict[str, dict[str, Series]], cosine: Series) -> bool:
       come back.
     see: F17
     """,
-    needs=(NORM,),
 )
 def head_collapse(run: RunData) -> Verdict:
     """The policy's head loses its part of the gradient, the trunk does not."""
-    norms = {where(series): series.finite for series in run.every(NORM)}
+    norms = _norms_of_parts(run)
+    if not norms:
+        return unlogged(NORM)
     actors = {block: series for block, series in norms.items() if not CRITIC.search(block)}
     trunks = [series for block, series in actors.items() if TRUNK.search(block)]
     heads = [x for block, x in actors.items() if HEAD.search(block) and not TRUNK.search(block)]
@@ -340,6 +341,16 @@ def head_collapse(run: RunData) -> Verdict:
     title = f"The policy head starves: {where(share)} had {fmt(start)} of the gradient's norm, and"
     title += f" now {fmt(end)}"
     return drafted(run, sign, title, role="convergence", basis="statistical")
+
+
+def _norms_of_parts(run: RunData) -> dict[str, Series]:
+    """By block as the meter has them; else as a script logged them, with the whole one."""
+    norms = {where(series): series.finite for series in run.every(NORM)}
+    if len(norms) > 1:
+        return norms
+    parts = {where(series): series.finite for series in run.every("part_grad_norm/<block>")}
+    whole = run.get("total_grad_norm")
+    return norms | parts | ({} if whole is None else {"all": whole.finite})
 
 
 def _at_ends(trunk: Series) -> tuple[str, float]:

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from gradiometer.doctor import thresholds
-from gradiometer.doctor.outcome import Outcome, outcome_of, trained_for
+from gradiometer.doctor.outcome import Outcome, outcome_of, suffers, trained_for
 from gradiometer.doctor.proofs import proved_events, proved_finding
 from gradiometer.doctor.rule import (
     Draft,
@@ -67,8 +67,8 @@ def critic_explains_nothing(run: RunData) -> Verdict:
     """After the warm-up the critic's values explain no more of the returns than a constant would.
 
     A warning when the reward stands or, where no reward is known, the value loss does not fall;
-    information when the policy learns all the same. A moving average explains nothing by design:
-    that is `baseline-leak`'s to look at.
+    information when the policy learns all the same, or has gained much before it stood. A moving
+    average explains nothing by design: that is `baseline-leak`'s to look at.
     """
     series = needed(run, "explained_variance", limits.min_points)
     value_loss = run.get("value_loss")
@@ -90,7 +90,7 @@ def critic_explains_nothing(run: RunData) -> Verdict:
     if learns and (value_loss is None or loss_fell(value_loss)):
         return None
     keys = key_of(series, "critic", "vf_coef, the critic's learning rate, epochs")
-    read, rising = level(explained), progress is not None and learns and not progress.standing
+    read, rising = level(explained), progress is not None and learns and _does_well(progress)
     evidence = [_reading(series, explained, interval)]
     evidence += [_loss_evidence(value_loss)] if value_loss is not None else []
     evidence += [progress.evidence] if progress is not None else []
@@ -104,6 +104,12 @@ def critic_explains_nothing(run: RunData) -> Verdict:
         block="critic" if run.get("grad/<block>/norm/raw", block="critic") is not None else None,
         keys=keys,
     )
+
+
+def _does_well(progress: Outcome) -> bool:
+    """It still rises; or it gained much of its own size, and kept it: with this critic."""
+    much = progress.way >= limits.learned * progress.unit and suffers(progress) is None
+    return much or not progress.standing
 
 
 def _reading(series: Series, warm: Series, interval: MeanInterval | None) -> Evidence:

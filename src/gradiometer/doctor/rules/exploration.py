@@ -146,8 +146,9 @@ declare(
 def entropy_never_falls(run: RunData) -> Verdict:
     """Entropy stays where it started, and so does the reward: the policy still acts at random.
 
-    A warning where that start is known to be the largest there can be, or where the entropy bonus
-    leads the actor; otherwise (a pretrained policy that holds its entropy) information.
+    A warning where that start is known to be the largest there can be, where the entropy bonus
+    leads the actor, or where a random policy is known to earn as much; otherwise (a pretrained
+    policy that holds its entropy) information.
     """
     entropy = needed(run, "entropy", limits.min_held).finite
     start = float(entropy.values[: max(3, len(entropy) // 20)].max())
@@ -175,7 +176,7 @@ def entropy_never_falls(run: RunData) -> Verdict:
         shown(entropy, seen),
         progress.evidence,
         bonus,
-        severity="warn" if random or bonus else "info",
+        severity="warn" if random or bonus or progress.at_random else "info",
         since_step=int(entropy.steps[0]),
         led=led,
         coefficient=key_for(run, *COEFFICIENT, entropy),

@@ -48,7 +48,7 @@ from gradiometer.doctor.signs import (
     trend,
 )
 from gradiometer.maths.means import MeanInterval, mean_interval
-from gradiometer.maths.trends import LEVEL
+from gradiometer.maths.trends import LEVEL, Drift
 from gradiometer.records import Evidence, Severity
 from gradiometer.words import fmt
 
@@ -111,13 +111,19 @@ def reward_plateau(run: RunData) -> Verdict:
     # a rate of 1 is the end of the scale, which few tasks reach: it counts where somebody said so
     meant = told_best(run) is not None or not risen
     serious = (short_of and meant) or not (learnt or began_trained(run))
-    return _plateau(half, seen=seen, p_value=found.p_value, best=best, risen=risen, serious=serious)
+    return _plateau(half, found, seen=seen, best=best, risen=risen, serious=serious)
 
 
 def _plateau(
-    half: Series, *, seen: float, p_value: float, best: float | None, risen: bool, serious: bool
+    half: Series, found: Drift, *, seen: float, best: float | None, risen: bool, serious: bool
 ) -> Draft:
-    height = level(half)
+    height, chance = level(half), f"p = {fmt(found.p_value or 0.0)}"
+    # a fall that is certain and small is no plateau's contradiction, but it is a trend
+    drifts = (
+        f"it fell by {fmt(-found.change)} ({chance}), less than a tenth of its level {fmt(height)}"
+        if found.significant
+        else f"no trend ({chance}) at {fmt(height)}"
+    )
     of = "" if best is None else f" of at most {fmt(best)}"
     past = ", after it had risen" if risen else ", and it never rose"
     stalled = (
@@ -128,8 +134,8 @@ def _plateau(
         f"The reward is flat at {fmt(height)}{of} over the last half of the run{past}",
         reads(
             half,
-            f"no trend (p = {fmt(p_value)}) at {fmt(height)}; a rise of {fmt(seen)} over this"
-            " window would have been seen in four of five such runs",
+            f"{drifts}; a rise of {fmt(seen)} over this window would have been seen in four of"
+            " five such runs",
         ),
         severity="warn" if serious else "info",
         basis="statistical",

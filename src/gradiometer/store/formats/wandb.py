@@ -41,6 +41,10 @@ MISREAD = (ValueError, TypeError, LookupError, AttributeError, OverflowError, Re
 RUN_FIELDS = {"run_id": 1, "entity": 2, "project": 3, "group": 6, "job_type": 7, "name": 8}
 SERVER_PATH = re.compile(r"[^/\s]+/[^/\s]+/(?:runs/)?[^/\s]+")
 """`entity/project/run_id`, or the same with `runs/` in it, as in the address bar."""
+OUR_STEP = "gradiometer/step"
+"""Under which the sink wandb says the step of its rows (store/sinks/wandbsink.py)."""
+BESIDE = ("_timestamp", "_runtime", "_wandb")
+"""What W&B adds to every row."""
 SERVER_SECONDS = 20
 
 
@@ -115,7 +119,7 @@ class OfflineRun:
         self.path = path
         self.about: dict[str, str] = {}
         self.config: dict[str, Any] = {}
-        self.gathered = Gathered()
+        self.rows: list[tuple[int, dict[str, Any]]] = []
 
     def take(self, record: Message) -> None:
         """Take one record in."""
@@ -128,19 +132,42 @@ class OfflineRun:
         for body in record.get(5, ()):  # config
             _merge(self.config, _message(body, self.path), self.path)
         for body in record.get(2, ()):
-            step, values = _history(_message(body, self.path), self.path)
-            self.gathered.row(step, values, f"{self.path}, step {step!r:.30}")
+            self.rows.append(_history(_message(body, self.path), self.path))
 
     def log(self) -> Log:
         """The log of all records."""
         config = redact({key: self.config[key] for key in self.config if key != "_wandb"})
         run_id = self.about.get("run_id") or short_id(self.path.name)
         name = self.about.get("name") or self.path.stem
-        log = log_of(
-            self.path, self.gathered, "wandb", run_id, name=name, step="_step", config=config
-        )
+        gathered = Gathered()
+        for step, values in at_our_steps(self.rows):
+            gathered.row(step, values, f"{self.path}, step {step!r:.30}")
+        log = log_of(self.path, gathered, "wandb", run_id, name=name, step="_step", config=config)
         log.facts["imported"] |= self.about
         return log
+
+
+def at_our_steps(rows: list[tuple[int, dict[str, Any]]]) -> list[tuple[int, dict[str, Any]]]:
+    """Rows with what the meter sent at its own steps, which it says beside them: W&B's counter
+    counts rows. What also comes without such a step is the user's and keeps W&B's."""
+    theirs = {name for _, values in rows if OUR_STEP not in values for name in values}
+    ours_there = any(OUR_STEP in values for _, values in rows)
+    placed: list[tuple[int, dict[str, Any]]] = []
+    for counter, values in rows:
+        step = values.pop(OUR_STEP, None)
+        if (
+            not isinstance(step, int | float)
+            or isinstance(step, bool)
+            or not float(step).is_integer()
+        ):
+            placed.append((counter, values))
+            continue
+        ours = {name: value for name, value in values.items() if name not in theirs}
+        rest = {name: value for name, value in values.items() if name in theirs}
+        placed += [(int(step), ours)] if ours else []
+        placed += [(counter, rest)] if any(name not in BESIDE for name in rest) else []
+    # a finding is sent when it is made, at the step since which it holds: no step back in time
+    return sorted(placed, key=lambda row: row[0]) if ours_there else placed
 
 
 def read_records(path: Path) -> Iterator[Message]:
@@ -269,7 +296,7 @@ def read_wandb_server(name: str) -> Log:
             f"the W&B server gave no run {name}: {why}; check the name, the network and `wandb"
             " login`, or give an offline file with --wandb-path FILE"
         ) from problem
-    for step, values in rows:
+    for step, values in at_our_steps(rows):
         gathered.row(step, values, f"{name}, step {step}")
     entity, project, run_id = run.path
     config = redact(dict(run.config))

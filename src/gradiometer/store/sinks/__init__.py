@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from gradiometer.errors import UnknownName, UsageError
+from gradiometer.store.sinks.dynamicssink import DynamicsSink
 from gradiometer.store.sinks.fanout import Fanout
 from gradiometer.store.sinks.jsonlsink import JsonlSink
 from gradiometer.store.sinks.mlflowsink import MlflowSink
@@ -24,6 +25,7 @@ tensorboard = TensorboardSink
 wandb = WandbSink
 mlflow = MlflowSink
 trackio = TrackioSink
+dynamics = DynamicsSink
 
 KNOWN: dict[str, type[Sink]] = {
     name: kind
