@@ -16,16 +16,18 @@ algebraically smooth errors.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from pyamg import ruge_stuben_solver
 from pyamg.classical import split
 from pyamg.classical.interpolate import direct_interpolation
+from scipy.ndimage import uniform_filter
 from scipy.sparse import csr_array
 from scipy.sparse.linalg import splu
 
-from gradiometer_labs.sparsify.config import SolverConfig
+from gradiometer_labs.sparsify.config import CreditConfig, SolverConfig
 from gradiometer_labs.sparsify.problem import DiffusionProblem
 
 __all__ = ["WORK", "Hierarchy", "Solver", "hierarchy_of", "strength_of"]
@@ -34,6 +36,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 WORK = 10.0
 """Cycles on the given grid whose work is the reward's unit."""
+LEAST_ENERGY = 1e-3
+"""Energy around a row, relative to the mean over rows, below which no more credit is given."""
 RELAXATION = 0.7
 """Damping of Jacobi's relaxation; 2/3 to 4/5 smooths (Trottenberg et al., section 2.1)."""
 
@@ -112,17 +116,53 @@ class Solver:
     """A problem with the smooth errors that choices are judged on; the same choice always earns the
     same."""
 
-    def __init__(self, problem: DiffusionProblem, config: SolverConfig) -> None:
-        self.problem, self._config = problem, config
+    def __init__(
+        self, problem: DiffusionProblem, config: SolverConfig, credit: CreditConfig | None = None
+    ) -> None:
+        self.problem, self._config, self._credit = problem, config, credit or CreditConfig()
         self._matrix = problem.matrix
-        errors = np.random.default_rng(0).standard_normal((self._matrix.shape[0], config.vectors))
-        for _ in range(config.smoothing):
+        self._errors = self._made(config.vectors, config.smoothing)
+
+    def _made(self, vectors: int, smoothing: int) -> Array:
+        """Errors of norm 1, the same each time: [N, V]."""
+        errors = np.random.default_rng(0).standard_normal((self._matrix.shape[0], vectors))
+        for _ in range(smoothing):
             errors = relaxed(self._matrix, errors)
-        self._errors = errors / energy(self._matrix, errors)
+        normalised: Array = errors / energy(self._matrix, errors)
+        return normalised
 
     def reward(self, columns: Array) -> float:
         """Of the chosen columns, [N, k]."""
-        hierarchy = hierarchy_of(self._matrix, strength_of(columns), self._config.levels)
+        return self._reward(self._hierarchy(columns))
+
+    def earned(self, columns: Array) -> tuple[float, Array | None]:
+        """The reward, and where rows have credit of their own that, [N]."""
+        hierarchy = self._hierarchy(columns)
+        by_row = self._credit.type == "row"
+        return self._reward(hierarchy), self._credited(hierarchy) if by_row else None
+
+    @cached_property
+    def _credit_errors(self) -> Array:
+        return self._made(self._credit.vectors, self._credit.smoothing)
+
+    def _hierarchy(self, columns: Array) -> Hierarchy:
+        return hierarchy_of(self._matrix, strength_of(columns), self._config.levels)
+
+    def _credited(self, hierarchy: Hierarchy) -> Array:
+        """The decimal digits that the error around each row is below that of the whole, [N]."""
+        # credit_i = -½ log10(Σ_{j in the window of i} e_j (A e)_j); the sum over all is ‖e‖_A²
+        errors = self._credit_errors
+        for _ in range(self._credit.cycles):
+            errors = hierarchy.cycle(errors)
+        density = (errors * (self._matrix @ errors)).mean(1)
+        side = self.problem.grid_size
+        around = uniform_filter(density.reshape(side, side), self._credit.window, mode="nearest")
+        # a density of energy may be below zero at single points
+        floor = LEAST_ENERGY * np.abs(density).mean()
+        digits: Array = -0.5 * np.log10(np.maximum(around, floor)).reshape(-1)
+        return digits
+
+    def _reward(self, hierarchy: Hierarchy) -> float:
         errors = self._errors
         for _ in range(self._config.cycles):
             errors = hierarchy.cycle(errors)

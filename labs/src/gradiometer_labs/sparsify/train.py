@@ -9,6 +9,7 @@ Shapes: B problems, R rollouts of each, N rows, D candidates of a row, k choices
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ import gradiometer as gm
 from gradiometer_labs import faults
 from gradiometer_labs.config import torch_device
 from gradiometer_labs.sparsify.baseline import Baseline, RunningScale
-from gradiometer_labs.sparsify.config import Config, TrainingProgress
+from gradiometer_labs.sparsify.config import Config, CurriculumConfig, TrainingProgress
 from gradiometer_labs.sparsify.model import SparsifyNet
 from gradiometer_labs.sparsify.observer import Observer
 from gradiometer_labs.sparsify.pieces import Pieces
@@ -36,10 +37,12 @@ from gradiometer_labs.sparsify.rollout import (
     generator_for,
     make_solvers,
     random_reward,
+    rule_reward,
     sampled_reward,
     solvers_at,
 )
 from gradiometer_labs.sparsify.sampling import largest_entropy
+from gradiometer_labs.sparsify.solver import Solver
 from gradiometer_labs.watching import watched
 from gradiometer_labs.weights import load_weights
 
@@ -72,6 +75,8 @@ class Result:
     """The mean reward of each whole epoch."""
     random_reward: float
     """What a policy of even odds earns on the same problems: the control."""
+    baseline_reward: float
+    """What the rule of two lines earns on them: each row keeps its largest entries."""
     validation: float
     """On problems nobody trained on; NaN without them."""
     run: Path | None
@@ -84,8 +89,7 @@ def losses_of(
     """The terms of the loss of one forward pass, before coefficients: policy, entropy, and value
     where it is learned."""
     config = pieces.config
-    graph = graph_of(config.problem.grid_size, config.problem.degree, rollouts.nodes.device)
-    scored = model(rollouts.nodes, rollouts.edges, graph)
+    scored = model(rollouts.nodes, rollouts.edges, rollouts.graph)
     log_probs = pieces.log_prob_of(scored.logits, rollouts.choices, temperature)
     losses = {
         "policy": pieces.policy_loss_of(
@@ -145,9 +149,7 @@ def log_ratios(
     model: SparsifyNet, rollouts: Rollouts, temperature: float, pieces: Pieces
 ) -> Tensor:
     """log π_after − log π_before of each row's choices, as the loss has them: [B, R, N]."""
-    config = pieces.config
-    graph = graph_of(config.problem.grid_size, config.problem.degree, rollouts.nodes.device)
-    logits = model(rollouts.nodes, rollouts.edges, graph).logits
+    logits = model(rollouts.nodes, rollouts.edges, rollouts.graph).logits
     return pieces.log_prob_of(logits, rollouts.choices, temperature) - rollouts.log_probs
 
 
@@ -164,13 +166,32 @@ class SparsifyTraining:
         self.optimizer = torch.optim.Adam(
             pieces.parameters_of(self.model), lr=config.learning_rate, eps=1e-5
         )
-        self.solvers = make_solvers(config, SparsifyPurpose.PROBLEMS, config.problem.num_samples)
+        self.solvers = self.solvers_of(config.problem.grid_size)
+        self._smaller: dict[int, list[Solver]] = {}
         self._unseen = make_solvers(config, SparsifyPurpose.VALIDATION, config.val_size)
         self._baseline, self._scale, self._observer = (
             Baseline(config.baseline),
             RunningScale(),
             Observer(),
         )
+
+    def solvers_of(self, grid_size: int) -> list[Solver]:
+        """The problems of that size that are trained on; angles and ε are the same on every
+        grid."""
+        problem = dataclasses.replace(self.config.problem, grid_size=grid_size)
+        config = dataclasses.replace(
+            self.config, problem=problem, curriculum=CurriculumConfig()
+        )
+        return make_solvers(config, SparsifyPurpose.PROBLEMS, problem.num_samples)
+
+    def _solvers_at(self, number: int) -> list[Solver]:
+        """Of the stage of the curriculum that update `number` belongs to."""
+        size = self.config.grid_size_at(number)
+        if size == self.config.problem.grid_size:
+            return self.solvers
+        if size not in self._smaller:
+            self._smaller = {size: self.solvers_of(size)}  # those of the stage before go
+        return self._smaller[size]
 
     def update(self, number: int, meter: gm.Meter) -> tuple[dict[str, Any], dict[str, float]]:
         """Collect, learn, look back; returns what to log, and what the report adds to it."""
@@ -179,7 +200,7 @@ class SparsifyTraining:
         generator = generator_for(config, SparsifyPurpose.CHOICES, number)
         batches = [
             collect(model, solvers, self._baseline, self._scale, temperature, generator, pieces)
-            for solvers in solvers_at(number, self.solvers, config)
+            for solvers in solvers_at(number, self._solvers_at(number), config)
         ]
         passes = config.ppo.epochs if config.algorithm == "ppo" else 1
         steps = [
@@ -205,12 +226,19 @@ def train(config: Config, progress: Callable[[TrainingProgress], None] | None = 
     pieces = faults.apply(config.fault, "sparsify", Pieces(config=config))
     training, config = SparsifyTraining(pieces), pieces.config
     control = random_reward(config, training.solvers[:CONTROL])
+    rule = rule_reward(config, training.solvers[:CONTROL])
     even = largest_entropy(graph_of(config.problem.grid_size, config.problem.degree).mask, config.k)
     report, recent = EpochReport(largest_entropy=even), deque[float](maxlen=RECENT)
-    notes: tuple[str, ...] = (f"Random policy | Mean Reward: {control:.4f}",)
+    notes: tuple[str, ...] = (
+        f"Random policy | Mean Reward: {control:.4f}",
+        f"Largest entries | Mean Reward: {rule:.4f}",
+    )
     children = training.model.named_children()
     blocks = {name: f"^{name}" for name, module in children if module is not None}
-    with watched(training.model, training.optimizer, config, blocks=blocks) as meter:
+    facts = {"random_reward": control, "baseline_reward": rule}
+    with watched(
+        training.model, training.optimizer, config, facts=facts, blocks=blocks
+    ) as meter:
         for number in range(config.updates):
             meter.at(rollout=number, epoch=number // config.updates_per_epoch)
             logged, diagnostics = training.update(number, meter)
@@ -238,6 +266,7 @@ def train(config: Config, progress: Callable[[TrainingProgress], None] | None = 
         explained_variance=logged.get("explained_variance", np.nan),
         epoch_rewards=report.rewards,
         random_reward=control,
+        baseline_reward=rule,
         validation=training.validate(number),
         run=meter.run,
         model=training.model,
