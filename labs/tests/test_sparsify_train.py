@@ -90,9 +90,9 @@ def rollouts_of(config: Config, fault: str = "none") -> tuple[SparsifyTraining, 
 def test_training_more_than_doubles_the_reward_of_a_random_policy(algorithm: str) -> None:
     config = LEARNING if algorithm == "reinforce" else changed(LEARNING, algorithm="ppo", steps=30)
     result = train(config)
-    assert result.mean_return > 2 * result.random_reward
+    assert result.mean_return > 2 * result.control.random_reward
     assert result.epoch_rewards[-1] > 2 * result.epoch_rewards[0]
-    assert result.validation > 1.5 * result.random_reward  # on problems nobody trained on
+    assert result.validation > 1.5 * result.control.random_reward  # on problems nobody trained on
     assert result.entropy < 0.8 * result.largest_entropy
 
 
@@ -214,7 +214,7 @@ def test_a_training_says_a_line_an_epoch_and_diagnostics_every_tenth() -> None:
         heard.append,
     )
     lines = [line for progress in heard for line in progress.notes]
-    assert lines[0] == f"Random policy | Mean Reward: {result.random_reward:.4f}"
+    assert lines[0] == f"Random policy | Mean Reward: {result.control.random_reward:.4f}"
     epochs = [line for line in lines if line.startswith("Epoch")]
     assert [line.split(" | ")[0] for line in epochs] == [
         f"Epoch {number:03d}" for number in range(1, 11)

@@ -9,6 +9,7 @@ Shapes: B sequences of T characters.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -22,11 +23,12 @@ from torch.nn.functional import cross_entropy
 
 import gradiometer as gm
 from gradiometer_labs import faults
+from gradiometer_labs.control import Control
 from gradiometer_labs.prismatic import experts
 from gradiometer_labs.prismatic.config import Config, TrainingProgress
 from gradiometer_labs.prismatic.experts import RoutingPieces
 from gradiometer_labs.prismatic.model import LanguageModel, make_model
-from gradiometer_labs.prismatic.text import made_up
+from gradiometer_labs.prismatic.text import ALPHABET, made_up
 from gradiometer_labs.transformer import FeedForward, balance_loss_of
 from gradiometer_labs.watching import watched
 from gradiometer_labs.weights import load_weights
@@ -194,7 +196,16 @@ def train(config: Config, progress: Callable[[TrainingProgress], None] | None = 
     optimizer = pieces.optimizer_of(model.named_parameters(), config)
     recent: deque[float] = deque(maxlen=RECENT)
     validation: Validation | None = None
-    with watched(model, optimizer, config, blocks=BLOCKS, experts_every=config.every) as meter:
+    control = Control(random_reward=-math.log(len(ALPHABET)))  # every character as likely
+    progress = control.announced(progress)
+    with watched(
+        model,
+        optimizer,
+        config,
+        facts=control.facts,
+        blocks=BLOCKS,
+        experts_every=config.every,
+    ) as meter:
         for step in range(config.steps):
             learning_rate = pieces.learning_rate_at(config, step / config.steps)
             optimizer.param_groups[0]["lr"] = learning_rate

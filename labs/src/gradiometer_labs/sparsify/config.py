@@ -11,8 +11,8 @@ __all__ = [
     "ALGORITHMS",
     "BACKBONES",
     "BASELINES",
-    "BaselineConfig",
     "CREDITS",
+    "BaselineConfig",
     "Config",
     "CreditConfig",
     "CurriculumConfig",
@@ -166,7 +166,9 @@ class CreditConfig:
         check.at_least(1, "window", "cycles", "vectors")
         check.at_least(0, "smoothing", "reward_weight")
         if self.window % 2 == 0:
-            raise UsageError(f"credit.window={self.window}: use an odd number, the row in its middle")
+            raise UsageError(
+                f"credit.window={self.window}: use an odd number, the row in its middle"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

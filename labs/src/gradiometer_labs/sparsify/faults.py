@@ -306,9 +306,7 @@ def reward_x100(targets_of: Line) -> Line:
     catalogue="F3",
     doses=(0.2, 0.5, 0.9),
 )
-def noisy_verifier(
-    rewards_of: Callable[..., Earned], *, dose: float
-) -> Callable[..., Earned]:
+def noisy_verifier(rewards_of: Callable[..., Earned], *, dose: float) -> Callable[..., Earned]:
     """As from a solver that now and then is stopped before it has converged."""
     import torch
 

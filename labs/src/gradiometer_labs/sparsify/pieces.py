@@ -68,8 +68,8 @@ def expected_of(baseline: Baseline, targets: Tensor, values: Tensor | None) -> T
 def policy_loss_of(
     log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, config: Config
 ) -> Tensor:
-    """−E[Â log π], or PPO's clipped surrogate, over all rows: log-probs [B, R, N], advantages [B, R]
-    or, of each row, [B, R, N].
+    """−E[Â log π], or PPO's clipped surrogate, over all rows: log-probs [B, R, N], advantages
+    [B, R] or, of each row, [B, R, N].
 
     A rollout's log π is the sum over its rows; their mean has the same direction, and the same size
     on any grid.

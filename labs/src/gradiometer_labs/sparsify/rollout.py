@@ -203,7 +203,7 @@ def rule_reward(config: Config, solvers: list[Solver]) -> float:
     graph = solvers[0].problem.graph()
     sizes = torch.stack([solver.problem.edges[:, 0].abs() for solver in solvers])
     scores = sizes.new_full((len(solvers), graph.mask.numel()), sampling.NEVER)
-    scores = scores.index_copy(1, graph.slot, sizes).unflatten(1, tuple(graph.mask.shape))
+    scores = scores.index_copy(1, graph.slot, sizes).view(-1, *graph.mask.shape)
     return _mean_reward(solvers, scores.topk(config.k, dim=-1).indices.unsqueeze(1), graph)
 
 

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 import gradiometer as gm
 from gradiometer_labs import faults
 from gradiometer_labs.config import torch_device
+from gradiometer_labs.control import Control
 from gradiometer_labs.sparsify.baseline import Baseline, RunningScale
 from gradiometer_labs.sparsify.config import Config, CurriculumConfig, TrainingProgress
 from gradiometer_labs.sparsify.model import SparsifyNet
@@ -73,10 +74,9 @@ class Result:
     """Of the baseline over the last rewards; NaN where that is not defined."""
     epoch_rewards: list[float]
     """The mean reward of each whole epoch."""
-    random_reward: float
-    """What a policy of even odds earns on the same problems: the control."""
-    baseline_reward: float
-    """What the rule of two lines earns on them: each row keeps its largest entries."""
+    control: Control
+    """What a policy of even odds earns on the same problems, and what the rule of two lines does:
+    each row keeps its largest entries."""
     validation: float
     """On problems nobody trained on; NaN without them."""
     run: Path | None
@@ -124,19 +124,20 @@ def step_on(
         with meter.terms(**terms) as loss:  # their sum
             loss.backward()  # type: ignore[no-untyped-call]
         found.append({name: loss.detach() for name, loss in losses.items()})
-    norms = {
-        "policy_grad_norm": float(nn.utils.get_total_norm(gradients(model.policy_head))),
-        "gnn_grad_norm": float(nn.utils.get_total_norm(gradients(model.gnn))),
-        "total_grad_norm": float(nn.utils.get_total_norm(gradients(model))),
-    }
+    total = float(nn.utils.get_total_norm(gradients(model)))
     if config.grad_clip:
         nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip)
     optimizer.step()
-    clipped = min(norms["total_grad_norm"], config.grad_clip or np.inf)
+    norms = {
+        "total_grad_norm": total,
+        "clipped_grad_norm": float(nn.utils.get_total_norm(gradients(model))),
+        "policy_grad_norm": float(nn.utils.get_total_norm(gradients(model.policy_head))),
+        "gnn_grad_norm": float(nn.utils.get_total_norm(gradients(model.gnn))),
+    }
     means = {
         LOGGED[name]: float(torch.stack([each[name] for each in found]).mean()) for name in found[0]
     }
-    return means | norms | {"clipped_grad_norm": clipped}
+    return means | norms
 
 
 def gradients(module: nn.Module) -> list[Tensor]:
@@ -179,9 +180,7 @@ class SparsifyTraining:
         """The problems of that size that are trained on; angles and ε are the same on every
         grid."""
         problem = dataclasses.replace(self.config.problem, grid_size=grid_size)
-        config = dataclasses.replace(
-            self.config, problem=problem, curriculum=CurriculumConfig()
-        )
+        config = dataclasses.replace(self.config, problem=problem, curriculum=CurriculumConfig())
         return make_solvers(config, SparsifyPurpose.PROBLEMS, problem.num_samples)
 
     def _solvers_at(self, number: int) -> list[Solver]:
@@ -225,19 +224,19 @@ def train(config: Config, progress: Callable[[TrainingProgress], None] | None = 
     """Train from scratch or from `start`; all that is random comes from `config.seed`."""
     pieces = faults.apply(config.fault, "sparsify", Pieces(config=config))
     training, config = SparsifyTraining(pieces), pieces.config
-    control = random_reward(config, training.solvers[:CONTROL])
-    rule = rule_reward(config, training.solvers[:CONTROL])
+    control = Control(
+        random_reward=random_reward(config, training.solvers[:CONTROL]),
+        baseline_reward=rule_reward(config, training.solvers[:CONTROL]),
+        rule="Largest entries",
+    )
+    progress = control.announced(progress)
     even = largest_entropy(graph_of(config.problem.grid_size, config.problem.degree).mask, config.k)
     report, recent = EpochReport(largest_entropy=even), deque[float](maxlen=RECENT)
-    notes: tuple[str, ...] = (
-        f"Random policy | Mean Reward: {control:.4f}",
-        f"Largest entries | Mean Reward: {rule:.4f}",
-    )
+    notes: tuple[str, ...] = ()
     children = training.model.named_children()
     blocks = {name: f"^{name}" for name, module in children if module is not None}
-    facts = {"random_reward": control, "baseline_reward": rule}
     with watched(
-        training.model, training.optimizer, config, facts=facts, blocks=blocks
+        training.model, training.optimizer, config, facts=control.facts, blocks=blocks
     ) as meter:
         for number in range(config.updates):
             meter.at(rollout=number, epoch=number // config.updates_per_epoch)
@@ -265,8 +264,7 @@ def train(config: Config, progress: Callable[[TrainingProgress], None] | None = 
         largest_entropy=even,
         explained_variance=logged.get("explained_variance", np.nan),
         epoch_rewards=report.rewards,
-        random_reward=control,
-        baseline_reward=rule,
+        control=control,
         validation=training.validate(number),
         run=meter.run,
         model=training.model,
