@@ -71,6 +71,7 @@ learn: $(VENV)/.bench
 	$(BIN)/python -m benchmarks.sokoban_learns
 	$(BIN)/python -m benchmarks.tsp_learns
 	$(BIN)/python -m benchmarks.prismatic_learns
+	$(BIN)/python -m benchmarks.sparsify_learns
 
 # What is in runs/clinic already is not trained again; remove it to begin anew.
 clinic: $(STAMP)

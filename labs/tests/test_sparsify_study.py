@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from forkserver import Done, python
 
 from gradiometer.errors import UnknownName, UsageError
-from gradiometer_labs import find
+from gradiometer_labs import faults, find
 from gradiometer_labs.config import configure
 from gradiometer_labs.sparsify.config import Config
 from gradiometer_labs.study import overrides_from
@@ -50,6 +51,10 @@ def studied(variation: str, *overrides: str) -> Config:
         ("learning_rate=nan", "learning_rate=nan: use a number above 0"),
         ("grad_clip=inf", "grad_clip=inf: use a number from 0 up"),
         ("ppo.clip=0", "ppo.clip=0.0: use a number above 0"),
+        ("credit.type=edge", "unknown credit.type 'edge'.*There is: rollout, row"),
+        ("credit.window=4", "credit.window=4: use an odd number"),
+        ("gae.lam=1.5", "gae.lam=1.5: use 0 to 1"),
+        ("curriculum.start_size=64", "curriculum.start_size=64 is above problem.grid_size=32"),
     ],
 )
 def test_a_setting_that_cannot_be_is_refused_in_words(override: str, says: str) -> None:
@@ -62,6 +67,10 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
         UsageError, match=r"baseline\.type=rollout_mean with rollouts=1: use 2 rollouts or more"
     ):
         configure(Config, ["baseline.type=rollout_mean", "rollouts=1"])
+    with pytest.raises(UsageError, match=r"credit\.type=row with rollouts=1: a row is compared"):
+        configure(Config, ["credit.type=row", "rollouts=1"])
+    with pytest.raises(UsageError, match=r"gae\.lam=0\.9 with baseline\.type=none: use"):
+        configure(Config, ["gae.lam=0.9", "baseline.type=none"])
     with pytest.raises(UsageError, match="k=3: a corner of the grid has 2 connections"):
         configure(Config, ["k=3", "problem.degree=4"])
 
@@ -105,6 +114,22 @@ def test_the_study_has_the_hyperparameters_of_the_source() -> None:
         32,
     ]
     assert {studied(name).problem.num_samples for name in ("A", "B")} == {150}
+
+
+def test_the_reported_training_is_the_study_with_its_bugs_and_the_remedies_keep_its_entropy() -> (
+    None
+):
+    reported, bare = studied("reported"), studied("B")
+    assert dataclasses.replace(reported, fault="none", epochs=bare.epochs) == bare
+    assert {fault.name for fault, _ in faults.chosen(reported.fault, "sparsify")} == {
+        "entropy_no_grad",
+        "entropy_wrong_axis",
+        "baseline_leak",
+        "sampler_ignores_logits",
+    }
+    for name in ("A_fixed", "B_fixed"):
+        assert studied(name).entropy_coef == bare.entropy_coef
+        assert studied(name).solver == bare.solver  # the reward is the study's own
 
 
 def test_overrides_come_on_top_of_a_variation_and_a_variation_on_top_of_the_settings() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from gradiometer.errors import UsageError
 from gradiometer_labs.config import LabConfig, SettingsCheck, TrainingProgress
@@ -16,6 +17,7 @@ __all__ = [
     "Config",
     "CreditConfig",
     "CurriculumConfig",
+    "GaeConfig",
     "GraphModelConfig",
     "PPOConfig",
     "ProblemConfig",
@@ -172,6 +174,22 @@ class CreditConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GaeConfig:
+    """`gae.*`: advantages of single choices; a rollout is an episode of k steps."""
+
+    lam: float | None = None
+    """λ of GAE; null gives all choices of a rollout the same advantage."""
+    gamma: float = 1.0
+    """Discount from one choice to the next."""
+
+    def __post_init__(self) -> None:
+        check = SettingsCheck(self, "gae.")
+        check.between(0, 1, "gamma")
+        if self.lam is not None:
+            check.between(0, 1, "lam")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CurriculumConfig:
     """`curriculum.*`: small grids first; the network is the same on every grid."""
 
@@ -261,6 +279,7 @@ class Config(LabConfig):
     model: GraphModelConfig = field(default_factory=GraphModelConfig)
     baseline: BaselineConfig = field(default_factory=BaselineConfig)
     credit: CreditConfig = field(default_factory=CreditConfig)
+    gae: GaeConfig = field(default_factory=GaeConfig)
     curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
     temperature: TemperatureConfig = field(default_factory=TemperatureConfig)
     ppo: PPOConfig = field(default_factory=PPOConfig)
@@ -289,6 +308,8 @@ class Config(LabConfig):
                 f"credit.type=row with rollouts={self.rollouts}: a row is compared with itself in"
                 " other rollouts, use 2 or more"
             )
+        if self.gae.lam is not None:
+            self._check_gae()
         start = self.curriculum.start_size
         if start is not None and start > self.problem.grid_size:
             raise UsageError(
@@ -304,6 +325,20 @@ class Config(LabConfig):
                 f"{wanted} of an update are more than"
                 f" problem.num_samples={self.problem.num_samples}"
             )
+
+    def _check_gae(self) -> None:
+        """GAE needs a value head that sees choices, and advantages of whole rollouts."""
+        for key, wanted in (
+            ("baseline.type", "learned"),
+            ("credit.type", "rollout"),
+            ("model.separate_value", True),
+        ):
+            found = attrgetter(key)(self)
+            if found != wanted:
+                raise UsageError(
+                    f"gae.lam={self.gae.lam} with {key}={str(found).lower()}: use"
+                    f" {key}={str(wanted).lower()}"
+                )
 
     @property
     def problems_per_update(self) -> int:

@@ -16,6 +16,12 @@ from gradiometer.maths import scores
 from gradiometer_labs.sparsify import sampling
 from gradiometer_labs.sparsify.baseline import Baseline, RunningScale
 from gradiometer_labs.sparsify.config import Config
+from gradiometer_labs.sparsify.gae import (
+    ChoiceSteps,
+    log_probs_by_step,
+    steps_of,
+    values_by_step,
+)
 from gradiometer_labs.sparsify.model import SparsifyNet
 from gradiometer_labs.sparsify.pieces import Pieces
 from gradiometer_labs.sparsify.problem import Graph, batch_of, make_problems
@@ -27,6 +33,7 @@ __all__ = [
     "SparsifyPurpose",
     "collect",
     "generator_for",
+    "greedy_reward",
     "make_solvers",
     "random_reward",
     "rule_reward",
@@ -70,9 +77,11 @@ class Rollouts:
     expected_before: Tensor
     """The baseline as it was before it saw these rewards, [B, R]."""
     advantages: Tensor
-    """[B, R], or [B, R, N] where rows have credit of their own."""
+    """[B, R], [B, R, N] where rows have credit of their own, [B, R, k] where choices have."""
     values: Tensor | None
     """[B]"""
+    steps: ChoiceSteps | None
+    """Where single choices have advantages of their own."""
     score_z: float | None
     """Whether ∇log π, as the loss has it, has mean zero over these choices; see maths/scores.py.
     None without a gradient."""
@@ -128,6 +137,16 @@ def collect(
     if earned.credits is not None:
         credits = earned.credits.to(graph.mask.device)
         advantages = pieces.row_advantages_of(credits, advantages, config)
+    steps = None
+    if config.gae.lam is not None:
+        steps = steps_of(
+            targets,
+            values_by_step(model, edges, choices, graph),
+            log_probs_by_step(pieces.log_prob_of, scored.logits, choices, temperature),
+            config.gae,
+            baseline.normalised,
+        )
+        advantages = steps.advantages
     return Rollouts(
         graph=graph,
         nodes=nodes,
@@ -141,6 +160,7 @@ def collect(
         expected_before=before,
         advantages=advantages,
         values=scored.values,
+        steps=steps,
         score_z=score_z_of(scored.logits, scored.hidden, choices, temperature, pieces),
     )
 
@@ -175,13 +195,24 @@ def sampled_reward(
     without problems."""
     if not solvers:
         return float("nan")
+    # the same luck each time: what changes is the policy
+    generator = generator_for(config, SparsifyPurpose.VALIDATION)
+    choices, _ = sampling.draw(_logits(model, solvers), config.k, temperature, 1, generator)
+    return _mean_reward(solvers, choices, _graph(model, solvers))
+
+
+@torch.no_grad()
+def greedy_reward(model: SparsifyNet, solvers: list[Solver], config: Config) -> float:
+    """The same of the likeliest choices."""
+    choices = _logits(model, solvers).topk(config.k, dim=-1).indices.unsqueeze(1)
+    return _mean_reward(solvers, choices, _graph(model, solvers))
+
+
+def _logits(model: SparsifyNet, solvers: list[Solver]) -> Tensor:
+    """Of one problem after the other: large grids need much memory. [B, N, D]"""
     graph = _graph(model, solvers)
-    scored = model(*batch_of([solver.problem for solver in solvers], graph.mask.device), graph)
-    generator = generator_for(
-        config, SparsifyPurpose.VALIDATION
-    )  # the same luck each time: what changes is the policy
-    choices, _ = sampling.draw(scored.logits, config.k, temperature, 1, generator)
-    return _mean_reward(solvers, choices, graph)
+    inputs = [batch_of([solver.problem], graph.mask.device) for solver in solvers]
+    return torch.cat([model(nodes, edges, graph).logits for nodes, edges in inputs])
 
 
 def random_reward(config: Config, solvers: list[Solver]) -> float:

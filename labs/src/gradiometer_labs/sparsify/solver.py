@@ -51,6 +51,8 @@ class Hierarchy:
     """One fewer: from each coarse grid to the one above it."""
     solve: Any
     """On the coarsest grid, directly."""
+    coarse_points: Array
+    """Which rows of the given matrix are points of the first coarse grid too, bool [N]."""
 
     @property
     def complexity(self) -> float:
@@ -98,7 +100,8 @@ def strength_of(columns: Array) -> csr_array:
 
 def hierarchy_of(matrix: csr_array, strength: csr_array, levels: int = 2) -> Hierarchy:
     """The first coarse grid from the given strength, further ones as PyAMG makes them."""
-    prolongation = csr_array(direct_interpolation(matrix, strength, split.RS(strength)))
+    splitting = split.RS(strength)
+    prolongation = csr_array(direct_interpolation(matrix, strength, splitting))
     matrices, prolongations = (
         [matrix, csr_array(prolongation.T @ matrix @ prolongation)],
         [prolongation],
@@ -108,7 +111,10 @@ def hierarchy_of(matrix: csr_array, strength: csr_array, levels: int = 2) -> Hie
         matrices += [csr_array(level.A) for level in below[1:]]
         prolongations += [csr_array(level.P) for level in below[:-1]]
     return Hierarchy(
-        matrices=matrices, prolongations=prolongations, solve=splu(matrices[-1].tocsc()).solve
+        matrices=matrices,
+        prolongations=prolongations,
+        solve=splu(matrices[-1].tocsc()).solve,
+        coarse_points=splitting == 1,
     )
 
 
@@ -149,18 +155,33 @@ class Solver:
         return hierarchy_of(self._matrix, strength_of(columns), self._config.levels)
 
     def _credited(self, hierarchy: Hierarchy) -> Array:
-        """The decimal digits that the error around each row is below that of the whole, [N]."""
-        # credit_i = -½ log10(Σ_{j in the window of i} e_j (A e)_j); the sum over all is ‖e‖_A²
+        """The reward's own formula with the error and the entries around each row, [N]."""
         errors = self._credit_errors
         for _ in range(self._credit.cycles):
             errors = hierarchy.cycle(errors)
+        digits = (
+            np.log10(self._energy_around(self._credit_errors) / self._energy_around(errors)) / 2
+        )
+        entries = np.zeros(len(errors))
+        entries[hierarchy.coarse_points] = np.diff(hierarchy.matrices[1].indptr)
+        complexity = 1 + self._around(entries) / self._around(np.diff(self._matrix.indptr))
+        credit: Array = WORK * digits / (self._credit.cycles * complexity)
+        return credit
+
+    def _energy_around(self, errors: Array) -> Array:
+        """Of the mean error, [N, V] -> [N]: the sum of e_j (A e)_j over all rows is ‖e‖_A²."""
         density = (errors * (self._matrix @ errors)).mean(1)
+        # it may be below zero at single points
+        least = LEAST_ENERGY * float(np.abs(density).mean())
+        energies: Array = np.maximum(self._around(density), least)
+        return energies
+
+    def _around(self, numbers: Array) -> Array:
+        """The mean over the square around each row, [N]."""
         side = self.problem.grid_size
-        around = uniform_filter(density.reshape(side, side), self._credit.window, mode="nearest")
-        # a density of energy may be below zero at single points
-        floor = LEAST_ENERGY * np.abs(density).mean()
-        digits: Array = -0.5 * np.log10(np.maximum(around, floor)).reshape(-1)
-        return digits
+        square = numbers.reshape(side, side).astype(float)
+        means: Array = uniform_filter(square, self._credit.window, mode="nearest").reshape(-1)
+        return means
 
     def _reward(self, hierarchy: Hierarchy) -> float:
         errors = self._errors

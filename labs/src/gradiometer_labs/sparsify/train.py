@@ -26,7 +26,8 @@ from gradiometer_labs.config import torch_device
 from gradiometer_labs.control import Control
 from gradiometer_labs.sparsify.baseline import Baseline, RunningScale
 from gradiometer_labs.sparsify.config import Config, CurriculumConfig, TrainingProgress
-from gradiometer_labs.sparsify.model import SparsifyNet
+from gradiometer_labs.sparsify.gae import ChoiceSteps, log_probs_by_step, values_by_step
+from gradiometer_labs.sparsify.model import Scores, SparsifyNet
 from gradiometer_labs.sparsify.observer import Observer
 from gradiometer_labs.sparsify.pieces import Pieces
 from gradiometer_labs.sparsify.problem import graph_of
@@ -90,16 +91,35 @@ def losses_of(
     where it is learned."""
     config = pieces.config
     scored = model(rollouts.nodes, rollouts.edges, rollouts.graph)
+    entropy = pieces.entropy_of(scored.logits, config.k, temperature).mean()
+    if rollouts.steps is not None:
+        policy, value = losses_by_step(model, rollouts, rollouts.steps, scored, temperature, pieces)
+        return {"policy": policy, "entropy": entropy, "value": value}
     log_probs = pieces.log_prob_of(scored.logits, rollouts.choices, temperature)
-    losses = {
-        "policy": pieces.policy_loss_of(
-            log_probs, rollouts.sampled_log_probs, rollouts.advantages, config
-        ),
-        "entropy": pieces.entropy_of(scored.logits, config.k, temperature).mean(),
-    }
+    policy = pieces.policy_loss_of(
+        log_probs, rollouts.sampled_log_probs, rollouts.advantages, config
+    )
+    losses = {"policy": policy, "entropy": entropy}
     if scored.values is not None:
         losses["value"] = pieces.value_loss_of(scored.values, rollouts.targets)
     return losses
+
+
+def losses_by_step(
+    model: SparsifyNet,
+    rollouts: Rollouts,
+    steps: ChoiceSteps,
+    scored: Scores,
+    temperature: float,
+    pieces: Pieces,
+) -> tuple[Tensor, Tensor]:
+    """Policy and value loss where each choice has an advantage of its own."""
+    log_probs = log_probs_by_step(pieces.log_prob_of, scored.logits, rollouts.choices, temperature)
+    each = zip(log_probs, steps.log_probs, steps.advantages.unbind(-1), strict=True)
+    policy = [pieces.policy_loss_of(new, old, adv, pieces.config) for new, old, adv in each]
+    values = values_by_step(model, rollouts.edges, rollouts.choices, rollouts.graph)
+    value = pieces.value_loss_of(values.flatten(), steps.targets.flatten().unsqueeze(1))
+    return torch.stack(policy).sum(), value
 
 
 def step_on(
@@ -161,7 +181,11 @@ class SparsifyTraining:
         config = self.config = pieces.config
         self._pieces = pieces
         torch.manual_seed(config.seed)
-        self.model = SparsifyNet(config.model, value_head=config.baseline.type == "learned")
+        self.model = SparsifyNet(
+            config.model,
+            value_head=config.baseline.type == "learned",
+            sees_choices=config.gae.lam is not None,
+        )
         self.model.to(torch_device(config.device))
         load_weights(self.model, config.start)
         self.optimizer = torch.optim.Adam(
