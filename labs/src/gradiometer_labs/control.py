@@ -13,8 +13,11 @@ from dataclasses import dataclass
 
 from gradiometer_labs.config import TrainingProgress
 
-__all__ = ["MEASURED", "Control"]
+__all__ = ["CONTROL_SEED", "MEASURED", "Control"]
 
+CONTROL_SEED = 0
+"""A random policy earns the same in every repetition of a training, whatever the training's seed:
+two runs that differ in that alone have the same config."""
 MEASURED = ("random_reward", "baseline_reward")
 """Keys of a run's config that were measured and not set."""
 

@@ -52,7 +52,7 @@ def return_of(
     make: Callable[[], gymnasium.Env[Any, Any]],
     *,
     seed: int,
-    episodes: int = 16,
+    episodes: int = 64,
 ) -> float:
     """The mean return of a policy that does not learn, in an environment of its own."""
     rng, total = np.random.default_rng(seed), 0.0

@@ -26,7 +26,7 @@ from gradiometer_labs import faults
 from gradiometer_labs.cartpole import dqn, ppo, reinforce, setup
 from gradiometer_labs.cartpole.config import Config, TrainingProgress
 from gradiometer_labs.config import torch_device
-from gradiometer_labs.control import Control
+from gradiometer_labs.control import CONTROL_SEED, Control
 from gradiometer_labs.episodes import Episodes, return_of
 from gradiometer_labs.watching import watched
 from gradiometer_labs.weights import load_weights
@@ -104,7 +104,7 @@ def maker(config: Config) -> Callable[[], gymnasium.Env[Any, Any]]:
 
 def control_of(config: Config) -> Control:
     """Pushes at random, and pushes to where the pole leans and falls."""
-    make, seed = maker(config), config.seed
+    make, seed = maker(config), CONTROL_SEED
     return Control(
         random_reward=return_of(lambda _, rng: rng.integers(2), make, seed=seed),
         baseline_reward=return_of(

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 import gradiometer as gm
 from gradiometer_labs import faults
 from gradiometer_labs.config import torch_device
-from gradiometer_labs.control import Control
+from gradiometer_labs.control import CONTROL_SEED, Control
 from gradiometer_labs.episodes import Episodes, return_of
 from gradiometer_labs.pendulum import measure
 from gradiometer_labs.pendulum.config import EPISODE, Config, TrainingProgress
@@ -289,7 +289,10 @@ def train(config: Config, progress: Callable[[TrainingProgress], None] | None = 
     blocks = {"actor": "^actor", "critic": "^critic"}
     control = Control(
         random_reward=return_of(
-            lambda _, rng: rng.uniform(-MAX_TORQUE, MAX_TORQUE, 1), make_env, seed=config.seed
+            lambda _, rng: rng.uniform(-MAX_TORQUE, MAX_TORQUE, 1),
+            make_env,
+            seed=CONTROL_SEED,
+            episodes=16,
         )
     )
     progress, facts = control.announced(progress), control.facts

@@ -23,7 +23,7 @@ import gradiometer as gm
 from gradiometer.errors import UsageError
 from gradiometer_labs import faults
 from gradiometer_labs.config import torch_device
-from gradiometer_labs.control import Control
+from gradiometer_labs.control import CONTROL_SEED, Control
 from gradiometer_labs.sokoban import checkpoint
 from gradiometer_labs.sokoban.batches import Batch, batch_of, rollouts
 from gradiometer_labs.sokoban.config import Config, TrainingProgress
@@ -104,12 +104,11 @@ def train(config: Config, progress: Callable[[TrainingProgress], None] | None = 
 
 
 def control_of(config: Config) -> Control:
-    """Games of random moves, on the levels of the validation: it says what it does and is always
-    understood."""
+    """Games of random moves, as of a player who is always understood."""
     env, settings = config.env, config.reward
-    rng = np.random.default_rng(config.seed)
+    rng = np.random.default_rng(CONTROL_SEED)
     earned = []
-    for level_seed in level_seeds(config.seed, SokobanPurpose.VALIDATION, 0, count=CONTROL):
+    for level_seed in level_seeds(CONTROL_SEED, SokobanPurpose.VALIDATION, 0, count=CONTROL):
         level, total = env.level(level_seed), 0.0
         for action in rng.integers(len(ACTIONS), size=env.max_turns * env.max_actions_per_turn):
             if level.solved:

@@ -38,7 +38,6 @@ class Observer:
     def __init__(self) -> None:
         self._used, self._before = Explained(), Explained()
         self._gains: deque[tuple[float, float]] = deque(maxlen=WINDOW)
-        self._latest: deque[float] = deque(maxlen=WINDOW)
 
     def see(self, batches: list[Rollouts], ratios: list[Tensor], config: Config) -> dict[str, Any]:
         """Of the rollouts of one update and of their log-ratios after it."""
@@ -51,7 +50,7 @@ class Observer:
         seen: dict[str, Any] = {
             "reward": float(rewards.mean()),
             "returns": joined["targets"],
-            "advantages": self._advantages(joined["advantages"]),
+            "advantages": joined["advantages"],
             "observation": torch.cat([each.edges for each in batches]),
             "approx_kl": float((log_ratio.expm1() - log_ratio).mean()),
             "sampler_kl": float(
@@ -74,13 +73,6 @@ class Observer:
         seen["reward_gain"] = self._gain(rewards, log_ratio)
         seen |= self._explained(batches)
         return {name: value for name, value in seen.items() if value is not None}
-
-    def _advantages(self, advantages: Tensor) -> Tensor:
-        """Those of the update, or of the last rollouts where it has too few for a spread."""
-        if advantages.numel() >= FEWEST:
-            return advantages
-        self._latest.extend(advantages.flatten().tolist())
-        return torch.tensor(list(self._latest))
 
     def _explained(self, batches: list[Rollouts]) -> dict[str, float | None]:
         """Of the value head alone where there is one, else of the baseline, as it was used and as

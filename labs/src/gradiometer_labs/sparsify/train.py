@@ -13,6 +13,7 @@ import dataclasses
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,15 @@ from torch import Tensor, nn
 import gradiometer as gm
 from gradiometer_labs import faults
 from gradiometer_labs.config import torch_device
-from gradiometer_labs.control import Control
+from gradiometer_labs.control import CONTROL_SEED, Control
 from gradiometer_labs.sparsify.baseline import Baseline, RunningScale
-from gradiometer_labs.sparsify.config import Config, CurriculumConfig, TrainingProgress
+from gradiometer_labs.sparsify.config import (
+    Config,
+    CurriculumConfig,
+    ProblemConfig,
+    SolverConfig,
+    TrainingProgress,
+)
 from gradiometer_labs.sparsify.gae import ChoiceSteps, log_probs_by_step, values_by_step
 from gradiometer_labs.sparsify.model import Scores, SparsifyNet
 from gradiometer_labs.sparsify.observer import Observer
@@ -52,8 +59,10 @@ __all__ = ["Config", "Pieces", "Result", "TrainingProgress", "train"]
 
 RECENT = 10
 """Updates whose mean reward is reported."""
-CONTROL = 32
-"""Problems that the random policy is measured on, at most."""
+CONTROL = (16, 64)
+"""Problems that the random policy and the rule are measured on: at least, at most."""
+CONTROL_ROWS = 65_536
+"""Rows that these have together, in between."""
 LOGGED = {"policy": "policy_loss", "entropy": "entropy", "value": "value_loss"}
 """From a term of the loss to its name in the catalogue."""
 
@@ -76,8 +85,8 @@ class Result:
     epoch_rewards: list[float]
     """The mean reward of each whole epoch."""
     control: Control
-    """What a policy of even odds earns on the same problems, and what the rule of two lines does:
-    each row keeps its largest entries."""
+    """What a policy of even odds earns, and what the rule of two lines does: each row keeps its
+    largest entries."""
     validation: float
     """On problems nobody trained on; NaN without them."""
     run: Path | None
@@ -244,15 +253,24 @@ class SparsifyTraining:
         return sampled_reward(self.model, self._unseen, temperature, self.config)
 
 
+@cache
+def control_of(problem: ProblemConfig, solver: SolverConfig, k: int) -> Control:
+    """On problems of the same kind as those that are trained on."""
+    config = Config(seed=CONTROL_SEED, problem=problem, solver=solver, k=k, batch_size=1)
+    number = np.clip(CONTROL_ROWS // config.problem.grid_size**2, *CONTROL)
+    solvers = make_solvers(config, SparsifyPurpose.CONTROL, int(number))
+    return Control(
+        random_reward=random_reward(config, solvers),
+        baseline_reward=rule_reward(config, solvers),
+        rule="Largest entries",
+    )
+
+
 def train(config: Config, progress: Callable[[TrainingProgress], None] | None = None) -> Result:
     """Train from scratch or from `start`; all that is random comes from `config.seed`."""
     pieces = faults.apply(config.fault, "sparsify", Pieces(config=config))
     training, config = SparsifyTraining(pieces), pieces.config
-    control = Control(
-        random_reward=random_reward(config, training.solvers[:CONTROL]),
-        baseline_reward=rule_reward(config, training.solvers[:CONTROL]),
-        rule="Largest entries",
-    )
+    control = control_of(config.problem, config.solver, config.k)
     progress = control.announced(progress)
     even = largest_entropy(graph_of(config.problem.grid_size, config.problem.degree).mask, config.k)
     report, recent = EpochReport(largest_entropy=even), deque[float](maxlen=RECENT)

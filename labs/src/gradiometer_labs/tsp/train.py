@@ -24,7 +24,7 @@ from torch import Generator, Tensor, nn
 import gradiometer as gm
 from gradiometer.maths import estimators, scores
 from gradiometer_labs import faults
-from gradiometer_labs.control import Control
+from gradiometer_labs.control import CONTROL_SEED, Control
 from gradiometer_labs.streams import generator_of
 from gradiometer_labs.tsp import checkpoint
 from gradiometer_labs.tsp.config import Config, TrainingProgress
@@ -77,7 +77,7 @@ class TspPurpose(IntEnum):
 
 def control_of(problem: TourProblem, config: Config) -> Control:
     """Cities in any order, and always on to the nearest that is left."""
-    generator = generator_for(config, TspPurpose.CONTROL, 0)
+    generator = generator_of(CONTROL_SEED, TspPurpose.CONTROL, 0)
     instances = problem.generate(CONTROL, config.num_loc, generator)
     starts = problem.starts(instances, 1)
     distances = torch.cdist(instances, instances)
