@@ -6,13 +6,17 @@ import dataclasses
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 from forkserver import Done, python
 
+import gradiometer as gm
 from gradiometer.errors import UnknownName, UsageError
 from gradiometer_labs import faults, find
 from gradiometer_labs.config import configure
 from gradiometer_labs.sparsify.config import Config
+from gradiometer_labs.sparsify.problem import graph_of
+from gradiometer_labs.sparsify.train import train
 from gradiometer_labs.study import overrides_from
 
 pytestmark = pytest.mark.slow
@@ -130,6 +134,35 @@ def test_the_reported_training_is_the_study_with_its_bugs_and_the_remedies_keep_
     for name in ("A_fixed", "B_fixed"):
         assert studied(name).entropy_coef == bare.entropy_coef
         assert studied(name).solver == bare.solver  # the reward is the study's own
+
+
+def test_the_reported_training_shows_the_symptoms_of_the_report_on_a_small_grid(
+    tmp_path: Path,
+) -> None:
+    """600 updates on 6 × 6 points: no progress, an entropy over all connections that collapses, a
+    norm at the clip, a baseline that explains the 7 % it leaks."""
+    small = ["problem.grid_size=6", "problem.num_samples=20", "solver.cycles=3", "val_size=0"]
+    brief = ["learning_rate=0.01", "every=20", "tier=light", f"run={tmp_path / 'run'}"]
+    train(studied("reported", *small, *brief))
+    with gm.load(tmp_path / "run") as run:
+        known = {
+            name: run.series(name)[1]
+            for name in (
+                "reward",
+                "entropy",
+                "explained_variance",
+                "grad/all/norm/raw",
+                "grad/all/norm/clipped",
+            )
+        }
+    connections = len(graph_of(6, 8).row)
+    assert known["entropy"][0] == pytest.approx(np.log(connections), rel=1e-3)
+    assert np.median(known["entropy"][-200:]) < 0.75 * np.log(connections)
+    assert 0.03 < np.median(known["explained_variance"][100:]) < 0.1
+    assert known["grad/all/norm/raw"].max() > 10
+    assert known["grad/all/norm/clipped"].max() == pytest.approx(1.0, rel=1e-3)
+    first, last = known["reward"][:100].mean(), known["reward"][-100:].mean()
+    assert last == pytest.approx(first, rel=0.1)
 
 
 def test_overrides_come_on_top_of_a_variation_and_a_variation_on_top_of_the_settings() -> None:
