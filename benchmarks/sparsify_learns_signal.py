@@ -85,7 +85,7 @@ def ratio(advantages: Tensor, scores: Tensor) -> float:
 
 def signal_of(size: int) -> SignalOfSize:
     """On grids of that many points a side, with the study's reward."""
-    studied = overrides_from("study_1_anisotropic.yaml", "B_fixed", find("sparsify"))
+    studied = overrides_from("study_1_anisotropic.yaml", "A_fixed", find("sparsify"))
     config = configure(Config, [*studied, f"problem.grid_size={size}"])
     solvers = make_solvers(config, SparsifyPurpose.VALIDATION, PROBLEMS)
     found: list[tuple[float, float, float, float]] = []
