@@ -16,7 +16,7 @@ help:
 	@echo "make proofs  the long forms of some tests"
 	@echo "make check   ruff, ruff format, mypy --strict, fast tests"
 	@echo "make bench   measure speed side by side with the alternatives, write docs/benchmarks.md; twenty minutes"
-	@echo "make learn   the whole trainings of the labs, with verdicts; half an hour"
+	@echo "make learn   the whole trainings of the labs, with verdicts; three quarters of an hour"
 	@echo "make clinic  break real trainings and score the doctor; hours on two cores"
 	@echo "make soak    train for half an hour with doctor, pages and sinks; kill it twenty times; nothing may be lost"
 	@echo "make pins    write the hashes of the pinned packages, constraints-hashed.txt"
@@ -71,6 +71,7 @@ learn: $(VENV)/.bench
 	$(BIN)/python -m benchmarks.sokoban_learns
 	$(BIN)/python -m benchmarks.tsp_learns
 	$(BIN)/python -m benchmarks.prismatic_learns
+	$(BIN)/python -m benchmarks.sparsify_learns
 
 # What is in runs/clinic already is not trained again; remove it to begin anew.
 clinic: $(STAMP)

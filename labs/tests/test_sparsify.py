@@ -16,11 +16,16 @@ from gradiometer_labs.sparsify.baseline import Baseline, Explained, MovingMoment
 from gradiometer_labs.sparsify.config import (
     BACKBONES,
     BaselineConfig,
+    Config,
+    CreditConfig,
+    CurriculumConfig,
     GraphModelConfig,
     ProblemConfig,
     SolverConfig,
 )
+from gradiometer_labs.sparsify.gae import gae, log_probs_by_step, values_by_step
 from gradiometer_labs.sparsify.model import SparsifyNet
+from gradiometer_labs.sparsify.pieces import row_advantages_of
 from gradiometer_labs.sparsify.problem import (
     DiffusionProblem,
     Graph,
@@ -318,3 +323,88 @@ def test_rewards_are_divided_by_the_deviation_of_all_so_far() -> None:
     assert first.tolist() == [[pytest.approx(2 / 2**0.5), pytest.approx(4 / 2**0.5)]]
     later = scale(torch.tensor([[6.0]]))
     assert float(later) == pytest.approx(6 / 2.0)  # the deviation of 2, 4, 6
+
+
+def test_credit_is_higher_where_the_strong_direction_is_chosen() -> None:
+    """One half of the grid keeps its largest entries, the other chooses at random."""
+    config = ProblemConfig(grid_size=16)
+    problem = make_problem(config, 0.3, 0.005)
+    solver = Solver(problem, SolverConfig(), CreditConfig(type="row"))
+    good, bad = chosen(problem, config, 2, best=True), chosen(problem, config, 2, best=False)
+    left = (np.arange(256) % 16 < 8)[:, None]
+    for mixed, where in ((np.where(left, good, bad), left), (np.where(left, bad, good), ~left)):
+        reward, credit = solver.earned(mixed)
+        assert reward == solver.reward(mixed)
+        assert credit is not None
+        assert credit[where[:, 0]].mean() > 1.5 * credit[~where[:, 0]].mean()
+    assert Solver(problem, SolverConfig()).earned(good)[1] is None
+
+
+def test_credit_over_the_whole_grid_is_the_reward() -> None:
+    """A window that sees everything alike has the reward's own digits and complexity in its
+    middle."""
+    config = ProblemConfig(grid_size=5)
+    problem = make_problem(config, 0.3, 0.05)
+    solver = Solver(
+        problem,
+        SolverConfig(cycles=2, vectors=1, smoothing=3),
+        CreditConfig(type="row", window=5, cycles=2, vectors=1, smoothing=3),
+    )
+    reward, credit = solver.earned(chosen(problem, config, 2, best=True))
+    assert credit is not None
+    assert credit.reshape(5, 5)[2, 2] == pytest.approx(reward, rel=1e-6)
+
+
+def test_a_row_is_compared_with_itself_in_the_other_rollouts() -> None:
+    credits = torch.tensor([[[1.0, 5.0], [3.0, 5.0], [8.0, 5.0]]])  # [1, 3, 2]
+    advantages = torch.tensor([[10.0, 0.0, 0.0]])
+    found = row_advantages_of(credits, advantages, Config(credit=CreditConfig(type="row")))
+    off = torch.tensor([[[-4.5, 0.0], [-1.5, 0.0], [6.0, 0.0]]])
+    assert torch.allclose(found, off / off.std())
+    config = Config(credit=CreditConfig(type="row", reward_weight=0.5))
+    both = row_advantages_of(credits, advantages, config)
+    assert torch.allclose(both - found, 0.5 * advantages.unsqueeze(-1).expand(-1, -1, 2), atol=1e-6)
+
+
+def test_gae_of_two_steps_is_that_worked_out_by_hand() -> None:
+    rewards, values = torch.tensor([[3.0]]), torch.tensor([[[1.0, 2.0]]])
+    # δ_0 = 0.9 · 2 − 1 = 0.8, δ_1 = 3 − 2 = 1;  Â_0 = 0.8 + 0.9 · 0.5 · 1
+    assert gae(rewards, values, 0.9, 0.5).tolist() == [[pytest.approx([1.25, 1.0])]]
+    assert gae(rewards, values, 1.0, 1.0).tolist() == [[pytest.approx([2.0, 1.0])]]  # r − V_t
+    assert gae(rewards, values, 1.0, 0.0).tolist() == [[pytest.approx([1.0, 1.0])]]
+
+
+def test_log_probs_of_single_choices_add_up_to_those_of_all() -> None:
+    logits = logits_of(*ROWS)
+    choices, _ = sampling.draw(logits, 3, 1.0, 4, seeded(0))
+    steps = log_probs_by_step(sampling.log_prob_of, logits, choices, 1.0)
+    assert steps.shape == (3, 1, 4, len(ROWS))
+    assert torch.allclose(steps.sum(0), sampling.log_prob_of(logits, choices, 1.0))
+    first = logits.log_softmax(-1).unsqueeze(1).expand(-1, 4, -1, -1)
+    assert torch.allclose(steps[0], first.gather(-1, choices[..., :1]).squeeze(-1))
+
+
+def test_a_value_after_choices_depends_on_them_and_the_first_on_the_problem_alone() -> None:
+    torch.manual_seed(0)
+    model = SparsifyNet(GraphModelConfig(hidden_size=8), value_head=True, sees_choices=True)
+    problem, graph = make_problem(SMALL, 0.4, 0.01), graph_of(8, 8)
+    nodes, edges = batch_of([problem], torch.device("cpu"))
+    scored = model(nodes, edges, graph)
+    choices, _ = sampling.draw(scored.logits, 2, 1.0, 3, seeded(0))
+    values = values_by_step(model, edges, choices, graph)
+    assert values.shape == (1, 3, 2)
+    assert scored.values is not None
+    assert torch.allclose(values[..., 0], scored.values.unsqueeze(1).expand(-1, 3), atol=1e-6)
+    assert len(set(values[0, :, 1].tolist())) == 3
+
+
+def test_a_curriculum_doubles_the_grid_stage_by_stage() -> None:
+    config = Config(
+        steps=12,
+        problem=ProblemConfig(grid_size=40),
+        curriculum=CurriculumConfig(start_size=10, share=0.5),
+    )
+    assert config.grid_sizes == (10, 20, 40)
+    assert [config.grid_size_at(update) for update in range(12)] == [10] * 3 + [20] * 3 + [40] * 6
+    plain = Config(steps=12)
+    assert {plain.grid_size_at(update) for update in range(12)} == {plain.problem.grid_size}

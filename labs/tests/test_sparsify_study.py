@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 from forkserver import Done, python
 
+import gradiometer as gm
 from gradiometer.errors import UnknownName, UsageError
-from gradiometer_labs import find
+from gradiometer_labs import faults, find
 from gradiometer_labs.config import configure
 from gradiometer_labs.sparsify.config import Config
+from gradiometer_labs.sparsify.problem import graph_of
+from gradiometer_labs.sparsify.train import train
 from gradiometer_labs.study import overrides_from
 
 pytestmark = pytest.mark.slow
@@ -50,6 +55,10 @@ def studied(variation: str, *overrides: str) -> Config:
         ("learning_rate=nan", "learning_rate=nan: use a number above 0"),
         ("grad_clip=inf", "grad_clip=inf: use a number from 0 up"),
         ("ppo.clip=0", "ppo.clip=0.0: use a number above 0"),
+        ("credit.type=edge", "unknown credit.type 'edge'.*There is: rollout, row"),
+        ("credit.window=4", "credit.window=4: use an odd number"),
+        ("gae.lam=1.5", "gae.lam=1.5: use 0 to 1"),
+        ("curriculum.start_size=64", "curriculum.start_size=64 is above problem.grid_size=32"),
     ],
 )
 def test_a_setting_that_cannot_be_is_refused_in_words(override: str, says: str) -> None:
@@ -62,6 +71,10 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
         UsageError, match=r"baseline\.type=rollout_mean with rollouts=1: use 2 rollouts or more"
     ):
         configure(Config, ["baseline.type=rollout_mean", "rollouts=1"])
+    with pytest.raises(UsageError, match=r"credit\.type=row with rollouts=1: a row is compared"):
+        configure(Config, ["credit.type=row", "rollouts=1"])
+    with pytest.raises(UsageError, match=r"gae\.lam=0\.9 with baseline\.type=none: use"):
+        configure(Config, ["gae.lam=0.9", "baseline.type=none"])
     with pytest.raises(UsageError, match="k=3: a corner of the grid has 2 connections"):
         configure(Config, ["k=3", "problem.degree=4"])
 
@@ -105,6 +118,51 @@ def test_the_study_has_the_hyperparameters_of_the_source() -> None:
         32,
     ]
     assert {studied(name).problem.num_samples for name in ("A", "B")} == {150}
+
+
+def test_the_reported_training_is_the_study_with_its_bugs_and_the_remedies_keep_its_entropy() -> (
+    None
+):
+    reported, bare = studied("reported"), studied("B")
+    assert dataclasses.replace(reported, fault="none", epochs=bare.epochs) == bare
+    assert {fault.name for fault, _ in faults.chosen(reported.fault, "sparsify")} == {
+        "entropy_no_grad",
+        "entropy_wrong_axis",
+        "baseline_leak",
+        "sampler_ignores_logits",
+    }
+    for name in ("A_fixed", "B_fixed"):
+        assert studied(name).entropy_coef == bare.entropy_coef
+        assert studied(name).solver == bare.solver  # the reward is the study's own
+
+
+def test_the_reported_training_shows_the_symptoms_of_the_report_on_a_small_grid(
+    tmp_path: Path,
+) -> None:
+    """600 updates on 6 × 6 points: no progress, an entropy over all connections that collapses, a
+    norm at the clip, a baseline that explains the 7 % it leaks."""
+    small = ["problem.grid_size=6", "problem.num_samples=20", "solver.cycles=3", "val_size=0"]
+    brief = ["learning_rate=0.01", "every=20", "tier=light", f"run={tmp_path / 'run'}"]
+    train(studied("reported", *small, *brief))
+    with gm.load(tmp_path / "run") as run:
+        known = {
+            name: run.series(name)[1]
+            for name in (
+                "reward",
+                "entropy",
+                "explained_variance",
+                "grad/all/norm/raw",
+                "grad/all/norm/clipped",
+            )
+        }
+    connections = len(graph_of(6, 8).row)
+    assert known["entropy"][0] == pytest.approx(np.log(connections), rel=1e-3)
+    assert np.median(known["entropy"][-200:]) < 0.75 * np.log(connections)
+    assert 0.03 < np.median(known["explained_variance"][100:]) < 0.1
+    assert known["grad/all/norm/raw"].max() > 10
+    assert known["grad/all/norm/clipped"].max() == pytest.approx(1.0, rel=1e-3)
+    first, last = known["reward"][:100].mean(), known["reward"][-100:].mean()
+    assert last == pytest.approx(first, rel=0.1)
 
 
 def test_overrides_come_on_top_of_a_variation_and_a_variation_on_top_of_the_settings() -> None:

@@ -19,6 +19,9 @@ from gradiometer_labs.confirm import probe_of
 from gradiometer_labs.faults import faults_of
 from gradiometer_labs.sparsify.config import (
     Config,
+    CreditConfig,
+    CurriculumConfig,
+    GaeConfig,
     GraphModelConfig,
     ProblemConfig,
     SolverConfig,
@@ -90,10 +93,48 @@ def rollouts_of(config: Config, fault: str = "none") -> tuple[SparsifyTraining, 
 def test_training_more_than_doubles_the_reward_of_a_random_policy(algorithm: str) -> None:
     config = LEARNING if algorithm == "reinforce" else changed(LEARNING, algorithm="ppo", steps=30)
     result = train(config)
-    assert result.mean_return > 2 * result.random_reward
+    assert result.mean_return > 2 * result.control.random_reward
     assert result.epoch_rewards[-1] > 2 * result.epoch_rewards[0]
-    assert result.validation > 1.5 * result.random_reward  # on problems nobody trained on
+    assert result.validation > 1.5 * result.control.random_reward  # on problems nobody trained on
     assert result.entropy < 0.8 * result.largest_entropy
+
+
+def test_credit_of_rows_learns_from_fewer_rollouts_than_a_reward_for_all() -> None:
+    """Two rollouts of each problem: too few for one number to tell 256 rows apart."""
+    config = changed(
+        LEARNING,
+        steps=24,
+        rollouts=2,
+        val_size=0,
+        problem=ProblemConfig(grid_size=16, num_samples=24),
+    )
+    plain, by_row = train(config), train(changed(config, credit=CreditConfig(type="row")))
+    assert by_row.mean_return > 1.5 * by_row.control.random_reward
+    assert by_row.mean_return > 1.3 * plain.mean_return
+
+
+def test_gae_and_a_curriculum_train() -> None:
+    stepwise = train(changed(TINY, gae=GaeConfig(lam=0.9)))
+    assert bool(weights(stepwise.model).isfinite().all())
+    ppo = train(changed(TINY, gae=GaeConfig(lam=0.9), algorithm="ppo"))
+    assert not torch.equal(weights(ppo.model), weights(stepwise.model))
+    sizes: list[int] = []
+    original = SparsifyTraining.solvers_of
+
+    def noted(self: SparsifyTraining, grid_size: int) -> Any:
+        sizes.append(grid_size)
+        return original(self, grid_size)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SparsifyTraining, "solvers_of", noted)
+        config = changed(
+            TINY,
+            problem=ProblemConfig(grid_size=10, num_samples=6),
+            curriculum=CurriculumConfig(start_size=5),
+        )
+        result = train(config)
+    assert sizes == [10, 5]
+    assert np.isfinite(result.mean_return)
 
 
 def test_the_value_head_explains_a_fifth_of_the_rewards_of_a_policy_that_stands_still() -> None:
@@ -174,6 +215,9 @@ def test_a_run_holds_what_the_doctor_asks_for(tmp_path: Path) -> None:
         known = set(run.names())
         assert run.facts["config"]["problem"]["degree"] == 8
         assert run.facts["config"]["k"] == 2
+        control = result.control
+        assert run.facts["config"]["random_reward"] == control.random_reward
+        assert run.facts["config"]["baseline_reward"] == control.baseline_reward
         _, kl = run.series("sampler_kl")
     assert result.run == tmp_path / "run"
     assert abs(kl).max() < 1e-5
@@ -214,7 +258,8 @@ def test_a_training_says_a_line_an_epoch_and_diagnostics_every_tenth() -> None:
         heard.append,
     )
     lines = [line for progress in heard for line in progress.notes]
-    assert lines[0] == f"Random policy | Mean Reward: {result.random_reward:.4f}"
+    assert lines[0] == f"Random policy | Mean Reward: {result.control.random_reward:.4f}"
+    assert lines[1].startswith("Largest entries | Mean Reward: ")
     epochs = [line for line in lines if line.startswith("Epoch")]
     assert [line.split(" | ")[0] for line in epochs] == [
         f"Epoch {number:03d}" for number in range(1, 11)

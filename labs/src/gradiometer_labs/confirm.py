@@ -34,6 +34,7 @@ from gradiometer.probes.confirm import (
 from gradiometer.store.reader import Run, load
 from gradiometer_labs import faults
 from gradiometer_labs.config import TrainingProgress, configure, keys_of, overrides_of
+from gradiometer_labs.control import MEASURED
 from gradiometer_labs.lab import ExperimentSettings
 
 __all__ = ["LabProbe", "probe_of"]
@@ -55,7 +56,7 @@ def probe_of(facts: Mapping[str, Any], *, seconds: float = SECONDS) -> LabProbe 
     config = facts.get("config")
     if not isinstance(config, Mapping):
         return None
-    saved = dict(_leaves(config))
+    saved = {key: value for key, value in _leaves(config) if key not in MEASURED}
     for name, lab in labs.LABS.items():
         known = keys_of(lab.config()())
         if lab.experiments and saved.keys() <= known.keys() and len(saved) >= SAME * len(known):

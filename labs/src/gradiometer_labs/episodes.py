@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
+import gymnasium
 import numpy as np
 
-__all__ = ["Episodes"]
+__all__ = ["Episodes", "return_of"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -42,3 +45,23 @@ class Episodes:
     def mean_return(self) -> float:
         """Over the last 100 episodes; NaN until one has ended."""
         return float(np.mean(self.returns[-100:])) if self.returns else float("nan")
+
+
+def return_of(
+    act: Callable[[Array, np.random.Generator], Any],
+    make: Callable[[], gymnasium.Env[Any, Any]],
+    *,
+    seed: int,
+    episodes: int = 64,
+) -> float:
+    """The mean return of a policy that does not learn, in an environment of its own."""
+    rng, total = np.random.default_rng(seed), 0.0
+    with closing(make()) as env:
+        for _ in range(episodes):
+            observation, _ = env.reset(seed=int(rng.integers(2**31)))
+            done = False
+            while not done:
+                observation, reward, ended, cut, _ = env.step(act(observation, rng))
+                total += float(reward)
+                done = ended or cut
+    return total / episodes

@@ -18,6 +18,7 @@ __all__ = [
     "answered",
     "best_reward",
     "questions",
+    "random_reward",
     "rewards_of",
     "taught",
     "tokens_of",
@@ -72,3 +73,11 @@ def rewards_of(answers: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
 def best_reward(max_digits: int) -> float:
     """Of a policy that is always right, in the mean over questions."""
     return 1 - TOKEN_COST * ((1 + max_digits) / 2 + 1)
+
+
+def random_reward(max_digits: int, seed: int, num: int = 4096) -> float:
+    """Of tokens at random, in the mean over questions."""
+    generator = torch.Generator().manual_seed(seed)
+    _, right = questions(num, max_digits, generator)
+    answers = torch.randint(VOCABULARY, right.shape, generator=generator)
+    return float(rewards_of(answers, right)[0].mean())

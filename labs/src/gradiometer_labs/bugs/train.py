@@ -30,9 +30,16 @@ from gradiometer_labs.bugs.config import Config, TrainingProgress
 from gradiometer_labs.bugs.model import AnswerPolicy
 from gradiometer_labs.bugs.objective import Counts, clipped, k3_of, sampled_log_probs_of
 from gradiometer_labs.bugs.pieces import Pieces
-from gradiometer_labs.bugs.questions import VOCABULARY, best_reward, questions, taught
+from gradiometer_labs.bugs.questions import (
+    VOCABULARY,
+    best_reward,
+    questions,
+    random_reward,
+    taught,
+)
 from gradiometer_labs.bugs.rollout import AnswerRollout, agreement_of, collect, look, summary_of
 from gradiometer_labs.config import torch_device
+from gradiometer_labs.control import CONTROL_SEED, Control
 from gradiometer_labs.watching import watched
 from gradiometer_labs.weights import load_weights
 
@@ -224,10 +231,13 @@ def train(config: Config, progress: Callable[[TrainingProgress], None] | None = 
         policy.parameters(), lr=config.learning_rate, weight_decay=0.0, fused=True
     )
     recent: deque[tuple[float, float]] = deque(maxlen=RECENT)
+    control = Control(random_reward=random_reward(config.max_digits, CONTROL_SEED))
+    progress = control.announced(progress)
     facts = {
         "num_actions": VOCABULARY,
         "max_reward": best_reward(config.max_digits),
         "dtype": "float32",
+        **control.facts,
     }
     with watched(policy, optimizer, config, facts=facts, experts_every=config.every) as meter:
         for step in range(config.steps):

@@ -26,7 +26,8 @@ from gradiometer_labs import faults
 from gradiometer_labs.cartpole import dqn, ppo, reinforce, setup
 from gradiometer_labs.cartpole.config import Config, TrainingProgress
 from gradiometer_labs.config import torch_device
-from gradiometer_labs.episodes import Episodes
+from gradiometer_labs.control import CONTROL_SEED, Control
+from gradiometer_labs.episodes import Episodes, return_of
 from gradiometer_labs.watching import watched
 from gradiometer_labs.weights import load_weights
 
@@ -72,7 +73,9 @@ def train(config: Config, progress: Callable[[TrainingProgress], None] | None = 
     refuse_misplaced(config)
     pieces = faults.apply(config.fault, "cartpole", Pieces(config=config))
     config, logged = pieces.config, dict[str, Any]()
-    with set_up(pieces) as training:
+    control = control_of(config)
+    progress = control.announced(progress)
+    with set_up(pieces, control.facts) as training:
         episodes, meter = training.episodes, training.meter
         for env_steps, logged in ALGORITHMS[config.algorithm].rounds(training, pieces):
             if logged:
@@ -94,8 +97,27 @@ def train(config: Config, progress: Callable[[TrainingProgress], None] | None = 
     )
 
 
+def maker(config: Config) -> Callable[[], gymnasium.Env[Any, Any]]:
+    """Makes one cart."""
+    return partial(gymnasium.make, "CartPole-v1", max_episode_steps=int(config.max_reward))
+
+
+def control_of(config: Config) -> Control:
+    """Pushes at random, and pushes to where the pole leans and falls."""
+    make, seed = maker(config), CONTROL_SEED
+    return Control(
+        random_reward=return_of(lambda _, rng: rng.integers(2), make, seed=seed),
+        baseline_reward=return_of(
+            lambda seen, _: int(seen[2] + seen[3] > 0), make, seed=seed, episodes=4
+        ),
+        rule="Push where it falls",
+    )
+
+
 @contextmanager
-def set_up(pieces: Pieces) -> Iterator[setup.TrainingSetup[Any]]:
+def set_up(
+    pieces: Pieces, facts: Mapping[str, float] | None = None
+) -> Iterator[setup.TrainingSetup[Any]]:
     """The model, its optimizer, the environments and the instrument; closed again when all is
     over."""
     config = pieces.config
@@ -104,14 +126,13 @@ def set_up(pieces: Pieces) -> Iterator[setup.TrainingSetup[Any]]:
     load_weights(model, config.start)
     model = model.to(torch_device(config.device))
     optimizer = torch.optim.Adam(pieces.parameters_of(model), lr=config.learning_rate, eps=1e-5)
-    make = partial(gymnasium.make, "CartPole-v1", max_episode_steps=int(config.max_reward))
-    envs = SyncVectorEnv([make] * config.num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+    envs = SyncVectorEnv([maker(config)] * config.num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
     # seed, seed + 1, ... would give neighbouring seeds nearly the same environments
     observation, _ = envs.reset(
         seed=np.random.SeedSequence(config.seed).generate_state(config.num_envs).tolist()
     )
     blocks = {name: f"^{name}" for name, part in model.named_children() if [*part.parameters()]}
-    with closing(envs), watched(model, optimizer, config, blocks=blocks) as meter:
+    with closing(envs), watched(model, optimizer, config, facts=facts, blocks=blocks) as meter:
         yield setup.TrainingSetup(
             envs=envs,
             observation=observation,

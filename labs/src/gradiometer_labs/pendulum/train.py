@@ -24,7 +24,8 @@ from torch import Tensor, nn
 import gradiometer as gm
 from gradiometer_labs import faults
 from gradiometer_labs.config import torch_device
-from gradiometer_labs.episodes import Episodes
+from gradiometer_labs.control import CONTROL_SEED, Control
+from gradiometer_labs.episodes import Episodes, return_of
 from gradiometer_labs.pendulum import measure
 from gradiometer_labs.pendulum.config import EPISODE, Config, TrainingProgress
 from gradiometer_labs.pendulum.model import (
@@ -286,7 +287,19 @@ def train(config: Config, progress: Callable[[TrainingProgress], None] | None = 
         seed=np.random.SeedSequence(config.seed).generate_state(config.num_envs).tolist()
     )
     blocks = {"actor": "^actor", "critic": "^critic"}
-    with closing(envs), watched(agent.model, agent.optimizers, config, blocks=blocks) as meter:
+    control = Control(
+        random_reward=return_of(
+            lambda _, rng: rng.uniform(-MAX_TORQUE, MAX_TORQUE, 1),
+            make_env,
+            seed=CONTROL_SEED,
+            episodes=16,
+        )
+    )
+    progress, facts = control.announced(progress), control.facts
+    with (
+        closing(envs),
+        watched(agent.model, agent.optimizers, config, facts=facts, blocks=blocks) as meter,
+    ):
         for number in range(config.total_steps // config.round_size):
             steps: list[measure.Step] = []
             updates: list[dict[str, Tensor]] = []
@@ -358,6 +371,10 @@ def agent_of(pieces: Pieces, device: torch.device) -> Agent:
     else:
         model.log_alpha.requires_grad_(False)
     return Agent(model=model, target=pieces.target_of(model.critic), optimizers=optimizers)
+
+
+MAX_TORQUE = 2.0
+"""Of Pendulum-v1, either way."""
 
 
 def make_env() -> gymnasium.Env[Any, Any]:

@@ -9,6 +9,7 @@ Shapes: B sequences of T characters.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -23,11 +24,12 @@ from torch.nn.functional import cross_entropy
 
 import gradiometer as gm
 from gradiometer_labs import faults
+from gradiometer_labs.control import Control
 from gradiometer_labs.prismatic import experts
 from gradiometer_labs.prismatic.config import Config, TrainingProgress
 from gradiometer_labs.prismatic.experts import RoutingPieces
 from gradiometer_labs.prismatic.model import LanguageModel, make_model
-from gradiometer_labs.prismatic.text import made_up
+from gradiometer_labs.prismatic.text import ALPHABET, made_up
 from gradiometer_labs.transformer import FeedForward, balance_loss_of
 from gradiometer_labs.watching import watched
 from gradiometer_labs.weights import load_weights
@@ -195,7 +197,10 @@ def train(config: Config, progress: Callable[[TrainingProgress], None] | None = 
     optimizer = pieces.optimizer_of(model.named_parameters(), config)
     recent: deque[float] = deque(maxlen=RECENT)
     validation: Validation | None = None
+    control = Control(random_reward=-math.log(len(ALPHABET)))  # every character as likely
+    progress = control.announced(progress)
     kept: dict[str, Any] = {
+        "facts": control.facts,
         "blocks": BLOCKS,
         "experts_every": config.every,
         "dynamics_db": config.dynamics_db,

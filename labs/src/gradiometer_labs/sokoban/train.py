@@ -15,6 +15,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -22,10 +23,13 @@ import gradiometer as gm
 from gradiometer.errors import UsageError
 from gradiometer_labs import faults
 from gradiometer_labs.config import torch_device
+from gradiometer_labs.control import CONTROL_SEED, Control
 from gradiometer_labs.sokoban import checkpoint
 from gradiometer_labs.sokoban.batches import Batch, batch_of, rollouts
 from gradiometer_labs.sokoban.config import Config, TrainingProgress
+from gradiometer_labs.sokoban.env import play
 from gradiometer_labs.sokoban.learner import Learner, make_learner, warm_up
+from gradiometer_labs.sokoban.levels import ACTIONS, level_seeds
 from gradiometer_labs.sokoban.looking import RolloutCheck, agreement, gain_of, look
 from gradiometer_labs.sokoban.pieces import Pieces
 from gradiometer_labs.sokoban.rollout import Rows, SokobanPurpose, generator_for
@@ -76,7 +80,15 @@ def train(config: Config, progress: Callable[[TrainingProgress], None] | None = 
     # Only a training that goes on cuts what its run holds beyond the checkpoint.
     goes_on = not pieces.config.trainer.exit_after_gradient_analysis
     first = learner.step if goes_on else 0
-    with watched(learner.actor, learner.actor_optimizer, pieces.config, first=first) as meter:
+    control = control_of(pieces.config)
+    progress = control.announced(progress)
+    with watched(
+        learner.actor,
+        learner.actor_optimizer,
+        pieces.config,
+        facts=control.facts,
+        first=first,
+    ) as meter:
         if resumed is not None:
             meter.load_state_dict(resumed)
         training = SokobanTraining(learner, pieces, meter)
@@ -89,6 +101,23 @@ def train(config: Config, progress: Callable[[TrainingProgress], None] | None = 
             if training.exited:
                 break
     return training.result()
+
+
+def control_of(config: Config) -> Control:
+    """Games of random moves, as of a player who is always understood."""
+    env, settings = config.env, config.reward
+    rng = np.random.default_rng(CONTROL_SEED)
+    earned = []
+    for level_seed in level_seeds(CONTROL_SEED, SokobanPurpose.VALIDATION, 0, count=CONTROL):
+        level, total = env.level(level_seed), 0.0
+        for action in rng.integers(len(ACTIONS), size=env.max_turns * env.max_actions_per_turn):
+            if level.solved:
+                break
+            level, reward = play(level, int(action))
+            total += reward
+        judged = settings.solved * level.solved + settings.format
+        earned.append(total if settings.kind == "game" else judged)
+    return Control(random_reward=float(np.mean(earned)))
 
 
 class SokobanTraining:
@@ -311,3 +340,7 @@ def _warming_up(progress: Callable[[TrainingProgress], None], total: int, done: 
             done=done, total=total, unit="steps of imitation", mean_return=float("nan")
         )
     )
+
+
+CONTROL = 64
+"""Levels that are played at random."""

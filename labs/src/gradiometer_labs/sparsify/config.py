@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from gradiometer.errors import UsageError
 from gradiometer_labs.config import LabConfig, SettingsCheck, TrainingProgress
@@ -11,8 +12,12 @@ __all__ = [
     "ALGORITHMS",
     "BACKBONES",
     "BASELINES",
+    "CREDITS",
     "BaselineConfig",
     "Config",
+    "CreditConfig",
+    "CurriculumConfig",
+    "GaeConfig",
     "GraphModelConfig",
     "PPOConfig",
     "ProblemConfig",
@@ -24,6 +29,7 @@ __all__ = [
 ALGORITHMS = ("reinforce", "ppo")
 BACKBONES = ("gcn", "graphsage", "gin")
 BASELINES = ("exponential_moving", "learned", "rollout_mean", "none")
+CREDITS = ("rollout", "row")
 SMALLEST_GRID, LARGEST_GRID = 4, 512
 CORNER = {8: 3, 4: 2}
 """Connections of a corner of the grid, by those of a point inside it: no row can choose more than
@@ -134,6 +140,73 @@ class BaselineConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CreditConfig:
+    """`credit.*`: reward shaping, what a row's choice is paid by.
+
+    A reward is one number for the choices of all rows, 16,384 of them on a grid of 128 × 128: the
+    share of it that one row's choice made drowns in those of the others. The solver knows more:
+    where on the grid an error became smaller.
+    """
+
+    type: str = "rollout"
+    """rollout (every row gets its rollout's reward) or row (each gets what became of the error
+    around it)."""
+    window: int = 5
+    """Points on a side of the square around a row that its error is summed over."""
+    cycles: int = 1
+    """V-cycles after which credit is given: feedback long before the reward has its ten."""
+    smoothing: int = 20
+    """Sweeps that make these errors smooth; see solver.smoothing."""
+    vectors: int = 4
+    """Errors that are reduced side by side."""
+    reward_weight: float = 0.0
+    """How much the rollout's own advantage counts beside the row's, both normalised alike."""
+
+    def __post_init__(self) -> None:
+        check = SettingsCheck(self, "credit.")
+        check.one_of(CREDITS, "type")
+        check.at_least(1, "window", "cycles", "vectors")
+        check.at_least(0, "smoothing", "reward_weight")
+        if self.window % 2 == 0:
+            raise UsageError(
+                f"credit.window={self.window}: use an odd number, the row in its middle"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GaeConfig:
+    """`gae.*`: advantages of single choices; a rollout is an episode of k steps."""
+
+    lam: float | None = None
+    """λ of GAE; null gives all choices of a rollout the same advantage."""
+    gamma: float = 1.0
+    """Discount from one choice to the next."""
+
+    def __post_init__(self) -> None:
+        check = SettingsCheck(self, "gae.")
+        check.between(0, 1, "gamma")
+        if self.lam is not None:
+            check.between(0, 1, "lam")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurriculumConfig:
+    """`curriculum.*`: small grids first; the network is the same on every grid."""
+
+    start_size: int | None = None
+    """Points on a side in the first updates, doubled stage by stage up to problem.grid_size; null
+    trains on that alone."""
+    share: float = 0.5
+    """Of the updates that belong to the smaller grids, as many to each of them."""
+
+    def __post_init__(self) -> None:
+        check = SettingsCheck(self, "curriculum.")
+        if self.start_size is not None:
+            check.between(SMALLEST_GRID, LARGEST_GRID, "start_size")
+        check.between(0, 1, "share")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TemperatureConfig:
     """`temperature.*`: what logits are divided by, when sampling and in the log-probabilities
     alike."""
@@ -205,6 +278,9 @@ class Config(LabConfig):
     solver: SolverConfig = field(default_factory=SolverConfig)
     model: GraphModelConfig = field(default_factory=GraphModelConfig)
     baseline: BaselineConfig = field(default_factory=BaselineConfig)
+    credit: CreditConfig = field(default_factory=CreditConfig)
+    gae: GaeConfig = field(default_factory=GaeConfig)
+    curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
     temperature: TemperatureConfig = field(default_factory=TemperatureConfig)
     ppo: PPOConfig = field(default_factory=PPOConfig)
     every: int = 1
@@ -227,6 +303,19 @@ class Config(LabConfig):
             raise UsageError(
                 f"baseline.type=rollout_mean with rollouts={self.rollouts}: use 2 rollouts or more"
             )
+        if self.credit.type == "row" and self.rollouts < 2:
+            raise UsageError(
+                f"credit.type=row with rollouts={self.rollouts}: a row is compared with itself in"
+                " other rollouts, use 2 or more"
+            )
+        if self.gae.lam is not None:
+            self._check_gae()
+        start = self.curriculum.start_size
+        if start is not None and start > self.problem.grid_size:
+            raise UsageError(
+                f"curriculum.start_size={start} is above problem.grid_size="
+                f"{self.problem.grid_size}: start with a smaller grid"
+            )
         if self.problems_per_update > self.problem.num_samples:
             wanted = (
                 f"batch_size={self.batch_size} × accumulate={self.accumulate} ="
@@ -236,6 +325,20 @@ class Config(LabConfig):
                 f"{wanted} of an update are more than"
                 f" problem.num_samples={self.problem.num_samples}"
             )
+
+    def _check_gae(self) -> None:
+        """GAE needs a value head that sees choices, and advantages of whole rollouts."""
+        for key, wanted in (
+            ("baseline.type", "learned"),
+            ("credit.type", "rollout"),
+            ("model.separate_value", True),
+        ):
+            found = attrgetter(key)(self)
+            if found != wanted:
+                raise UsageError(
+                    f"gae.lam={self.gae.lam} with {key}={str(found).lower()}: use"
+                    f" {key}={str(wanted).lower()}"
+                )
 
     @property
     def problems_per_update(self) -> int:
@@ -251,3 +354,18 @@ class Config(LabConfig):
     def updates(self) -> int:
         """Of the whole training."""
         return self.epochs * self.updates_per_epoch if self.steps is None else self.steps
+
+    @property
+    def grid_sizes(self) -> tuple[int, ...]:
+        """Of the curriculum, the last is problem.grid_size."""
+        sizes, last = [self.curriculum.start_size or self.problem.grid_size], self.problem.grid_size
+        while 2 * sizes[-1] < last:
+            sizes.append(2 * sizes[-1])
+        return tuple(sizes) if sizes[-1] == last else (*sizes, last)
+
+    def grid_size_at(self, update: int) -> int:
+        """Of the problems of that update."""
+        smaller = len(self.grid_sizes) - 1
+        updates = self.updates * self.curriculum.share / smaller if smaller else 0.0
+        stage = smaller if updates == 0 else min(smaller, int(update / updates))
+        return self.grid_sizes[stage]

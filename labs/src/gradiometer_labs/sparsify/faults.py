@@ -7,6 +7,7 @@ reinforce.py), is one that other labs have too: `entropy_no_grad` in sharedfault
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gradiometer_labs.faults import FaultsOf
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from gradiometer_labs.sparsify.baseline import Baseline, RunningScale
     from gradiometer_labs.sparsify.config import Config
     from gradiometer_labs.sparsify.model import SparsifyNet
+    from gradiometer_labs.sparsify.pieces import Earned
     from gradiometer_labs.sparsify.solver import Solver
 
     Draw = Callable[[Tensor, int, float, int, Generator], tuple[Tensor, Tensor]]
@@ -304,16 +306,16 @@ def reward_x100(targets_of: Line) -> Line:
     catalogue="F3",
     doses=(0.2, 0.5, 0.9),
 )
-def noisy_verifier(rewards_of: Line, *, dose: float) -> Line:
+def noisy_verifier(rewards_of: Callable[..., Earned], *, dose: float) -> Callable[..., Earned]:
     """As from a solver that now and then is stopped before it has converged."""
     import torch
 
     generator = torch.Generator().manual_seed(0)
 
-    def broken(solvers: Sequence[Solver], columns: Tensor) -> Tensor:
-        rewards = rewards_of(solvers, columns)
-        random, lot = torch.rand(2, *rewards.shape, generator=generator)
-        return torch.where(lot < dose, random, rewards)
+    def broken(solvers: Sequence[Solver], columns: Tensor) -> Earned:
+        earned = rewards_of(solvers, columns)
+        random, lot = torch.rand(2, *earned.rewards.shape, generator=generator)
+        return replace(earned, rewards=torch.where(lot < dose, random, earned.rewards))
 
     return broken
 

@@ -37,12 +37,15 @@ class SparsifyNet(nn.Module):
     """Rounds of message passing, a head that scores connections, and perhaps one that predicts the
     reward."""
 
-    def __init__(self, config: GraphModelConfig, *, value_head: bool) -> None:
+    def __init__(
+        self, config: GraphModelConfig, *, value_head: bool, sees_choices: bool = False
+    ) -> None:
         super().__init__()
         self.gnn = Backbone(config)
         self.policy_head = PolicyHead(config.hidden_size)
         self.separate_value, width = config.separate_value, config.hidden_size
-        inputs = EDGE_FEATURES if config.separate_value else width
+        self.sees_choices = sees_choices
+        inputs = EDGE_FEATURES + sees_choices if config.separate_value else width
         self.value_head = ValueHead(inputs, width) if value_head else None
 
     def forward(self, nodes: Tensor, edges: Tensor, graph: Graph) -> Scores:
@@ -53,12 +56,22 @@ class SparsifyNet(nn.Module):
         logits = scores.new_full((len(scores), rows * candidates), NEVER).index_copy(
             1, graph.slot, scores
         )
-        values = (
-            None
-            if self.value_head is None
-            else self.value_head(edges if self.separate_value else hidden)
-        )
+        values = None if self.value_head is None else self._values(edges, hidden)
         return Scores(logits=logits.unflatten(1, (rows, candidates)), values=values, hidden=hidden)
+
+    def _values(self, edges: Tensor, hidden: Tensor) -> Tensor:
+        """Before anything is chosen, [B]."""
+        assert self.value_head is not None
+        if self.sees_choices:
+            return self.value_of(edges, edges.new_zeros(len(edges), 1, edges.shape[1])).squeeze(1)
+        return self.value_head(edges if self.separate_value else hidden)  # type: ignore[no-any-return]
+
+    def value_of(self, edges: Tensor, taken: Tensor) -> Tensor:
+        """The reward it expects when these connections are taken, [B, R, E] -> [B, R]."""
+        assert self.value_head is not None
+        seen = edges.unsqueeze(1).expand(-1, taken.shape[1], -1, -1)
+        both = torch.cat([seen, taken.unsqueeze(-1).to(seen)], -1)
+        return self.value_head(both.flatten(0, 1)).view(taken.shape[:2])  # type: ignore[no-any-return]
 
 
 class Backbone(nn.Module):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Generator, Tensor, nn
 
@@ -18,15 +19,38 @@ from gradiometer_labs.sparsify.config import Config
 from gradiometer_labs.sparsify.model import SparsifyNet
 from gradiometer_labs.sparsify.solver import Solver
 
-__all__ = ["Pieces", "rewards_of"]
+__all__ = ["Earned", "Pieces", "rewards_of"]
 
 
-def rewards_of(solvers: Sequence[Solver], columns: Tensor) -> Tensor:
-    """What multigrid achieves with each choice of columns, [B, R, N, k] -> [B, R]."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Earned:
+    """What multigrid achieved with choices."""
+
+    rewards: Tensor
+    """[B, R]"""
+    credits: Tensor | None
+    """Of each row, [B, R, N]; None where rows have none of their own."""
+
+
+def rewards_of(solvers: Sequence[Solver], columns: Tensor) -> Earned:
+    """What multigrid achieves with each choice of columns, [B, R, N, k]."""
     pairs = zip(solvers, columns.cpu().numpy(), strict=True)
-    return torch.tensor(
-        [[solver.reward(choice) for choice in choices] for solver, choices in pairs]
+    earned = [[solver.earned(choice) for choice in choices] for solver, choices in pairs]
+    rows = [[credit for _, credit in each if credit is not None] for each in earned]
+    return Earned(
+        rewards=torch.tensor([[reward for reward, _ in each] for each in earned]),
+        credits=torch.from_numpy(np.array(rows)).float() if all(rows) else None,
     )
+
+
+def row_advantages_of(credits: Tensor, advantages: Tensor, config: Config) -> Tensor:
+    """How much better each row did than in the problem's other rollouts, in standard deviations of
+    the problem: [B, R, N], with the advantages of whole rollouts [B, R] beside them."""
+    others = (credits.sum(1, keepdim=True) - credits) / (credits.shape[1] - 1)
+    off = credits - others  # of the same row: some places are easier than others
+    spread = off.flatten(1).std(1).view(-1, 1, 1)
+    weight = config.credit.reward_weight
+    return off / (spread + 1e-8) + weight * advantages.unsqueeze(-1)
 
 
 def targets_of(rewards: Tensor, scale: RunningScale, config: Config) -> Tensor:
@@ -44,13 +68,14 @@ def expected_of(baseline: Baseline, targets: Tensor, values: Tensor | None) -> T
 def policy_loss_of(
     log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, config: Config
 ) -> Tensor:
-    """−E[Â log π], or PPO's clipped surrogate, over all rows: log-probs [B, R, N], advantages [B,
-    R].
+    """−E[Â log π], or PPO's clipped surrogate, over all rows: log-probs [B, R, N], advantages
+    [B, R] or, of each row, [B, R, N].
 
     A rollout's log π is the sum over its rows; their mean has the same direction, and the same size
     on any grid.
     """
-    advantages = advantages.unsqueeze(-1)
+    if advantages.dim() == 2:
+        advantages = advantages.unsqueeze(-1)
     if config.algorithm == "reinforce":
         return -(advantages * log_probs).mean()
     ratio = (log_probs - old_log_probs).exp()
@@ -82,9 +107,10 @@ class Pieces:
     draw: Callable[[Tensor, int, float, int, Generator], tuple[Tensor, Tensor]] = sampling.draw
     log_prob_of: Callable[[Tensor, Tensor, float], Tensor] = sampling.log_prob_of
     entropy_of: Callable[[Tensor, int, float], Tensor] = sampling.entropy_of
-    rewards_of: Callable[[Sequence[Solver], Tensor], Tensor] = rewards_of
+    rewards_of: Callable[[Sequence[Solver], Tensor], Earned] = rewards_of
     targets_of: Callable[[Tensor, RunningScale, Config], Tensor] = targets_of
     expected_of: Callable[[Baseline, Tensor, Tensor | None], Tensor] = expected_of
+    row_advantages_of: Callable[[Tensor, Tensor, Config], Tensor] = row_advantages_of
     policy_loss_of: Callable[[Tensor, Tensor, Tensor, Config], Tensor] = policy_loss_of
     value_loss_of: Callable[[Tensor, Tensor], Tensor] = value_loss_of
     averaged: Callable[[Tensor, Config], Tensor] = averaged

@@ -63,6 +63,8 @@ class Graph:
 class DiffusionProblem:
     """One matrix, and what the network sees of it."""
 
+    grid_size: int
+    degree: int
     matrix: csr_array
     """[N, N], symmetric and positive definite."""
     theta: float
@@ -71,6 +73,10 @@ class DiffusionProblem:
     """[N, NODE_FEATURES]"""
     edges: Tensor
     """[E, EDGE_FEATURES]"""
+
+    def graph(self, device: torch.device = CPU) -> Graph:
+        """Its connections."""
+        return graph_of(self.grid_size, self.degree, device)
 
 
 @cache
@@ -114,7 +120,12 @@ def make_problem(config: ProblemConfig, theta: float, epsilon: float) -> Diffusi
     around = np.array([stencil[1 + down, 1 + right] for down, right in NEIGHBOURS[config.degree]])
     entries = around[graph.slot.numpy() % config.degree]
     return DiffusionProblem(
-        matrix=matrix, theta=theta, epsilon=epsilon, **_seen(graph, entries, matrix.diagonal())
+        grid_size=config.grid_size,
+        degree=config.degree,
+        matrix=matrix,
+        theta=theta,
+        epsilon=epsilon,
+        **_seen(graph, entries, matrix.diagonal()),
     )
 
 

@@ -17,13 +17,14 @@ NAMES = {
     "entropy": "Policy Entropy",
     "explained_variance": "Value Explained Variance",
     "advantage_std": "Advantage Std",
-    "total_grad_norm": "Total Grad Norm",
-    "clipped_grad_norm": "  after clipping",
+    "clipped_grad_norm": "Total Grad Norm",
     "policy_grad_norm": "Policy Grad Norm",
     "gnn_grad_norm": "GNN Grad Norm",
+    "total_grad_norm": "Grad Norm before clipping",
     "temperature": "Temperature",
 }
-"""The study's names for them, so that its logs and ours lie side by side."""
+"""The study's names for them, so that its logs and ours lie side by side; its norms are those after
+clipping."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -16,9 +16,15 @@ from gradiometer.maths import scores
 from gradiometer_labs.sparsify import sampling
 from gradiometer_labs.sparsify.baseline import Baseline, RunningScale
 from gradiometer_labs.sparsify.config import Config
+from gradiometer_labs.sparsify.gae import (
+    ChoiceSteps,
+    log_probs_by_step,
+    steps_of,
+    values_by_step,
+)
 from gradiometer_labs.sparsify.model import SparsifyNet
-from gradiometer_labs.sparsify.pieces import Pieces, rewards_of
-from gradiometer_labs.sparsify.problem import Graph, batch_of, graph_of, make_problems
+from gradiometer_labs.sparsify.pieces import Pieces
+from gradiometer_labs.sparsify.problem import Graph, batch_of, make_problems
 from gradiometer_labs.sparsify.solver import Solver
 from gradiometer_labs.streams import generator_of, seed_of
 
@@ -27,8 +33,10 @@ __all__ = [
     "SparsifyPurpose",
     "collect",
     "generator_for",
+    "greedy_reward",
     "make_solvers",
     "random_reward",
+    "rule_reward",
     "sampled_reward",
     "solvers_at",
 ]
@@ -51,6 +59,7 @@ class SparsifyPurpose(IntEnum):
 class Rollouts:
     """What the policy chose for the problems of one forward pass, and what came of it."""
 
+    graph: Graph
     nodes: Tensor
     edges: Tensor
     choices: Tensor
@@ -68,9 +77,11 @@ class Rollouts:
     expected_before: Tensor
     """The baseline as it was before it saw these rewards, [B, R]."""
     advantages: Tensor
-    """[B, R]"""
+    """[B, R], [B, R, N] where rows have credit of their own, [B, R, k] where choices have."""
     values: Tensor | None
     """[B]"""
+    steps: ChoiceSteps | None
+    """Where single choices have advantages of their own."""
     score_z: float | None
     """Whether ∇log π, as the loss has it, has mean zero over these choices; see maths/scores.py.
     None without a gradient."""
@@ -85,7 +96,7 @@ def make_solvers(config: Config, purpose: SparsifyPurpose, number: int) -> list[
     """Problems with their solvers, made once: only choices change while training."""
     rng = np.random.default_rng(seed_of(config.seed, purpose, 0))
     problems = make_problems(config.problem, number, rng)
-    return [Solver(problem, config.solver) for problem in problems]
+    return [Solver(problem, config.solver, config.credit) for problem in problems]
 
 
 def solvers_at(step: int, solvers: list[Solver], config: Config) -> list[list[Solver]]:
@@ -111,17 +122,33 @@ def collect(
     pieces: Pieces,
 ) -> Rollouts:
     """R choices for each problem, what they earned, and how much better that is than expected."""
-    config, graph = pieces.config, _graph(model, pieces.config)
+    config, graph = pieces.config, _graph(model, solvers)
     nodes, edges = batch_of([solver.problem for solver in solvers], graph.mask.device)
     scored = model(nodes, edges, graph)
     choices, sampled_log_probs = pieces.draw(
         scored.logits, config.k, temperature, config.rollouts, generator
     )
-    rewards = pieces.rewards_of(solvers, columns_of(choices, graph)).to(graph.mask.device)
+    earned = pieces.rewards_of(solvers, columns_of(choices, graph))
+    rewards = earned.rewards.to(graph.mask.device)
     targets = pieces.targets_of(rewards, scale, config)
     before = baseline.expected(targets, scored.values)
     expected = pieces.expected_of(baseline, targets, scored.values)
+    advantages = baseline.normalised(targets - expected)
+    if earned.credits is not None:
+        credits = earned.credits.to(graph.mask.device)
+        advantages = pieces.row_advantages_of(credits, advantages, config)
+    steps = None
+    if config.gae.lam is not None:
+        steps = steps_of(
+            targets,
+            values_by_step(model, edges, choices, graph),
+            log_probs_by_step(pieces.log_prob_of, scored.logits, choices, temperature),
+            config.gae,
+            baseline.normalised,
+        )
+        advantages = steps.advantages
     return Rollouts(
+        graph=graph,
         nodes=nodes,
         edges=edges,
         choices=choices,
@@ -131,8 +158,9 @@ def collect(
         targets=targets,
         expected=expected,
         expected_before=before,
-        advantages=baseline.normalised(targets - expected),
+        advantages=advantages,
         values=scored.values,
+        steps=steps,
         score_z=score_z_of(scored.logits, scored.hidden, choices, temperature, pieces),
     )
 
@@ -167,18 +195,29 @@ def sampled_reward(
     without problems."""
     if not solvers:
         return float("nan")
-    graph = _graph(model, config)
-    scored = model(*batch_of([solver.problem for solver in solvers], graph.mask.device), graph)
-    generator = generator_for(
-        config, SparsifyPurpose.VALIDATION
-    )  # the same luck each time: what changes is the policy
-    choices, _ = sampling.draw(scored.logits, config.k, temperature, 1, generator)
-    return _mean_reward(solvers, choices, graph)
+    # the same luck each time: what changes is the policy
+    generator = generator_for(config, SparsifyPurpose.VALIDATION)
+    choices, _ = sampling.draw(_logits(model, solvers), config.k, temperature, 1, generator)
+    return _mean_reward(solvers, choices, _graph(model, solvers))
+
+
+@torch.no_grad()
+def greedy_reward(model: SparsifyNet, solvers: list[Solver], config: Config) -> float:
+    """The same of the likeliest choices."""
+    choices = _logits(model, solvers).topk(config.k, dim=-1).indices.unsqueeze(1)
+    return _mean_reward(solvers, choices, _graph(model, solvers))
+
+
+def _logits(model: SparsifyNet, solvers: list[Solver]) -> Tensor:
+    """Of one problem after the other: large grids need much memory. [B, N, D]"""
+    graph = _graph(model, solvers)
+    inputs = [batch_of([solver.problem], graph.mask.device) for solver in solvers]
+    return torch.cat([model(nodes, edges, graph).logits for nodes, edges in inputs])
 
 
 def random_reward(config: Config, solvers: list[Solver]) -> float:
     """The control: what even odds earn, one choice of each problem."""
-    graph = graph_of(config.problem.grid_size, config.problem.degree)
+    graph = solvers[0].problem.graph()
     even = (
         torch.zeros(graph.mask.shape)
         .masked_fill(~graph.mask, sampling.NEVER)
@@ -190,11 +229,24 @@ def random_reward(config: Config, solvers: list[Solver]) -> float:
     return _mean_reward(solvers, choices, graph)
 
 
+def rule_reward(config: Config, solvers: list[Solver]) -> float:
+    """The rule to beat: each row keeps its k largest entries."""
+    graph = solvers[0].problem.graph()
+    sizes = torch.stack([solver.problem.edges[:, 0].abs() for solver in solvers])
+    scores = sizes.new_full((len(solvers), graph.mask.numel()), sampling.NEVER)
+    scores = scores.index_copy(1, graph.slot, sizes).view(-1, *graph.mask.shape)
+    return _mean_reward(solvers, scores.topk(config.k, dim=-1).indices.unsqueeze(1), graph)
+
+
 def _mean_reward(solvers: list[Solver], choices: Tensor, graph: Graph) -> float:
-    return float(rewards_of(solvers, columns_of(choices, graph)).mean())
+    columns = columns_of(choices, graph).cpu().numpy()
+    rewards = [
+        solver.reward(choice)
+        for solver, drawn in zip(solvers, columns, strict=True)
+        for choice in drawn
+    ]
+    return float(np.mean(rewards))
 
 
-def _graph(model: SparsifyNet, config: Config) -> Graph:
-    return graph_of(
-        config.problem.grid_size, config.problem.degree, next(model.parameters()).device
-    )
+def _graph(model: SparsifyNet, solvers: list[Solver]) -> Graph:
+    return solvers[0].problem.graph(next(model.parameters()).device)

@@ -24,11 +24,13 @@ from torch import Generator, Tensor, nn
 import gradiometer as gm
 from gradiometer.maths import estimators, scores
 from gradiometer_labs import faults
+from gradiometer_labs.control import CONTROL_SEED, Control
 from gradiometer_labs.streams import generator_of
 from gradiometer_labs.tsp import checkpoint
 from gradiometer_labs.tsp.config import Config, TrainingProgress
 from gradiometer_labs.tsp.evaluate import Evaluation, evaluate
 from gradiometer_labs.tsp.model import TourPolicy, TourRollouts, Walk, log_probs_of, sampled
+from gradiometer_labs.tsp.problem import TourProblem
 from gradiometer_labs.watching import watched
 from gradiometer_labs.weights import load_weights
 
@@ -60,12 +62,44 @@ class Result:
     model: TourPolicy
 
 
+CONTROL = 256
+"""Instances that are toured without a policy."""
+
+
 class TspPurpose(IntEnum):
     """What a random number is drawn for: each has its own stream at each step."""
 
     INSTANCES = 1
     CHOICES = 2
     VALIDATION = 3
+    CONTROL = 4
+
+
+def control_of(problem: TourProblem, config: Config) -> Control:
+    """Cities in any order, and always on to the nearest that is left."""
+    generator = generator_of(CONTROL_SEED, TspPurpose.CONTROL, 0)
+    instances = problem.generate(CONTROL, config.num_loc, generator)
+    starts = problem.starts(instances, 1)
+    distances = torch.cdist(instances, instances)
+    # nobody says how far it is at random: those are distances of their own
+    at_random = torch.rand(distances.shape, generator=generator)
+    random, nearest = (
+        float(problem.reward(instances, nearest_first(problem, instances, starts, each)).mean())
+        for each in (at_random, distances)
+    )
+    return Control(random_reward=random, baseline_reward=nearest, rule="Nearest city")
+
+
+def nearest_first(
+    problem: TourProblem, instances: Tensor, starts: Tensor, distances: Tensor
+) -> Tensor:
+    """Tours [B, 1, N] that always go on to the nearest open city; distances [B, N, N]."""
+    tour, closed = [starts], problem.closed(instances, starts)
+    for _ in range(problem.num_choices(instances.shape[1])):
+        ahead = distances.gather(1, tour[-1].unsqueeze(-1).expand(-1, -1, distances.shape[-1]))
+        tour.append(ahead.masked_fill(closed, torch.inf).argmin(-1))
+        closed = problem.close(closed, tour[-1])
+    return torch.stack(tour, -1)
 
 
 def generator_for(config: Config, purpose: TspPurpose, step: int) -> torch.Generator:
@@ -212,9 +246,12 @@ def train(config: Config, progress: Callable[[TrainingProgress], None] | None = 
     first = 0 if resumed is None else int(resumed["step"])
     recent: deque[float] = deque([] if resumed is None else resumed["recent"], maxlen=RECENT)
     saved: Path | None = None
+    control = control_of(policy.problem, config)
+    progress = control.announced(progress)
     facts = {
         "num_actions": config.num_loc - 1,
         "max_reward": policy.problem.best_mean(config.num_loc),
+        **control.facts,
     }
     with watched(policy, optimizer, config, facts=facts, first=first, blocks=BLOCKS) as meter:
         if resumed is not None:
