@@ -39,6 +39,7 @@ MOST_OBSERVED = 64
 """Of those, how many are followed down to their observations."""
 OBSERVED_ROWS, OBSERVED_COLUMNS = 512, 64
 """Of observations: rows that are kept, and numbers of each."""
+OF_SEQUENCES = ("sums", "counts", "beyond")
 TELLING = ("actions", "log_probs", "observations", "ratio")
 
 
@@ -50,6 +51,8 @@ class _Samples:
     sums: Tensor | None = None
     """Of the credit of each sequence, and below how many of its tokens have any."""
     counts: Tensor | None = None
+    beyond: Tensor | None = None
+    """Tokens with credit that the program's own mask leaves out, of each sequence."""
     rows: int = 0
     actions: Tensor | None = None
     log_probs: Tensor | None = None
@@ -79,6 +82,10 @@ class SampledRows:
     observations: Floats | None = None
     ratio: Floats | None = None
     resampled: bool = False
+    sums: Floats | None = None
+    """Of sequences, as in `_Samples`."""
+    counts: Floats | None = None
+    beyond: Floats | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -230,7 +237,7 @@ class CreditReader:
         @guarded
         def note(self: CreditReader, gradients: tuple[Any, ...]) -> None:
             if gradients[0] is not None:
-                _take_credit(samples, gradients[0].detach(), found.sign, wide=found.wide)
+                _take_credit(samples, gradients[0].detach(), found)
                 into.samples.append(samples)
 
         hooks.observe_node(found.node, lambda gradients: note(self, gradients))
@@ -259,7 +266,7 @@ class CreditReader:
         """Hand over what this round brought; the list says what the arrays are of."""
         self._kept = [(of, one) for of, one in self._kept if of == number]
         samples = [each for _, one in self._kept for each in one.samples]
-        for name in ("credit", "sums", "counts", *TELLING):
+        for name in ("credit", *OF_SEQUENCES, *TELLING):
             for place, each in enumerate(samples):
                 if (held := getattr(each, name)) is not None:
                     reading.add_array(f"credit/{name}/{place}", held)
@@ -311,15 +318,18 @@ def _thinned(seen: Tensor) -> Tensor:
     return kept.float() if kept.dtype != torch.float32 else kept
 
 
-def _take_credit(samples: _Samples, gradient: Tensor, sign: float, *, wide: bool) -> None:
+def _take_credit(samples: _Samples, gradient: Tensor, found: SeenLogProbs) -> None:
     """−∂L/∂log π of the samples of a node; of sequences, sums over their tokens too."""
-    credit = gradient * -sign
+    credit, wide = gradient * -found.sign, found.wide
     if wide:
         credit = credit.mean(-1)
     elif credit.ndim == 3 and credit.shape[2] == 1:
         credit = credit[..., 0]
     if not wide and credit.ndim == 2 and credit.shape[1] > 1:
-        samples.sums, samples.counts = credit.sum(1), (credit != 0).sum(1).to(credit.dtype)
+        given = (credit != 0).to(credit.dtype)
+        samples.sums, samples.counts = credit.sum(1), given.sum(1)
+        if found.mask is not None and found.mask.shape == credit.shape:
+            samples.beyond = (given * (found.mask == 0)).sum(1)
     credit = credit.reshape(-1)
     samples.rows = len(credit)
     samples.credit = _strided(credit, len(credit))
@@ -331,6 +341,7 @@ def _on_host(samples: _Samples, place: int, fetched: Fetched) -> SampledRows:
     for name, array in held.items():
         if array is not None and name != "observations" and len(array) != len(credit):
             held[name] = None
+    held |= {name: fetched.arrays.get(f"credit/{name}/{place}") for name in OF_SEQUENCES}
     return SampledRows(
         credit=credit,
         rows=samples.rows,

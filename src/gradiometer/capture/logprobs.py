@@ -86,6 +86,8 @@ class SeenLogProbs:
     log_probs: Tensor | None = None
     resampled: bool = False
     reparametrised: bool = False
+    mask: Tensor | None = None
+    """The program's own, of the tokens that count."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -28,6 +28,11 @@ __all__ = ["WatchedScript"]
 
 ENVIRONMENTS = ("gymnasium", "gym", "stable_baselines3.common.vec_env")
 """Modules after whose import there are new classes of environments."""
+GENERATING = {
+    "trl.trainer.grpo_trainer": "GRPOTrainer",
+    "trl.trainer.rloo_trainer": "RLOOTrainer",
+}
+"""Modules of trainers that generate answers and know their rewards, and their class."""
 
 
 class WatchedScript:
@@ -46,6 +51,7 @@ class WatchedScript:
         with ExitStack() as stack:
             actions = dict.fromkeys(SOURCES, harmless(self._loggers.observe))
             actions |= dict.fromkeys(ENVIRONMENTS, harmless(self._environments_are_here))
+            actions |= dict.fromkeys(GENERATING, harmless(self._trainer_is_here))
             stack.callback(on_import({"torch": harmless(self._torch_is_here), **actions}))
             if self._listen:
                 stack.callback(overhear(harmless(Printed(self._loggers.printed).hear)))
@@ -72,6 +78,11 @@ class WatchedScript:
     def _environments_are_here(self, module: ModuleType) -> None:
         if self.watcher is not None:  # else it looks for them itself, when torch is there
             self.watcher.look_for_environments()
+
+    def _trainer_is_here(self, module: ModuleType) -> None:
+        trainer = getattr(module, GENERATING[module.__name__], None)
+        if self.watcher is not None and isinstance(trainer, type):
+            self.watcher.listen_to(trainer)
 
     def _close(self, outcome: ScriptEnd, told: Callable[[Watcher | None], None]) -> None:
         def close() -> None:

@@ -20,7 +20,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from gradiometer.capture import environment, hooks
+from gradiometer.capture import environment, generations, hooks
 from gradiometer.capture.meter import Meter
 from gradiometer.integrations.script.boundary import Boundary
 from gradiometer.integrations.script.models import held_by, without_superseded
@@ -82,6 +82,10 @@ class Watcher:
     def look_for_environments(self) -> None:
         """The script has imported a library of environments."""
         environment.look_for_environments()
+
+    def listen_to(self, trainer: type[Any]) -> None:
+        """The script has imported a trainer that generates answers."""
+        self._hooks.callback(generations.listen_to(trainer))
 
     def retire(self) -> None:
         """Watch no more: every hook is removed, and the run is closed."""
