@@ -17,15 +17,20 @@ import numpy as np
 
 from gradiometer.doctor.rundata import RunData
 from gradiometer.doctor.signs import number
-from gradiometer.maths.grouprecipes import GroupBatch, ReplayedGroups, replay_groups
+from gradiometer.maths.grouprecipes import GroupBatch, Lengths, ReplayedGroups, replay_groups
 from gradiometer.maths.recipes import Credit, ReplayedRecipes, Rollout, replay
 
-__all__ = ["GROUPS", "TABLE", "replayed", "replayed_groups", "rollouts_of"]
+__all__ = ["GROUPS", "TABLE", "replayed", "replayed_groups", "rollouts_of", "set_lengths"]
 
 TABLE, GROUPS = "replay", "group-replay"
 LEAST_DISCOUNT = 0.5
 """A smaller one in the settings is a fault to be found, not a fact to start from."""
 GAMMA = ("gamma", "discount", "discount_factor")
+LENGTHS: Mapping[str, Lengths] = {
+    **dict.fromkeys(("grpo", "seq-mean-token-mean"), "answers"),
+    **dict.fromkeys(("bnpo", "dapo", "dr_grpo", "token-mean", "seq-mean-token-sum"), "tokens"),
+}
+"""What settings of TRL (loss_type) and verl (loss_agg_mode) let weigh the same."""
 LAMBDA = ("gae_lambda", "lam", "lmbda", "lambda")
 
 _KNOWN_GROUPS: WeakKeyDictionary[RunData, ReplayedGroups | None] = WeakKeyDictionary()
@@ -50,15 +55,23 @@ def replayed_groups(run: RunData) -> ReplayedGroups | None:
     return _KNOWN_GROUPS[run]
 
 
+def set_lengths(run: RunData) -> Lengths | None:
+    """Whether each answer or each token is to weigh the same, by the settings of the run."""
+    return LENGTHS.get(str(run.fact("loss_type", "loss_agg_mode")))
+
+
 def _batch(content: Any) -> GroupBatch | None:
     if not isinstance(content, Mapping) or not isinstance(content.get("rewards"), Mapping):
         return None
     try:
         batch = GroupBatch(
             rewards={str(k): np.array(x, np.float64) for k, x in content["rewards"].items()},
-            **{name: np.array(content[name], np.int64) for name in ("groups", "rows")},
-            **{name: np.array(content[name], np.float64) for name in ("credit", "tokens")},
-            **{name: int(content[name]) for name in ("beyond", "outside")},
+            groups=np.array(content["groups"], np.int64),
+            rows=np.array(content["rows"], np.int64),
+            credit=np.array(content["credit"], np.float64),
+            tokens=np.array(content["tokens"], np.float64),
+            beyond=int(content["beyond"]),
+            outside=int(content["outside"]),
         )
     except (KeyError, TypeError, ValueError, OverflowError):
         return None

@@ -25,6 +25,7 @@ __all__ = [
     "GroupBatch",
     "GroupFit",
     "GroupRecipe",
+    "Lengths",
     "ReplayedGroups",
     "replay_groups",
 ]
@@ -33,6 +34,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Lengths: TypeAlias = Literal["answers", "tokens"]
 
+KINDS: tuple[Lengths, ...] = ("tokens", "answers")
 SMALL = 1e-4
 """Added to a spread, as trainers do."""
 LEAST_BATCHES = 2
@@ -92,6 +94,16 @@ class ReplayedGroups:
     right: GroupFit
     on_padding: float | None
     """Share of the tokens beyond the mask that had credit; None where no mask was seen."""
+
+    by_lengths: Mapping[Lengths, float]
+    """What the best right recipe explains where each answer, or each token, weighs the same."""
+
+    def weighs_otherwise(self, expected: Lengths) -> bool:
+        """Whether answers of different lengths clearly weigh otherwise than expected."""
+        other = next(kind for kind in KINDS if kind != expected)
+        ours, theirs = self.by_lengths[expected], self.by_lengths[other]
+        clearly = theirs - ours >= GAP and 1.0 - ours >= TIMES * (1.0 - theirs)
+        return self.checked and theirs >= EXPLAINS and clearly
 
     @property
     def is_on_padding(self) -> bool:
@@ -228,14 +240,23 @@ def replay_groups(batches: Sequence[GroupBatch]) -> ReplayedGroups | None:
         wrong=best if proved else None,
         right=right,
         on_padding=beyond / outside if outside >= LEAST_OUTSIDE else None,
+        by_lengths={kind: _explained(right.recipe, batches, (kind,)) for kind in KINDS},
     )
 
 
-def _fit(recipe: GroupRecipe, batches: Sequence[GroupBatch]) -> GroupFit | None:
+def _explained(
+    recipe: GroupRecipe, batches: Sequence[GroupBatch], kinds: Sequence[Lengths]
+) -> float:
+    fit = _fit(recipe, batches, kinds)
+    return 0.0 if fit is None or fit.flipped else fit.r2
+
+
+def _fit(
+    recipe: GroupRecipe, batches: Sequence[GroupBatch], kinds: Sequence[Lengths] = KINDS
+) -> GroupFit | None:
     """With the rewards and lengths that fit best."""
     names = list(batches[0].rewards)
     names = [name for name in names if all(name in each.rewards for each in batches)]
-    kinds: tuple[Lengths, ...] = ("tokens", "answers")
     fits = [
         fit
         for name in names

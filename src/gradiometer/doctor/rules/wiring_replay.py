@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from gradiometer.doctor.proofs import proved_events, proved_finding
-from gradiometer.doctor.replayed import GROUPS, TABLE, replayed, replayed_groups
+from gradiometer.doctor.replayed import GROUPS, TABLE, replayed, replayed_groups, set_lengths
 from gradiometer.doctor.rule import Draft, Skipped, Verdict, finding, rule, words
 from gradiometer.doctor.rundata import RunData
-from gradiometer.maths.grouprecipes import GroupFit, ReplayedGroups
+from gradiometer.maths.grouprecipes import GroupFit, Lengths, ReplayedGroups
 from gradiometer.maths.recipes import Fit
 from gradiometer.records import Event, Evidence
 
@@ -61,6 +61,17 @@ PADDING_WORDS = words(
     fix: Multiply the loss of each token by the mask before it is summed, and divide by the sum of
       the mask.
     confirm: Print the gradient of the loss by the log-probabilities times (1 − mask): it must be 0.
+    see: mathematics: Replay
+    """
+)
+LENGTH_WORDS = words(
+    """
+    cause: The settings name how the loss is averaged over tokens and answers, and the update is
+      that of the other way. Averaged within each answer, long ones count less for each token; over
+      all tokens, long answers count more.
+    fix: Average as the settings say, or change the setting.
+    confirm: Print the gradient of the loss by the log-probabilities of a short and a long answer
+      with the same advantage.
     see: mathematics: Replay
     """
 )
@@ -133,7 +144,7 @@ def recipe_mismatch(run: RunData) -> Verdict:
         if known:
             return _targets(known[-1])
     if (groups := replayed_groups(run)) is not None:
-        return _of_groups(groups)
+        return _of_groups(groups, set_lengths(run))
     found = replayed(run)
     if found is None and not isinstance(events, Skipped):
         return None
@@ -162,7 +173,7 @@ def recipe_mismatch(run: RunData) -> Verdict:
     )
 
 
-def _of_groups(found: ReplayedGroups) -> Draft | None:
+def _of_groups(found: ReplayedGroups, expected: Lengths | None) -> Draft | None:
     evidence = Evidence(
         series=GROUPS, reading=f"{found.samples} answers of first passes, and what each was given"
     )
@@ -179,6 +190,8 @@ def _of_groups(found: ReplayedGroups) -> Draft | None:
             fix=(SIGN,) if wrong.flipped else (GROUP_FIXES[wrong.recipe.name],),
             recipe=said(wrong),
         )
+    if expected is not None and found.weighs_otherwise(expected):
+        return _lengths(found, expected, evidence)
     if not found.is_on_padding:
         return None
     assert found.on_padding is not None
@@ -190,6 +203,19 @@ def _of_groups(found: ReplayedGroups) -> Draft | None:
         basis="proved",
         since_step=0,
         words=PADDING_WORDS,
+    )
+
+
+def _lengths(found: ReplayedGroups, expected: Lengths, evidence: Evidence) -> Draft:
+    other = "tokens" if expected == "answers" else "answers"
+    return finding(
+        f"Long and short answers weigh otherwise than set: {other} that weigh the same explain"
+        f" {found.right.r2:.1%} of this update, {expected} {found.by_lengths[expected]:.1%}",
+        evidence,
+        severity="critical",
+        basis="proved",
+        since_step=0,
+        words=LENGTH_WORDS,
     )
 
 
