@@ -12,7 +12,7 @@ import math
 import weakref
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -40,7 +40,7 @@ MOST_OBSERVED = 64
 OBSERVED_ROWS, OBSERVED_COLUMNS = 512, 64
 """Of observations: rows that are kept, and numbers of each."""
 OF_SEQUENCES = ("sums", "counts", "beyond")
-TELLING = ("actions", "log_probs", "observations", "ratio")
+TELLING = ("actions", "log_probs", "observations", "ratio", "residuals")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -58,6 +58,9 @@ class _Samples:
     log_probs: Tensor | None = None
     observations: Tensor | None = None
     ratio: Tensor | None = None
+    residuals: Tensor | None = None
+    """∂ log π by the outputs of the policy, up to a scale: of samples of the policy itself its mean
+    is zero."""
     resampled: bool = False
 
 
@@ -81,6 +84,7 @@ class SampledRows:
     log_probs: Floats | None = None
     observations: Floats | None = None
     ratio: Floats | None = None
+    residuals: Floats | None = None
     resampled: bool = False
     sums: Floats | None = None
     """Of sequences, as in `_Samples`."""
@@ -137,7 +141,10 @@ class CreditReader:
             logprobs.mark(answer, Mark(kind="entropy", wide=wide))
         elif isinstance(value, Tensor):
             with torch.no_grad():
-                logprobs.mark(answer, self._log_prob_mark(value, answer, wide=wide))
+                made = self._log_prob_mark(value, answer, wide=wide)
+                if made.rows:
+                    made = replace(made, residuals=_residuals(distribution, value, made.rows))
+                logprobs.mark(answer, made)
 
     @property
     def wants_graph(self) -> bool:
@@ -226,6 +233,7 @@ class CreditReader:
         samples = _Samples(resampled=found.resampled)
         if rows := found.rows:
             samples.actions = _by_rows(found.actions, rows)
+            samples.residuals = found.residuals
             if found.log_probs is not None:
                 samples.log_probs = _strided(found.log_probs.reshape(-1), rows)
             fitting = (x for x in ratios if x.numel() == rows)
@@ -296,6 +304,26 @@ def _is_wide(distribution: Any) -> bool:
     discrete = ("Categorical", "OneHotCategorical", "Geometric", "Poisson", "Binomial")
     names = {kind.__name__ for kind in type(distribution).__mro__}
     return not distribution.event_shape and names.isdisjoint(discrete)
+
+
+def _residuals(distribution: Any, value: Tensor, rows: int) -> Tensor | None:
+    """Of choices one-hot less probabilities, of normal numbers z and z² − 1; None of all else.
+
+    What the distribution holds is read, and none of its lazy properties is asked for.
+    """
+    base = vars(distribution).get("base_dist", distribution)
+    kind, held = type(base).__name__, vars(base)
+    if kind == "Categorical" and isinstance(logits := held.get("logits"), Tensor):
+        if logits.numel() != rows * logits.shape[-1] or value.numel() != rows:
+            return None
+        p = _strided(logits.detach().reshape(rows, -1), rows).float().exp()
+        chosen = _strided(value.detach().reshape(rows, 1), rows).long()
+        return p.neg_().scatter_add_(1, chosen, torch.ones_like(p[:, :1]))
+    if kind == "Normal" and value.numel() % rows == 0:
+        loc, scale = (x.detach().expand_as(value) for x in (held["loc"], held["scale"]))
+        z = _strided(((value.detach() - loc) / scale).reshape(rows, -1), rows).float()
+        return torch.cat([z, z.square() - 1.0], dim=1)
+    return None
 
 
 def _strided(x: Tensor, rows: int) -> Tensor:
