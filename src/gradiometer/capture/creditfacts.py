@@ -174,17 +174,15 @@ class CreditNotices:
         self, samples: list[SampledRows], found: list[_Matched | None], collection: Collection
     ) -> dict[str, float]:
         """After a first pass over a rollout: did it raise the probability of what earned more?"""
-        rows = sum(one.rows for one in samples)
-        if self._view.rounds * rows <= len(collection):
-            return {}
-        pairs = [
-            (one.ratio[match.rows], match.places)
+        used = [
+            (one, one.ratio[match.rows], match.places)
             for one, match in zip(samples, found, strict=True)
             if match is not None and match.fresh >= FRESH and one.ratio is not None
         ]
-        if not pairs:
+        rows = sum(one.rows for one, _, _ in used)
+        if not used or self._view.rounds * rows <= len(collection):
             return {}
-        ratio, places = (np.concatenate(each) for each in zip(*pairs, strict=True))
+        ratio, places = (np.concatenate([each[k] for each in used]) for k in (1, 2))
         moved = ratio > 0
         gain = correlation(np.log(ratio[moved]), collection.returns[places][moved])
         return {} if gain is None else {"credit/reward_gain": gain}
