@@ -23,6 +23,7 @@ PARTS = (
     "alternatives",
     "trainers",
     "integrations",
+    "listening",
     "distributed",
     "memory",
     "store",

@@ -222,17 +222,21 @@ def played_run(folder: Path) -> list[str]:
                 rows.append((state, action, float(reward) * torch.rand(()).item()))
                 state = env.reset()[0] if ended or cut else after
             states, actions, paid = (torch.tensor(np.array(x)) for x in zip(*rows, strict=True))
-            out = model(states.float())
-            policy = torch.distributions.Categorical(logits=out[:, :2])
-            ratio = (policy.log_prob(actions) - policy.log_prob(actions).detach()).exp()
-            value = (out[:, 2] - paid.float()).square().mean()
-            first = torch.zeros(10, 6, 1).long()
-            tokens = model(torch.randn(10, 6, 4)).log_softmax(-1).gather(-1, first)
-            mask = torch.rand(10, 6, 1).round()
-            loss = -(ratio * paid.float()).mean() + value - 0.01 * policy.entropy().mean()
-            optimizer.zero_grad()
-            (loss - (tokens * mask).mean()).backward()
-            optimizer.step()
+            old = None
+            for _ in range(2):
+                out = model(states.float())
+                policy = torch.distributions.Categorical(logits=out[:, :2])
+                new = policy.log_prob(actions)
+                old = new.detach() if old is None else old
+                value = (out[:, 2] - paid.float()).square().mean()
+                first = torch.zeros(10, 6, 1).long()
+                tokens = model(torch.randn(10, 6, 4)).log_softmax(-1).gather(-1, first)
+                mask = torch.rand(10, 6, 1).round()
+                loss = -((new - old).exp() * paid.float()).mean() + value
+                loss = loss - 0.01 * policy.entropy().mean()
+                optimizer.zero_grad()
+                (loss - (tokens * mask).mean()).backward()
+                optimizer.step()
     return gm.load(folder).names()
 
 

@@ -23,7 +23,7 @@ PAGE = ROOT / "docs" / "benchmarks.md"
 TOGETHER = (
     ("reductions", "meter", "alternatives", "trainers", "store", "commands", "doctor", "experts"),
     ("memory", "anatomy", "replicates", "distributed", "parsers"),
-    ("integrations",),
+    ("integrations", "listening"),
     ("dashboard",),
 )
 

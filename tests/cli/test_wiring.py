@@ -68,9 +68,83 @@ def test_what_has_no_wiring_is_the_users_to_mend(tmp_path: Path, run: Path) -> N
     for arguments, words in (
         ((str(tmp_path / "old"),), "has no wiring"),
         ((str(run), "--step", "-1"), "the first is of step 0"),
-        (("train.py",), "is a script"),
+        (("train.py",), "no script at train.py"),
+        ((str(run), "--steps", "3"), "--steps is for a script"),
+        (("--step", "3", "train.py"), "--step is for a run"),
     ):
         shown = gradiometer("wiring", *arguments)
         assert shown.returncode == 2
         assert words in " ".join(shown.stderr.split())
         assert "Traceback" not in shown.stderr
+
+
+SCRIPT = """
+import sys
+import torch
+
+torch.manual_seed(0)
+body, head = torch.nn.Linear(4, 8), torch.nn.Linear(8, 2)
+optimizer = torch.optim.Adam([*body.parameters(), *head.parameters()])
+for step in range(10_000):
+    print("step", step, *sys.argv[1:])
+    said = head(torch.relu(body(torch.randn(16, 4))))
+    fit = (said[:, 0] - 1).square().mean()
+    decay = said[:, 1].abs().mean()
+    loss = fit + 0.25 * decay
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_a_script_is_run_for_a_few_steps_and_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "scratch").mkdir()
+    env = {**PLAIN, "TMPDIR": str(tmp_path / "scratch")}
+    command = ("-m", "gradiometer", "wiring", "--steps", "3", "--json", "train.py", "--seed", "7")
+    shown = python(*command, env=env, cwd=tmp_path)
+
+    assert shown.returncode == 0, shown.stderr
+    content = json.loads(shown.stdout)  # what the script prints goes elsewhere
+    assert content["script"] == "train"
+    assert [(row["name"], row["coefficient"]) for row in content["terms"]] == [
+        ("fit", 1.0),
+        ("decay", 0.25),
+    ]
+    assert all(norm > 0 for row in content["terms"] for norm in row["reaches"].values())
+    assert "step 2 --seed 7" in shown.stderr
+    assert "step 3" not in shown.stderr
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["scratch", "train.py"]
+    assert not list((tmp_path / "scratch").iterdir())
+
+    kept = python("-m", "gradiometer", "wiring", "--out", "kept", "train.py", env=env, cwd=tmp_path)
+    assert "0.25 × decay" in kept.stdout
+    again = python("-m", "gradiometer", "wiring", "kept", env=env, cwd=tmp_path)
+    assert again.stdout == kept.stdout.replace("  train,", "  kept,")
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("print('hello')", "ended without a step in this process"),
+        ("import torch", "no optimizer stepped"),
+        (SCRIPT.replace("step in range(10_000)", "step in 1 / 0"), "before any step: ZeroDivision"),
+        ("import sys\nsys.exit(3)", "left with code 3"),
+        (
+            SCRIPT.replace(
+                "for step", "import gradiometer as gm\ngm.watch(head, optimizer)\nfor step"
+            ),
+            "has a meter of its own",
+        ),
+    ],
+)
+def test_a_script_that_shows_no_wiring_is_one_clear_error(
+    tmp_path: Path, source: str, words: str
+) -> None:
+    (tmp_path / "train.py").write_text(source)
+    shown = python("-m", "gradiometer", "wiring", "train.py", env=PLAIN, cwd=tmp_path)
+    assert shown.returncode == 2
+    last = shown.stderr.strip().splitlines()[-1]
+    assert last.startswith("error: ")
+    assert words in last
+    assert not shown.stdout

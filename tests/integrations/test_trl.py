@@ -597,8 +597,8 @@ def test_the_terms_of_grpo_are_read_off_the_graph_where_the_callback_does_not_kn
     make(folder, Plain(run="run", budget=None)).train()
     run = gm.load("run")
     rows = {row["name"]: row for row in run.tables("wiring")[-1].content["terms"]}
-    assert set(rows) == {"policy", "term-1", "term-2"}  # and the KL, and the entropy
-    assert rows["policy"]["role"] == "policy"
+    assert set(rows) == {"policy", "kl", "term-1"}  # and the entropy
+    assert (rows["policy"]["role"], rows["kl"]["role"]) == ("policy", "kl")
     assert (run.series("grad/all/term/additivity_error")[1] < 1e-5).all()
     assert not run.events("terms-unmeasurable")
 

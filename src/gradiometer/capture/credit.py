@@ -12,7 +12,7 @@ import math
 import weakref
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,8 @@ MOST_OBSERVED = 64
 """Of those, how many are followed down to their observations."""
 OBSERVED_ROWS, OBSERVED_COLUMNS = 512, 64
 """Of observations: rows that are kept, and numbers of each."""
-TELLING = ("actions", "log_probs", "observations", "ratio")
+OF_SEQUENCES = ("sums", "counts", "beyond")
+TELLING = ("actions", "log_probs", "observations", "ratio", "residuals")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,11 +51,16 @@ class _Samples:
     sums: Tensor | None = None
     """Of the credit of each sequence, and below how many of its tokens have any."""
     counts: Tensor | None = None
+    beyond: Tensor | None = None
+    """Tokens with credit that the program's own mask leaves out, of each sequence."""
     rows: int = 0
     actions: Tensor | None = None
     log_probs: Tensor | None = None
     observations: Tensor | None = None
     ratio: Tensor | None = None
+    residuals: Tensor | None = None
+    """∂ log π by the outputs of the policy, up to a scale: of samples of the policy itself its mean
+    is zero."""
     resampled: bool = False
 
 
@@ -78,7 +84,12 @@ class SampledRows:
     log_probs: Floats | None = None
     observations: Floats | None = None
     ratio: Floats | None = None
+    residuals: Floats | None = None
     resampled: bool = False
+    sums: Floats | None = None
+    """Of sequences, as in `_Samples`."""
+    counts: Floats | None = None
+    beyond: Floats | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -130,7 +141,10 @@ class CreditReader:
             logprobs.mark(answer, Mark(kind="entropy", wide=wide))
         elif isinstance(value, Tensor):
             with torch.no_grad():
-                logprobs.mark(answer, self._log_prob_mark(value, answer, wide=wide))
+                made = self._log_prob_mark(value, answer, wide=wide)
+                if made.rows:
+                    made = replace(made, residuals=_residuals(distribution, value, made.rows))
+                logprobs.mark(answer, made)
 
     @property
     def wants_graph(self) -> bool:
@@ -219,6 +233,7 @@ class CreditReader:
         samples = _Samples(resampled=found.resampled)
         if rows := found.rows:
             samples.actions = _by_rows(found.actions, rows)
+            samples.residuals = found.residuals
             if found.log_probs is not None:
                 samples.log_probs = _strided(found.log_probs.reshape(-1), rows)
             fitting = (x for x in ratios if x.numel() == rows)
@@ -230,7 +245,7 @@ class CreditReader:
         @guarded
         def note(self: CreditReader, gradients: tuple[Any, ...]) -> None:
             if gradients[0] is not None:
-                _take_credit(samples, gradients[0].detach(), found.sign, wide=found.wide)
+                _take_credit(samples, gradients[0].detach(), found)
                 into.samples.append(samples)
 
         hooks.observe_node(found.node, lambda gradients: note(self, gradients))
@@ -259,7 +274,7 @@ class CreditReader:
         """Hand over what this round brought; the list says what the arrays are of."""
         self._kept = [(of, one) for of, one in self._kept if of == number]
         samples = [each for _, one in self._kept for each in one.samples]
-        for name in ("credit", "sums", "counts", *TELLING):
+        for name in ("credit", *OF_SEQUENCES, *TELLING):
             for place, each in enumerate(samples):
                 if (held := getattr(each, name)) is not None:
                     reading.add_array(f"credit/{name}/{place}", held)
@@ -291,6 +306,26 @@ def _is_wide(distribution: Any) -> bool:
     return not distribution.event_shape and names.isdisjoint(discrete)
 
 
+def _residuals(distribution: Any, value: Tensor, rows: int) -> Tensor | None:
+    """Of choices one-hot less probabilities, of normal numbers z and z² − 1; None of all else.
+
+    What the distribution holds is read, and none of its lazy properties is asked for.
+    """
+    base = vars(distribution).get("base_dist", distribution)
+    kind, held = type(base).__name__, vars(base)
+    if kind == "Categorical" and isinstance(logits := held.get("logits"), Tensor):
+        if logits.numel() != rows * logits.shape[-1] or value.numel() != rows:
+            return None
+        p = _strided(logits.detach().reshape(rows, -1), rows).float().exp()
+        chosen = _strided(value.detach().reshape(rows, 1), rows).long()
+        return p.neg_().scatter_add_(1, chosen, torch.ones_like(p[:, :1]))
+    if kind == "Normal" and value.numel() % rows == 0:
+        loc, scale = (x.detach().expand_as(value) for x in (held["loc"], held["scale"]))
+        z = _strided(((value.detach() - loc) / scale).reshape(rows, -1), rows).float()
+        return torch.cat([z, z.square() - 1.0], dim=1)
+    return None
+
+
 def _strided(x: Tensor, rows: int) -> Tensor:
     """A copy of every k-th row, at most MOST_ROWS; what was thinned out before stays."""
     return x[:: math.ceil(rows / MOST_ROWS)].clone() if len(x) == rows > 0 else x
@@ -311,15 +346,18 @@ def _thinned(seen: Tensor) -> Tensor:
     return kept.float() if kept.dtype != torch.float32 else kept
 
 
-def _take_credit(samples: _Samples, gradient: Tensor, sign: float, *, wide: bool) -> None:
+def _take_credit(samples: _Samples, gradient: Tensor, found: SeenLogProbs) -> None:
     """−∂L/∂log π of the samples of a node; of sequences, sums over their tokens too."""
-    credit = gradient * -sign
+    credit, wide = gradient * -found.sign, found.wide
     if wide:
         credit = credit.mean(-1)
     elif credit.ndim == 3 and credit.shape[2] == 1:
         credit = credit[..., 0]
     if not wide and credit.ndim == 2 and credit.shape[1] > 1:
-        samples.sums, samples.counts = credit.sum(1), (credit != 0).sum(1).to(credit.dtype)
+        given = (credit != 0).to(credit.dtype)
+        samples.sums, samples.counts = credit.sum(1), given.sum(1)
+        if found.mask is not None and found.mask.shape == credit.shape:
+            samples.beyond = (given * (found.mask == 0)).sum(1)
     credit = credit.reshape(-1)
     samples.rows = len(credit)
     samples.credit = _strided(credit, len(credit))
@@ -331,6 +369,7 @@ def _on_host(samples: _Samples, place: int, fetched: Fetched) -> SampledRows:
     for name, array in held.items():
         if array is not None and name != "observations" and len(array) != len(credit):
             held[name] = None
+    held |= {name: fetched.arrays.get(f"credit/{name}/{place}") for name in OF_SEQUENCES}
     return SampledRows(
         credit=credit,
         rows=samples.rows,

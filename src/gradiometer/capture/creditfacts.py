@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from gradiometer.capture.credit import CreditBatch, SampledRows
@@ -22,6 +23,7 @@ from gradiometer.capture.proofs import ProofLog
 from gradiometer.capture.rollouts import RolloutKeeper
 from gradiometer.capture.rounds import Round
 from gradiometer.maths.credit import correlation, ranks
+from gradiometer.maths.scores import score_z
 from gradiometer.records import Event, Row, Table, Vector
 
 __all__ = ["CreditNotices"]
@@ -94,6 +96,8 @@ class CreditNotices:
         found = [self._match(each, collection) for each in batch.samples]
         if collection is not None:
             values |= self._correlations(batch.samples, found, collection)
+            values |= self._scores(batch.samples, found)
+            values |= self._gain(batch.samples, found, collection)
             self._judge_actions(batch.samples, found, collection, current.step)
             self._judge_ratio(batch.samples, found, collection, current)
             self._keep_credit(batch.samples, found, collection, current)
@@ -149,6 +153,39 @@ class CreditNotices:
         given = credit != 0  # of what was clipped away nothing can be said
         all_of = {name: correlation(credit[given], x[given]) for name, x in paid.items()}
         return {name: value for name, value in all_of.items() if value is not None}
+
+    def _scores(self, samples: list[SampledRows], found: list[_Matched | None]) -> dict[str, float]:
+        """Before the first update on a rollout: are its actions samples of the policy?"""
+        pairs = zip(samples, found, strict=True)
+        fresh = [one for one, match in pairs if match is not None and match.fresh >= FRESH]
+        held = [one.residuals for one in fresh if one.residuals is not None]
+        if self._view.rounds != 1 or not held or len({each.shape[1] for each in held}) > 1:
+            return {}
+        ratios = [one.ratio for one in fresh if one.ratio is not None]
+        if any(np.abs(each - 1.0).mean() > MISMATCH for each in ratios):
+            return {}  # of another policy: that is a fact of its own
+        residuals = torch.from_numpy(np.concatenate(held))
+        if len(residuals) < LEAST_ROWS or not bool(residuals.isfinite().all()):
+            return {}
+        nothing = residuals.new_empty(len(residuals), 0)
+        return {"credit/score_z": score_z(residuals, nothing)}
+
+    def _gain(
+        self, samples: list[SampledRows], found: list[_Matched | None], collection: Collection
+    ) -> dict[str, float]:
+        """After a first pass over a rollout: did it raise the probability of what earned more?"""
+        used = [
+            (one, one.ratio[match.rows], match.places)
+            for one, match in zip(samples, found, strict=True)
+            if match is not None and match.fresh >= FRESH and one.ratio is not None
+        ]
+        rows = sum(one.rows for one, _, _ in used)
+        if not used or self._view.rounds * rows <= len(collection):
+            return {}
+        ratio, places = (np.concatenate([each[k] for each in used]) for k in (1, 2))
+        moved = ratio > 0
+        gain = correlation(np.log(ratio[moved]), collection.returns[places][moved])
+        return {} if gain is None else {"credit/reward_gain": gain}
 
     def _judge_actions(
         self,

@@ -72,6 +72,8 @@ class Mark:
     resampled: bool = False
     """The very tensor that a distribution drew while a graph was being made."""
     reparametrised: bool = False
+    residuals: Tensor | None = None
+    """Of each sample what has a mean of zero if the distribution drew it."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -86,6 +88,9 @@ class SeenLogProbs:
     log_probs: Tensor | None = None
     resampled: bool = False
     reparametrised: bool = False
+    residuals: Tensor | None = None
+    mask: Tensor | None = None
+    """The program's own, of the tokens that count."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -195,6 +200,7 @@ def _take_marked(node: Any, made: Mark, seen: SeenGraph) -> None:
             log_probs=made.log_probs,
             resampled=made.resampled,
             reparametrised=made.reparametrised,
+            residuals=made.residuals,
         )
     )
 

@@ -24,6 +24,7 @@ from gradiometer.capture.blocks import Blocks, Model, modules_of, named_paramete
 from gradiometer.capture.creditfacts import CreditNotices
 from gradiometer.capture.environment import EnvironmentView
 from gradiometer.capture.expertvalues import ExpertNotices, dynamics
+from gradiometer.capture.groupcredit import GroupCreditKeeper
 from gradiometer.capture.hooks import Remove, answered, guarded, report_fault, tolerated
 from gradiometer.capture.livedoctor import LiveFindings
 from gradiometer.capture.observer import StepObserver
@@ -118,8 +119,9 @@ class Meter:
         self._rollouts = RolloutKeeper(self._put, critic, self._environment)
         self._targets = TargetReader(self._observer.proofs, self._environment)
         actor = ActorSign(self._observer.proofs)
+        self._groups = GroupCreditKeeper(self._put)
         self._observer.credit.on_graph += [
-            each.graph_seen for each in (self._rollouts, self._targets, actor)
+            each.graph_seen for each in (self._rollouts, self._targets, actor, self._groups)
         ]
         self._credit_notices = CreditNotices(
             self._put, self._observer.proofs, self._environment, self._rollouts
@@ -447,6 +449,7 @@ class Meter:
         values["meter/share"] = self._observer.cadence.share()
         self._environment.round_ended(self._observer.num_rounds)
         values |= self._credit_notices.note(current)
+        self._groups.note(current.credit, current.step)
         self._values, self._measured_step = values, current.step
         self._last_two.append((current.step, values))
         if RAW in fetched.values:

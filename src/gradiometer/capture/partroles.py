@@ -16,7 +16,7 @@ from gradiometer.doctor.terms import role_of
 
 __all__ = ["Made", "inputs_of", "made_of", "role_among", "role_by_name"]
 
-Made: TypeAlias = Literal["squares", "choice", "entropy", "weights"]
+Made: TypeAlias = Literal["squares", "choice", "entropy", "weights", "kl"]
 
 SQUARES = re.compile(r"(MseLoss|SmoothL1Loss|HuberLoss|L1Loss)Backward\d")
 CHOSEN = re.compile(r"(Gather|Index|NllLoss|TakeAlongDim|Select)Backward\d")
@@ -28,7 +28,7 @@ MODEL = re.compile(
 )
 MOST_NODES = 80
 MOST_INPUTS, DEEPEST = 16, 3
-ROLES: dict[Made, str] = {"squares": "value", "entropy": "entropy", "choice": "policy"}
+ROLES: dict[Made, str] = {"squares": "value", "entropy": "entropy", "choice": "policy", "kl": "kl"}
 
 
 def made_of(node: Any, passed: Iterable[str] = ()) -> Made | None:
@@ -39,6 +39,10 @@ def made_of(node: Any, passed: Iterable[str] = ()) -> Made | None:
         children = [child for child, _ in node.next_functions if child is not None]
         if children and all(map(_is_square, children)):
             return "squares"
+    factors = [child for child, _ in node.next_functions if child is not None]
+    weighted = factors if type(node).__name__ == "MulBackward0" else []  # by a ratio, as TRL does
+    if any(map(_is_exp_less_itself, [node, *weighted])):
+        return "kl"
     above, of_weights = _above_model(node)
     if of_weights:
         return "weights"
@@ -88,6 +92,29 @@ def _is_square(node: Any) -> bool:
     if name == "PowBackward0":
         return bool(node._saved_exponent == 2)
     return bool(SQUARES.fullmatch(name))
+
+
+def _is_exp_less_itself(node: Any) -> bool:
+    """exp(d) − d − 1, the estimate of a KL divergence that is never negative."""
+    for _ in range(3):
+        if type(node).__name__ not in ("SubBackward0", "AddBackward0"):
+            return False
+        children = [child for child, _ in node.next_functions if child is not None]
+        exps = [child for child in children if type(child).__name__ == "ExpBackward0"]
+        if len(children) == 2 and len(exps) == 1:
+            other = next(child for child in children if child is not exps[0])
+            return _is_difference(other) and _is_difference(exps[0].next_functions[0][0])
+        if len(children) != 1:
+            return False
+        node = children[0]
+    return False
+
+
+def _is_difference(node: Any) -> bool:
+    """Of something trained and a constant, such as a reference."""
+    if type(node).__name__ != "SubBackward0":
+        return False
+    return [child for child, _ in node.next_functions].count(None) == 1
 
 
 def _above_model(node: Any) -> tuple[list[str], bool]:

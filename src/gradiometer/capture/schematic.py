@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,7 +26,7 @@ from torch.autograd.function import BackwardCFunction
 from gradiometer.capture.frames import NamedTensor, Names
 from gradiometer.capture.hooks import BackwardCall
 from gradiometer.capture.noderesults import result_of
-from gradiometer.capture.partroles import inputs_of, made_of, role_among, role_by_name
+from gradiometer.capture.partroles import Made, inputs_of, made_of, role_among, role_by_name
 from gradiometer.capture.terms import Edge, GraphPart
 from gradiometer.doctor.terms import role_of
 
@@ -53,8 +53,8 @@ MOST_STEPS = 32
 MOST_ALIKE = 8
 """More items of one list, or more parts without a name, are one term."""
 MOST_NODES = 200_000
-KNOWN = ("torch", "trl", "flash_attn", "gradiometer")
-"""Packages whose own backwards may run more than once."""
+KNOWN = ("torch.", "trl.", "flash_attn", "gradiometer.", "torchrl.modules.distributions.")
+"""Modules whose own backwards may run more than once."""
 LOSS = re.compile(r"(^|_)(loss|penalty|bonus|reg|term|cost)(_|$)")
 GENERIC = frozenset({"loss", "losses", "total", "total_loss", "l", "x", "t", "term", "item", "out"})
 
@@ -95,7 +95,7 @@ def survey(roots: Iterable[Tensor]) -> Surveyed | None:
         if isinstance(node, BackwardCFunction):
             made_by = getattr(node, "_forward_cls", type(node))
             hides = made_by.__name__ == "CheckpointFunction"  # reentrant: its weights are not seen
-            if hides or made_by.__module__.partition(".")[0] not in KNOWN:
+            if hides or not made_by.__module__.startswith(KNOWN):
                 strangers.add(made_by.__name__)
         is_half = is_half or any(
             x.dtype in (torch.float16, torch.bfloat16) for x in node._input_metadata
@@ -171,11 +171,14 @@ class _Ended:
     named: NamedTensor | None
     at: _Front
     """Where the name is, or else the end of the linear nodes."""
+    bottom: _Front
+    """The end of the linear nodes."""
 
     @property
-    def passed(self) -> list[str]:
-        """The linear nodes between the two."""
-        return [name for name, _ in self.at.path[len(self.front.path) :]]
+    def made(self) -> Made | None:
+        """What it is made of, whatever its name."""
+        passed = [name for name, _ in self.bottom.path[len(self.front.path) :]]
+        return made_of(self.bottom.node, passed)
 
 
 @dataclass(slots=True)
@@ -318,13 +321,13 @@ def _ended(chain: _Chain) -> _Ended:
     """The part under the best of its names: as far up as there is one, unless that one says nothing
     and one further down says what it is for."""
     if not chain.named:
-        return _Ended(chain.top, None, chain.bottom)
+        return _Ended(chain.top, None, chain.bottom, chain.bottom)
     ordered = sorted(chain.named, key=lambda pair: (len(pair[1].path), pair[0].distance))
     clear = [pair for pair in ordered if not _is_vague(pair[0])]
     named, at = clear[0] if clear else ordered[0]
     if clear and _is_vague(ordered[0][0]) and not _is_telling(named.name):
         named, at = ordered[0]
-    return _Ended(chain.top, named, at)
+    return _Ended(chain.top, named, at, chain.bottom)
 
 
 def _is_vague(named: NamedTensor) -> bool:
@@ -341,7 +344,7 @@ def _merged(ended: Iterable[_Ended], names: Names, numbering: dict[Any, str]) ->
     ended = list(ended)
     unnamed = [each for each in ended if each.named is None]
     many = len(unnamed) > MOST_ALIKE
-    made = {} if many else {each.front: made_of(each.at.node, each.passed) for each in unnamed}
+    made = {each.front: each.made for each in ended if not many or each.named}
     known: list[str | None] = [role_of(each.named.name) for each in ended if each.named]
     known += [role_among(x, ["policy"]) for x in made.values() if x == "choice"]
     found: dict[str, GraphPart] = {}
@@ -356,7 +359,7 @@ def _merged(ended: Iterable[_Ended], names: Names, numbering: dict[Any, str]) ->
             name, by = named.name, str(named.by)
         part = GraphPart(
             name=name,
-            role=role or role_by_name(name),
+            role=role or _role(name, made.get(each.front), known, beside=set(made.values())),
             edges=(Edge(each.front.node, each.front.number, each.front.slope),),
             value=_value(each),
             coefficient=each.at.coefficient,
@@ -364,6 +367,17 @@ def _merged(ended: Iterable[_Ended], names: Names, numbering: dict[Any, str]) ->
         )
         found[name] = part if name not in found else found[name].together(part)
     return list(found.values())
+
+
+def _role(
+    name: str, made: Made | None, known: Collection[str | None], *, beside: Collection[Made | None]
+) -> str | None:
+    """What a part with a name is for: its name says it, or else what it is made of. Beside
+    log-probabilities of choices a critic's loss is of values, not of action values."""
+    role = role_by_name(name)
+    if role == "q" and made == "squares" and "choice" in beside:
+        return "value"
+    return role or role_among(made, known)
 
 
 def _value(part: _Ended) -> Tensor | None:

@@ -30,7 +30,12 @@ from gradiometer.capture.proofs import (
 )
 from gradiometer.capture.rounds import Recorder, WatchedModel
 from gradiometer.capture.twins import TargetNetworks
-from gradiometer.capture.untrained import UnreachedOptimizers, UntrainedParameters, held_by
+from gradiometer.capture.untrained import (
+    HandMoved,
+    UnreachedOptimizers,
+    UntrainedParameters,
+    held_by,
+)
 
 __all__ = ["Structure", "tell_broadcast", "tell_twice"]
 
@@ -83,6 +88,7 @@ class Structure:
         self._targets = TargetNetworks(log)
         self._untrained = UntrainedParameters(log)
         self._unreached = UnreachedOptimizers(log)
+        self._hand_moved = HandMoved(recorder)
         self._leaks = TermLeaks(log)
         self._walks = 0
         self._number: int | None = None
@@ -117,6 +123,7 @@ class Structure:
     def measured(self, watched: WatchedModel, captured: Collection[int]) -> None:
         """A measured round is over, in which these parameters had a gradient."""
         self._untrained.look(watched, captured)
+        self._hand_moved.look(watched, captured)
         if self.log.state(SHAPES) != "found":
             self._heed_warnings()
 

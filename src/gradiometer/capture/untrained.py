@@ -19,10 +19,11 @@ from gradiometer.capture.leaks import leaves_of
 from gradiometer.capture.living import living
 from gradiometer.capture.proofs import ProofLog
 from gradiometer.capture.roles import is_copy
-from gradiometer.capture.rounds import WatchedModel
+from gradiometer.capture.rounds import Recorder, WatchedModel
 from gradiometer.words import some
 
 __all__ = [
+    "HandMoved",
     "UnreachedOptimizers",
     "UntrainedParameters",
     "held_by",
@@ -39,6 +40,8 @@ NAMED = 5
 EMPTY_STEPS = 3
 """Steps without a gradient, from the first on, that are no late start."""
 MOST_BACKWARDS = 12
+MOVED = "moved-by-hand"
+MOST_LAYERS = 64
 
 
 def held_by(optimizers: Iterable[Optimizer]) -> set[int]:
@@ -122,6 +125,50 @@ class UntrainedParameters:
         self._marks = {}
         if moved:
             self._log.withdraw(ID)
+
+
+class HandMoved:
+    """Parameters that an optimizer holds, that never have a gradient, and that move all the same:
+    the script steps them itself (TRPO, evolution strategies)."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._rounds = 0
+        self._marks: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def look(self, watched: WatchedModel, captured: Collection[int]) -> None:
+        """A measured round is over; looked at after 1, 2, 4, 8, ... of them."""
+        self._rounds += 1
+        if self._rounds & (self._rounds - 1):
+            return
+        if self._rounds == 1:
+            self._marks = _one_of_each_layer(watched, captured)
+        self._marks = {i: held for i, held in self._marks.items() if i not in captured}
+        pairs = [(i, then, mark_of(p)) for i, (p, then) in self._marks.items()]
+        moved = {i for i, then, now in pairs if not torch.equal(then, now)}
+        if not moved:
+            return
+        blocks = zip(watched.blocks.names, watched.blocks.members, strict=True)
+        names = [name for name, members in blocks if name != "all" and moved & set(members)]
+        self._recorder.event(
+            MOVED,
+            f"{some(names, NAMED)} moved without a gradient: the script steps it by hand",
+            blocks=names,
+        )
+        self._marks = {}
+
+
+def _one_of_each_layer(
+    watched: WatchedModel, captured: Collection[int]
+) -> dict[int, tuple[Tensor, Tensor]]:
+    """A trained parameter without a gradient of each layer, and what it is known by."""
+    found: dict[int, tuple[Tensor, Tensor]] = {}
+    for members in list(watched.blocks.layers.values()):
+        idle = [i for i in members if i in watched.trained and i not in captured]
+        if idle and len(found) < MOST_LAYERS and watched.parameters[idle[0]].requires_grad:
+            p = watched.parameters[idle[0]]
+            found[idle[0]] = (p, mark_of(p))
+    return found
 
 
 class UnreachedOptimizers:

@@ -13,7 +13,7 @@ from typer import Argument, Option
 
 from gradiometer.cli import completing
 from gradiometer.cli.app import DIAGNOSE, LOOK, MEASURE, Json, command
-from gradiometer.cli.lists import StepLists, WordLists
+from gradiometer.cli.lists import ScriptLast, StepLists, WordLists
 
 __all__ = [
     "AnalyzeRequest",
@@ -319,16 +319,31 @@ class ExpertsRequest:
     json: Json = False
 
 
-@command(DIAGNOSE)
+@command(DIAGNOSE, cls=ScriptLast)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WiringRequest:
     """What the loss is made of, as its graph says: terms, coefficients, the blocks each trains, and
-    parts without a gradient."""
+    parts without a gradient; of a run, or of a script that is run for a few steps."""
 
-    run: Annotated[str, log_path("RUN", "A run folder, or its run.db.")]
+    run: Annotated[
+        str,
+        log_path(
+            "RUN|SCRIPT", "A run folder, its run.db, or a training script (options before it)."
+        ),
+    ]
+    arguments: ScriptArguments = field(default_factory=list)
+    module: Annotated[bool, Option("-m", help="SCRIPT is a module, as for `python -m`.")] = False
     step: Annotated[
-        int | None, Option(metavar="STEP", help="As it was at this step; else the newest.")
+        int | None,
+        Option(metavar="STEP", help="Of a run: as it was at this step; else the newest."),
     ] = None
+    steps: Annotated[
+        int | None,
+        Option(min=1, help="Of a script: stop it after this many measured steps; else 5."),
+    ] = None
+    out: Annotated[
+        str, Option("--out", "-o", metavar="DIR", help="Of a script: keep the run there.")
+    ] = ""
     json: Json = False
 
 

@@ -1,4 +1,5 @@
-"""Options that take a list: `--step 1 11`, `--step 1 --step 11` and `--step 1,11` are the same."""
+"""Which word belongs to what: `--step 1 11`, `--step 1 --step 11` and `--step 1,11` are the same,
+and what stands behind a script is the script's."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from typer.core import TyperCommand
 
 from gradiometer.errors import UsageError
 
-__all__ = ["StepLists", "WordLists", "whole_numbers", "words"]
+__all__ = ["ScriptLast", "StepLists", "WordLists", "whole_numbers", "words"]
 
 NUMBERS = re.compile(r"\d+(,\d+)*,?")
 
@@ -20,6 +21,22 @@ class StepLists(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Write `--step 1 11` as `--step 1 --step 11`, which the parser knows."""
         return super().parse_args(ctx, spelled_out(args, "--step"))
+
+
+class ScriptLast(TyperCommand):
+    """A command that takes a run or a script: what stands behind a script is the script's own."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Write `train.py --seed 1` as `-- train.py --seed 1`, and `-m train` alike."""
+        place = next((place for place, word in enumerate(args) if _is_program(args, place)), None)
+        if place is not None and "--" not in args[:place]:
+            args = [*args[:place], "--", *args[place:]]
+        return super().parse_args(ctx, args)
+
+
+def _is_program(args: list[str], place: int) -> bool:
+    """Whether a file of Python or the word behind -m stands there."""
+    return args[place].endswith(".py") or (place > 0 and args[place - 1] == "-m")
 
 
 class WordLists(TyperCommand):

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradiometer.capture import generations
 from gradiometer.capture.meter import Meter
 from gradiometer.errors import GradiometerWarning, MissingExtra, UsageError
 from gradiometer.integrations import transformers
@@ -104,6 +105,7 @@ class GradiometerCallback(transformers.GradiometerCallback):
     # These stand in place of the trainer's, and call them.
 
     def _compute_loss(self, compute: Callable[..., Tensor], model: Any, inputs: Batch) -> Tensor:
+        generations.training_on(inputs)
         trainer, meter = self._trainer(), self.session.open
         if meter is None or not self._terms or not torch.is_grad_enabled() or not meter.terms_due:
             return compute(model, inputs)
@@ -133,6 +135,7 @@ class GradiometerCallback(transformers.GradiometerCallback):
         if meter is None or not trainer.model.training or trainer.accelerator.num_processes > 1:
             return batch
         self._generation, step = (batch, self._rewards), trainer.state.global_step
+        generations.note(batch, self._rewards)
         if self._anatomy_every is not None and step >= self._anatomy_due:
             self._anatomy_due = step + self._anatomy_every
             try:

@@ -551,6 +551,7 @@ def reward_unreliable(run: RunData) -> Verdict:
 def _fooled(run: RunData, progress: Outcome) -> tuple[Evidence, ...] | None:
     """Updates raise what earned more, yet the held-out score falls: what earned more was luck."""
     gain, held, reward = run.get("reward_gain"), held_out(run), trained_for(run)
+    gain = run.get("credit/reward_gain") if gain is None else gain
     trained = None if reward is None else judge_series(run, reward.finite)
     if trained is None or trained.course not in ("flat", "unclear"):
         return None

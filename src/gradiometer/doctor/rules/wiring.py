@@ -461,9 +461,12 @@ def dead_block(run: RunData) -> Verdict:
 
 
 def _waiting(run: RunData) -> set[str]:
-    """Blocks and layers whose optimizer has not stepped yet: a critic may begin later."""
+    """Blocks and layers whose optimizer has not stepped yet (a critic may begin later), and those
+    that the script steps by hand, as TRPO does."""
     content = run.table("waiting")
-    return {str(name) for name in content} if isinstance(content, list) else set()
+    moved = [event.detail.get("blocks") for event in run.source.events("moved-by-hand")]
+    lists = [each for each in (content, *moved) if isinstance(each, list)]
+    return {str(name) for each in lists for name in each}
 
 
 def _blocks(run: RunData) -> list[str]:

@@ -177,6 +177,7 @@ def score_not_zero_mean(run: RunData) -> Verdict:
         title = "The loss has log-probs of actions that were never taken"
         return [proved_finding(event, title) for event in facts]
     series = run.get("score_z")
+    series = run.get("credit/score_z") if series is None else series
     if series is None or len(series.finite) < limits.min_scores:
         why = "gm.audit(..., policy=...) resamples actions; a log needs score_z"
         return Skipped(why=f"{why} (gradiometer.maths.scores.score_z)", metric="score_z")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from gradiometer.doctor.proofs import proved_events, proved_finding
-from gradiometer.doctor.replayed import TABLE, replayed
+from gradiometer.doctor.replayed import GROUPS, TABLE, replayed, replayed_groups, set_lengths
 from gradiometer.doctor.rule import Draft, Skipped, Verdict, finding, rule, words
 from gradiometer.doctor.rundata import RunData
+from gradiometer.maths.grouprecipes import GroupFit, Lengths, ReplayedGroups
 from gradiometer.maths.recipes import Fit
 from gradiometer.records import Event, Evidence
 
@@ -28,6 +29,52 @@ FIXES = {
     "rows-running": "Index the advantages with the same indices as observations and actions",
     "values-for-advantages": "Put the advantages, not the values, into the policy's loss",
 }
+GROUP_FIXES = {
+    "not-centred": "Subtract the mean reward of the answers to the same prompt",
+    "not-centred-scaled": "Subtract the mean reward of the answers to the same prompt",
+    "groups-cut-wrongly": (
+        "Repeat prompts with repeat_interleave before rewards.view(-1, answers to a prompt), or cut"
+        " the groups the other way"
+    ),
+    "groups-cut-wrongly-centred": (
+        "Repeat prompts with repeat_interleave before rewards.view(-1, answers to a prompt), or cut"
+        " the groups the other way"
+    ),
+    "wrong-spread": "Take mean and spread over the same axis: the answers to one prompt",
+    "wrong-mean": "Take mean and spread over the same axis: the answers to one prompt",
+    "over-variance": "Divide by the spread (std), not by the variance",
+}
+GROUP_WORDS = words(
+    """
+    cause: Advantages were computed again from the rewards of the answers and the prompts they
+      belong to, by the right recipe and by those people write by mistake. What the update really
+      gave to each answer is what {recipe} gives, and not what the right recipe gives.
+    confirm: Print rewards and advantages of the answers to one prompt; gradiometer replay shows
+      every recipe and how much of the update it explains.
+    see: mathematics: Replay
+    """
+)
+PADDING_WORDS = words(
+    """
+    cause: The program has a mask of the tokens that count, and tokens outside it are pushed up and
+      down like the others. What was generated after the end, or the prompt, is trained.
+    fix: Multiply the loss of each token by the mask before it is summed, and divide by the sum of
+      the mask.
+    confirm: Print the gradient of the loss by the log-probabilities times (1 − mask): it must be 0.
+    see: mathematics: Replay
+    """
+)
+LENGTH_WORDS = words(
+    """
+    cause: The settings name how the loss is averaged over tokens and answers, and the update is
+      that of the other way. Averaged within each answer, long ones count less for each token; over
+      all tokens, long answers count more.
+    fix: Average as the settings say, or change the setting.
+    confirm: Print the gradient of the loss by the log-probabilities of a short and a long answer
+      with the same advantage.
+    see: mathematics: Replay
+    """
+)
 TARGETS = {
     "ends-not-masked": (
         "Targets of the value run on over the ends of episodes",
@@ -96,6 +143,8 @@ def recipe_mismatch(run: RunData) -> Verdict:
         known = [each for each in events if each.detail.get("recipe") in TARGETS]
         if known:
             return _targets(known[-1])
+    if (groups := replayed_groups(run)) is not None:
+        return _of_groups(groups, set_lengths(run))
     found = replayed(run)
     if found is None and not isinstance(events, Skipped):
         return None
@@ -124,12 +173,58 @@ def recipe_mismatch(run: RunData) -> Verdict:
     )
 
 
+def _of_groups(found: ReplayedGroups, expected: Lengths | None) -> Draft | None:
+    evidence = Evidence(
+        series=GROUPS, reading=f"{found.samples} answers of first passes, and what each was given"
+    )
+    if (wrong := found.wrong) is not None:
+        right = 0.0 if found.right.flipped else found.right.r2
+        return finding(
+            f"Advantages {said(wrong)} explain {wrong.r2:.1%} of this update, as they should be"
+            f" {right:.1%}",
+            evidence,
+            severity="critical",
+            basis="proved",
+            since_step=0,
+            words=GROUP_WORDS,
+            fix=(SIGN,) if wrong.flipped else (GROUP_FIXES[wrong.recipe.name],),
+            recipe=said(wrong),
+        )
+    if expected is not None and found.weighs_otherwise(expected):
+        return _lengths(found, expected, evidence)
+    if not found.is_on_padding:
+        return None
+    assert found.on_padding is not None
+    return finding(
+        f"Tokens that do not count are trained: {found.on_padding:.0%} of those outside the mask"
+        " have a gradient",
+        evidence,
+        severity="critical",
+        basis="proved",
+        since_step=0,
+        words=PADDING_WORDS,
+    )
+
+
+def _lengths(found: ReplayedGroups, expected: Lengths, evidence: Evidence) -> Draft:
+    other = "tokens" if expected == "answers" else "answers"
+    return finding(
+        f"Long and short answers weigh otherwise than set: {other} that weigh the same explain"
+        f" {found.right.r2:.1%} of this update, {expected} {found.by_lengths[expected]:.1%}",
+        evidence,
+        severity="critical",
+        basis="proved",
+        since_step=0,
+        words=LENGTH_WORDS,
+    )
+
+
 def _targets(event: Event) -> Draft:
     title, told = TARGETS[event.detail["recipe"]]
     return proved_finding(event, title, words=told)
 
 
-def said(fit: Fit) -> str:
+def said(fit: Fit | GroupFit) -> str:
     """A recipe in words."""
     if not fit.flipped:
         return fit.recipe.words

@@ -73,7 +73,7 @@ def models_of(optimizers: Sequence[Optimizer]) -> TrainedModels:
         else:
             parts[name] = root
     for name, tensor in zip(names[len(roots) :], loose, strict=True):
-        parts[_fresh(name, parts)] = _holding({"value": tensor})
+        parts[_fresh(name, parts)] = _holding({"weight": tensor})
     roles = find_blocks(named_parameters(parts), None).num_named > 1
     blocks = dict(zip(names, roots, strict=False)) if len(roots) > 1 and not roles else None
     return TrainedModels(model=parts, blocks=blocks, words=", ".join(names))
@@ -94,12 +94,13 @@ def _spread(root: nn.Module, trained: frozenset[int]) -> dict[str, nn.Module]:
     if _unwrapped(root) is not root:
         return {"model": root}
     out = _targets(root, trained)
-    own = {name: _holding({"value": p}) for name, p in root.named_parameters(recurse=False)}
+    own = {name: _holding({"weight": p}) for name, p in root.named_parameters(recurse=False)}
     return {**{name: part for name, part in root.named_children() if name not in out}, **own}
 
 
 def _holding(tensors: dict[str, Tensor]) -> nn.Module:
-    """A module of these; SB3's and CleanRL's log α is a plain tensor and no nn.Parameter."""
+    """A module of these; SB3's and CleanRL's log α is a plain tensor and no nn.Parameter. It is
+    called a weight, which says nothing of a role, as `value` would."""
     module = nn.Module()
     module._parameters.update(tensors)  # type: ignore[arg-type]
     return module

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "INTERRUPTED",
+    "EnoughSteps",
     "NothingToRun",
     "Program",
     "RunOptions",
@@ -38,6 +39,14 @@ _kept: list[ModuleType] = []
 
 class NothingToRun(UsageError):
     """There is no such script or module."""
+
+
+class EnoughSteps(SystemExit):
+    """The script has taken as many steps as were asked for. It leaves as if by sys.exit(0): its
+    `finally` blocks run, `except Exception` lets it pass, and a thread ends without a word."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +76,9 @@ class RunOptions:
     budget: float | None = 0.01
     tier: Tier = "standard"
     doctor: bool = True
+    steps: int | None = None
+    """After how many measured steps the script is stopped; None: never."""
+    quiet: bool = False
     start: Path = field(default_factory=Path.cwd)
 
     def run_folder(self, number: int) -> Path:
@@ -92,6 +104,8 @@ class ScriptEnd:
 
     code: int
     error: BaseException | None = None
+    stopped: bool = False
+    """Whether it was stopped by us."""
 
 
 def execute(program: Program) -> ScriptEnd:
@@ -104,6 +118,8 @@ def execute(program: Program) -> ScriptEnd:
         outcome = ScriptEnd(code=0)
     except NothingToRun:
         raise
+    except EnoughSteps:
+        outcome = ScriptEnd(code=0, stopped=True)
     except SystemExit as leaving:
         outcome = _left(leaving)
     except KeyboardInterrupt as problem:

@@ -19,7 +19,7 @@ from gradiometer.capture.meter import Meter
 from gradiometer.capture.rounds import Coverage
 from gradiometer.capture.watch import watch
 from gradiometer.integrations.script.models import held_by, models_of
-from gradiometer.integrations.script.running import RunOptions, is_first_rank
+from gradiometer.integrations.script.running import EnoughSteps, RunOptions, is_first_rank
 from gradiometer.store.console_lines import is_counter
 from gradiometer.store.database import DATABASE_NAME, remove
 from gradiometer.words import say
@@ -110,7 +110,7 @@ class ScriptRuns:
         )
         self.optimizers = optimizers
         self._seen.update(optimizers)
-        if keeps:
+        if keeps and not options.quiet:
             steppers = ", ".join(type(one).__name__ for one in optimizers)
             say(f"watching {found.words} ({steppers}); the run is {options.shown(folder)}")
 
@@ -125,6 +125,9 @@ class ScriptRuns:
             values, where = self._elsewhere.popleft()
             self.log(values, **where)
         self.meter.boundary()  # with an optimizer that never steps no round would end by itself
+        wanted = self._options.steps
+        if wanted is not None and self._coverage(self.meter).measured >= wanted:
+            raise EnoughSteps
 
     def log(
         self, values: Mapping[str, Any], *, env_steps: int | None = None, epoch: int | None = None

@@ -20,11 +20,11 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from gradiometer.capture import environment, hooks
+from gradiometer.capture import environment, generations, hooks
 from gradiometer.capture.meter import Meter
 from gradiometer.integrations.script.boundary import Boundary
 from gradiometer.integrations.script.models import held_by, without_superseded
-from gradiometer.integrations.script.running import RunOptions
+from gradiometer.integrations.script.running import EnoughSteps, RunOptions
 from gradiometer.integrations.script.runs import ScriptRuns
 from gradiometer.words import say
 
@@ -37,6 +37,9 @@ class Watcher:
     def __init__(self, options: RunOptions, boundary: Boundary) -> None:
         self.runs = ScriptRuns(options, lambda: self.num_backwards)
         self.stepped_back = False
+        self.own_meter = ""
+        """Of the script, in words."""
+        self._options = options
         self.num_made = 0
         self.num_backwards = 0
         self._boundary = boundary
@@ -79,6 +82,10 @@ class Watcher:
     def look_for_environments(self) -> None:
         """The script has imported a library of environments."""
         environment.look_for_environments()
+
+    def listen_to(self, trainer: type[Any]) -> None:
+        """The script has imported a trainer that generates answers."""
+        self._hooks.callback(generations.listen_to(trainer))
 
     def retire(self) -> None:
         """Watch no more: every hook is removed, and the run is closed."""
@@ -147,10 +154,13 @@ class Watcher:
         if self._opening:
             return
         where = "keeps no run" if meter.run is None else f"keeps {meter.run}"
-        if not self.stepped_back:
-            say(f"the script has a meter of its own, which {where}: `gradiometer run` steps back")
+        self.own_meter = f"the script has a meter of its own, which {where}"
+        if not self.stepped_back and not self._options.quiet:
+            say(f"{self.own_meter}: `gradiometer run` steps back")
         self.stepped_back = True
         self.retire()
+        if self._options.steps is not None:  # nobody would count them
+            raise EnoughSteps
 
     def _come(self, optimizer: Optimizer) -> None:
         """An optimizer that is not watched has a gradient, or steps."""
