@@ -306,6 +306,10 @@ class WiringRequest:
     step: Annotated[
         int | None, Option(metavar="STEP", help="As it was at this step; else the newest.")
     ] = None
+    svg: Annotated[
+        str, Option(metavar="FILE", help="Write the diagram of the page's Wiring tab to a file.")
+    ] = ""
+    theme: Annotated[str, Option(metavar="light|dark", help="Of that file.")] = "light"
     json: Json = False
 
 

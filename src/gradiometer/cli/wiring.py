@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 from rich.text import Text
 from rich.tree import Tree
 
+from gradiometer.charts.drawing import as_svg_file
+from gradiometer.charts.wiring import read_diagram
+from gradiometer.charts.wiringsheets import draw_wiring
 from gradiometer.cli.commands import WiringRequest
 from gradiometer.cli.printing import console, print_json, warnings_in_a_line
 from gradiometer.errors import UsageError
-from gradiometer.store.importers import open_log
+from gradiometer.store.importers import Log, open_log
+from gradiometer.store.reader import Run
 from gradiometer.store.wiring import LossTerm, Wiring, read_wiring
 from gradiometer.words import fmt
 
@@ -28,10 +33,23 @@ def wiring(request: WiringRequest) -> None:
         )
     with warnings_in_a_line(), open_log(request.run) as run:
         found = read_wiring(run, request.step)
+        if request.svg:
+            _write_svg(run, request)
         if request.json:
             print_json({"run": str(run.path), **dataclasses.asdict(found)})
         else:
             console().print(_tree(run.name, found))
+
+
+def _write_svg(run: Run | Log, request: WiringRequest) -> None:
+    """The diagram as a file; `read_wiring` has refused what is no run."""
+    assert isinstance(run, Run)
+    drawing = draw_wiring(read_diagram(run, run.name, request.step))
+    text = as_svg_file(drawing, request.theme)
+    try:
+        Path(request.svg).write_text(text, encoding="utf-8")
+    except OSError as problem:
+        raise UsageError(f"cannot write --svg {request.svg}: {problem.strerror}") from None
 
 
 def _tree(name: str, found: Wiring) -> Tree:

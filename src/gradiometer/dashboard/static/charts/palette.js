@@ -141,6 +141,7 @@ function byRun(item, roles, runs, theme) {
 
 function byRole(item, given, free, runs, theme) {
   const [kind, expert, tier] = (item.role ?? "").split(":");
+  if (kind === "ink") return { colour: RUNS[theme][Number(expert)], dash: "solid", width: 1.9 };
   if (kind === "expert") return ofExpert(expert, tier, theme);
   if (GREY.test(item.role ?? "")) return { colour: GREYS[theme][given.get(item.role) % GREYS[theme].length], dash: "dot", width: 1.3 };
   if (!item.role) return { colour: runColour(runs.get(item.run), theme), dash: "solid", width: 1.7 };
