@@ -224,6 +224,8 @@ class Chart:
     empty: Empty | None = None
     wide: bool = False
     """Whether it takes the whole row."""
+    fold: bool = False
+    """Whether its section is closed until the reader opens it."""
     pick: str = ""
     """A parameter of the URL that a click on a row sets to the row's key."""
 

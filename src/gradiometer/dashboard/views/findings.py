@@ -25,7 +25,7 @@ from gradiometer.charts.timeline import series_of, timeline
 from gradiometer.dashboard.diagnoses import READING
 from gradiometer.dashboard.request import OpenRun, ViewRequest
 from gradiometer.dashboard.shape import Control, FindingCard, Option, Verdict, View
-from gradiometer.dashboard.views.series import called
+from gradiometer.dashboard.views.series import called, is_turned, said
 from gradiometer.doctor.diagnosis import Diagnosis
 from gradiometer.doctor.report import checks_run
 from gradiometer.doctor.rule import Skipped
@@ -170,7 +170,7 @@ def _charts(request: ViewRequest, case: _Case, room: int, taken: set[str]) -> li
             Chart(
                 id=id,
                 kind="lines",
-                title=series,
+                title=said(series),
                 section=f"{case.label}: {finding.title}"
                 if len(request.runs) > 1
                 else finding.title,
@@ -178,7 +178,12 @@ def _charts(request: ViewRequest, case: _Case, room: int, taken: set[str]) -> li
                 x=Axis(title="step"),
                 y=axis_of(series),
                 lines=[
-                    request.line(case.run, series, series if len(request.runs) == 1 else case.label)
+                    request.line(
+                        case.run,
+                        series,
+                        series if len(request.runs) == 1 else case.label,
+                        turned=is_turned(series),
+                    )
                 ],
                 levels=_levels(case.run, series),
                 spans=_spans(finding, readings),
