@@ -21,7 +21,7 @@ from gradiometer.dashboard.run_index import RunIndex
 from gradiometer.dashboard.shape import RunCard
 from gradiometer.dashboard.views.findings import card_of, verdict_of
 from gradiometer.dashboard.views.overview import shortened
-from gradiometer.dashboard.views.series import best, named, reward_of, said
+from gradiometer.dashboard.views.series import best, is_turned, named, reward_of, said
 from gradiometer.doctor.diagnosis import diagnose
 from gradiometer.records import Event, Evidence, Finding, Row
 from gradiometer.store.logs import Log

@@ -1,4 +1,4 @@
-"""The tab Wiring in a real Chromium."""
+"""The tabs Wiring and Samples in a real Chromium, folds and grey tabs."""
 
 from __future__ import annotations
 
@@ -36,10 +36,16 @@ def address(serving: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
                 f"grad/actor/term/{WICKED}/norm": 0.5,
                 "grad/all/term/policy/norm": 1.0 + step,
                 f"grad/actor/term/policy~{WICKED}/cos": -0.9,
+                "grad/all/term/policy/loss": 0.5,
                 "credit/zero_share": 0.2,
                 "credit/positive_share": 0.5,
             }
             writer.put(Row(step=step, wall_time=1e9 + step, values=values))
+        rows = [
+            {"prompt": "2+2", "completion": f"{WICKED} four", "reward": 1.0, "credit": 0.7},
+            {"prompt": "toString", "completion": "five", "reward": 0.0, "credit": -0.7},
+        ]
+        writer.put(Table(step=10, name="samples", content={"of": 2, "rows": rows}))
         content = {"loss": 1.0, "terms": terms, "additivity_error": 0.0, "backward": 1}
         writer.put(Table(step=0, name="wiring", content=content))
     with Writer(root / "plain", facts={"started": "2025-01-01"}) as writer:
@@ -109,3 +115,53 @@ def test_a_run_whose_loss_was_not_read_says_how_to_have_it_drawn(
 ) -> None:
     page = browse(f"{address}/wiring?run=plain")
     assert "gradiometer run train.py" in page.locator("#empty").inner_text()
+
+
+def test_samples_are_read_in_order_of_credit_and_found_by_a_word(
+    address: str, browse: Callable[..., Any]
+) -> None:
+    page = browse(f"{address}/samples?run=ppo")
+    cells = page.locator("[data-chart=samples] tbody tr")
+    assert f"{WICKED} four" in cells.first.inner_text()
+    page.get_by_label("First", exact=True).select_option("credit-low")
+    cells.first.filter(has_text="five").wait_for()
+    assert cells.first.locator("td").nth(3).inner_text() == "toString"
+    page.get_by_label("Find", exact=True).fill("FOUR")
+    page.locator("#header").filter(has_text="1 sample, of 2").wait_for()
+    assert cells.count() == 1
+
+
+def test_tabs_without_data_are_grey_and_say_what_would_fill_them(
+    address: str, browse: Callable[..., Any]
+) -> None:
+    page = browse(f"{address}/overview?run=plain")
+    bare = page.locator("#tabs a.bare")
+    assert "meter.log_samples" in page.locator("#tabs a[data-tab=samples]").get_attribute("title")
+    assert "Overview" not in bare.all_inner_texts()
+    page = browse(f"{address}/overview?run=ppo")
+    assert "Wiring" not in page.locator("#tabs a.bare").all_inner_texts()
+
+
+def test_the_first_charts_are_open_and_a_fold_is_drawn_when_it_is_opened(
+    address: str, browse: Callable[..., Any]
+) -> None:
+    page = browse(f"{address}/terms?run=ppo")
+    fold = page.locator("details.fold-section").first
+    card = fold.locator("article").first
+    assert not card.is_visible()
+    assert fold.locator("[data-drawn]").count() == 0
+    fold.locator("summary").focus()
+    page.keyboard.press("Enter")
+    fold.locator("[data-drawn]").first.wait_for()
+    assert card.is_visible()
+
+
+def test_colours_come_from_the_selection_and_the_newest_training_opens(
+    address: str, browse: Callable[..., Any]
+) -> None:
+    page = browse(f"{address}/overview")
+    assert "ppo" in page.title()  # the other run is a probe of one step
+    page = browse(f"{address}/overview?run=plain&run=ppo")
+    marks = page.locator(".run.shown .swatch")
+    colours = {mark.evaluate("each => each.style.background") for mark in marks.all()}
+    assert colours == {"rgb(0, 114, 178)", "rgb(221, 138, 0)"}

@@ -177,8 +177,8 @@ def _minus(value: Number) -> Number:
 
 
 def _went_on(card: RunCard) -> bool:
-    """Whether there is a curve to see; a live run may have only begun."""
-    return card.state == "live" or (card.newest_step is not None and card.newest_step >= FEW_STEPS)
+    """Whether there is a curve to see."""
+    return card.newest_step is not None and card.newest_step >= FEW_STEPS
 
 
 def points_of(

@@ -77,14 +77,14 @@ function evidence(piece) {
   return el("li", {}, el("code", {}, piece.series ?? ""), " ", piece.reading ?? "", steps && el("span", { class: "dim" }, ` (${steps})`));
 }
 
-const REFERENCES = /(https?:\/\/[^\s,;)]+)|arXiv[: ]?(\d{4}\.\d{4,5})/gi;
+const REFERENCES = /https?:\/\/[^\s,;)]+/gi;
 
-/** A text in which addresses and numbers of arXiv are links. */
+/** A text in which addresses are links. */
 function reference(text) {
   const parts = [];
   let end = 0;
   for (const found of text.matchAll(REFERENCES)) {
-    const href = found[1] ?? `https://arxiv.org/abs/${found[2]}`;
+    const [href] = found;
     parts.push(text.slice(end, found.index), el("a", { href, target: "_blank", rel: "noopener noreferrer" }, found[0].replace(/^https?:\/\//, "")));
     end = found.index + found[0].length;
   }

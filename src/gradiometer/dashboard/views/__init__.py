@@ -12,6 +12,7 @@ from gradiometer.dashboard.views.estimators import estimators
 from gradiometer.dashboard.views.findings import findings
 from gradiometer.dashboard.views.gradients import gradients
 from gradiometer.dashboard.views.overview import overview
+from gradiometer.dashboard.views.samples import samples
 from gradiometer.dashboard.views.terms import terms
 from gradiometer.dashboard.views.wiring import wiring
 
@@ -24,6 +25,7 @@ VIEWS: dict[str, Callable[[ViewRequest], View]] = {
     "terms": terms,
     "estimators": estimators,
     "dynamics": dynamics,
+    "samples": samples,
     "compare": compare,
     "findings": findings,
 }

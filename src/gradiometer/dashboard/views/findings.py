@@ -43,6 +43,7 @@ CHOICES = {
     "warn": "warn and above",
     "critical": "critical only",
 }
+ARXIV = re.compile(r"\barXiv[: ]?(\d{4}\.\d{4,5})\b", re.IGNORECASE)
 MOST_CHARTS, MOST_OF_ONE = 40, 4
 """Charts of the view, and of one finding: after that a finding has words only."""
 MOST_TIMELINES = 4
@@ -373,7 +374,7 @@ def card_of(
         cause=finding.cause,
         fix=list(finding.fix),
         confirm=finding.confirm,
-        references=list(finding.references),
+        references=[ARXIV.sub(r"https://arxiv.org/abs/\1", each) for each in finding.references],
         folded=[f"{id}: {told[id].title}" if id in told else id for id in finding.suppressed],
         charts=list(charts),
     )
