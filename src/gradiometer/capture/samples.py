@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gradiometer.errors import UsageError
 from gradiometer.records import Table
 
 __all__ = ["SampleLog"]
@@ -42,7 +41,7 @@ class SampleLog:
         num = len(completions)
         paid, weighed = _numbers("rewards", rewards, num), _numbers("credit", credit, num)
         if len(prompts) != num:
-            raise UsageError(f"{len(prompts)} prompts and {num} completions: give one for each")
+            raise ValueError(f"{len(prompts)} prompts and {num} completions: give one for each")
         rows = [
             {
                 "prompt": _text(prompts[place]),
@@ -77,7 +76,7 @@ def _numbers(what: str, values: Any, num: int) -> list[float | None]:
         return [None] * num
     listed = values.tolist() if hasattr(values, "tolist") else list(values)
     if len(listed) != num:
-        raise UsageError(f"{len(listed)} {what} and {num} completions: give one for each")
+        raise ValueError(f"{len(listed)} {what} and {num} completions: give one for each")
     numbers = [None if value is None else float(value) for value in listed]
     return [value if value is not None and math.isfinite(value) else None for value in numbers]
 
