@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from gradiometer.errors import GradiometerWarning
 from gradiometer.store.samples import read_samples
 
 
-def log(folder: Path, *given: object, **more: object) -> gm.Run:
+def log(folder: Path, *given: Any, **more: Any) -> Any:
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with gm.watch(model, optimizer, run=folder) as meter:

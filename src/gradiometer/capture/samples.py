@@ -42,7 +42,7 @@ class SampleLog:
         paid, weighed = _numbers("rewards", rewards, num), _numbers("credit", credit, num)
         if len(prompts) != num:
             raise ValueError(f"{len(prompts)} prompts and {num} completions: give one for each")
-        rows = [
+        rows: list[dict[str, Any]] = [
             {
                 "prompt": _text(prompts[place]),
                 "completion": _text(completions[place]),
