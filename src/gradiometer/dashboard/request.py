@@ -150,7 +150,8 @@ class ViewRequest:
 
     def _training(self, newest: str) -> str:
         """The newest run; where that is a probe of a step or two, the newest that went on."""
-        if _went_on(self.index.card(newest)):
+        card = self.index.card(newest)
+        if card.kind != "run" or _went_on(card):  # another tool's log is costly to open
             return newest
         cards = [card for card in self.index.cards(LOOK_LONG) if card.state != "unreadable"]
         return next((card.id for card in cards if _went_on(card)), newest)
