@@ -20,6 +20,7 @@ DEMO = Path("runs/demo")
 COLOURS = {"policy": "#3b6fb6", "entropy": "#d1603d"}
 TABS = {
     "overview": "overview?run=broken",
+    "wiring": "wiring?run=broken",
     "gradients": "gradients?run=ppo/seed-1",
     "terms": "terms?run=sokoban",
     "estimators": "estimators?run=estimators",
@@ -79,8 +80,19 @@ def dead_term() -> None:
     figure.savefig(PICTURES / "dead_term.png", dpi=130)
 
 
-def tabs() -> None:
-    """A photograph of each tab of the dashboard, over runs/tabs."""
+def wiring() -> None:
+    """The loss of the demo's broken run, drawn: what `gradiometer wiring RUN --svg FILE` writes."""
+    from gradiometer.charts.drawing import as_svg_file
+    from gradiometer.charts.wiring import read_diagram
+    from gradiometer.charts.wiringsheets import draw_wiring
+
+    with gm.load(DEMO / "broken") as run:
+        drawing = draw_wiring(read_diagram(run, "ppo-cartpole"))
+    (PICTURES / "wiring.svg").write_text(as_svg_file(drawing), encoding="utf-8")
+
+
+def tabs(*wanted: str) -> None:
+    """A photograph of each tab of the dashboard, over runs/tabs; `tabs:wiring` of one."""
     import uvicorn
     from PIL import Image
     from playwright.sync_api import sync_playwright
@@ -97,6 +109,8 @@ def tabs() -> None:
         )
         page = browser.new_page(viewport={"width": 1280, "height": 900})
         for name, view in TABS.items():
+            if wanted and name not in wanted:
+                continue
             page.goto(f"http://127.0.0.1:{listening.getsockname()[1]}/{view}")
             page.wait_for_selector(f"html[data-ready={name}]", timeout=60_000)
             time.sleep(4)  # the doctor reads in the background, and charts are drawn one by one
@@ -129,5 +143,7 @@ def timeline() -> None:
 
 if __name__ == "__main__":
     PICTURES.mkdir(exist_ok=True)
-    for wanted in sys.argv[1:]:
-        {"dead_term": dead_term, "tabs": tabs, "timeline": timeline}[wanted]()
+    made = {"dead_term": dead_term, "tabs": tabs, "timeline": timeline, "wiring": wiring}
+    for asked in sys.argv[1:]:
+        name, *parts = asked.split(":")
+        made[name](*parts)

@@ -88,7 +88,7 @@ def test_the_drawing_marks_onsets_and_best_at_their_steps() -> None:
     assert marks == [xs[0], xs[-1]]
     (best,) = re.findall(r'class="since fine" x1="([\d.]+)"', drawn)
     assert abs(float(best) - xs[60]) < 0.2
-    assert "1  early · step 0" in drawn
+    assert "1  step 0 · early &lt;began&gt;" in drawn  # there is room for words
     assert "2  late · step 990" in drawn
     assert "early &lt;began&gt;" in drawn  # what hovering says
     inside = [float(x) for x in re.findall(r' x1?="(-?[\d.]+)"', drawn)]

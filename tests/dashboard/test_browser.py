@@ -35,6 +35,7 @@ def home(lab_runs: Path, serving: Callable[..., Any]) -> Iterator[str]:
 
 def show(page: Any, chart: str) -> None:
     """Charts are drawn when they come into view."""
+    unfold(page, chart)
     page.locator(f'[data-chart="{chart}"]').scroll_into_view_if_needed()
     page.wait_for_selector(f'[data-chart="{chart}"] .chart-plot[data-drawn]', timeout=60_000)
 
@@ -49,6 +50,15 @@ def drawn(page: Any, chart: str) -> list[dict[str, Any]]:
         chart,
     )
     return found
+
+
+def unfold(page: Any, chart: str) -> None:
+    """Open the section that a chart is in."""
+    page.evaluate(
+        """id => { const fold = document.querySelector(`[data-chart="${id}"]`)?.closest("details");
+                   if (fold) fold.open = true; }""",
+        chart,
+    )
 
 
 def charts_of(page: Any) -> list[str]:
@@ -85,9 +95,10 @@ def test_every_tab_of_every_lab_opens_and_draws_what_it_has(
         page.wait_for_selector(f"html[data-ready={tab}]", timeout=60_000)
         assert page.locator(".problem").count() == 0
         for chart in charts_of(page)[:3]:
+            unfold(page, chart)
             page.locator(f'[data-chart="{chart}"]').scroll_into_view_if_needed()
             page.wait_for_selector(
-                f'[data-chart="{chart}"] :is(.chart-plot[data-drawn], table, .empty)',
+                f'[data-chart="{chart}"] :is(.chart-plot[data-drawn], table, .drawing svg, .empty)',
                 timeout=60_000,
             )
         assert charts_of(page) or page.locator(".empty").count()

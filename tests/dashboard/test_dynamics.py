@@ -27,6 +27,7 @@ from gradiometer.dashboard.query import parse_query
 from gradiometer.dashboard.request import ViewRequest
 from gradiometer.dashboard.run_index import RunIndex
 from gradiometer.dashboard.shape import View
+from gradiometer.dashboard.views.dynamics import QUESTIONS, SENTENCES
 from gradiometer.doctor.experts.judge import judge, read_experts
 from gradiometer.doctor.experts.series import TIERS, rms_of
 from gradiometer.errors import UnknownName
@@ -274,7 +275,9 @@ def test_the_header_has_the_latest_divergence_its_reading_and_the_sound_companio
         first, second = (run.series(f"grad/expert/{e}/divergence")[1][-1] for e in "12")
         found = read_experts(run)
         assert found is not None
-        assert view.header[1] == f"Sound companion: {verdict(found, found.answers)}"
+        assert view.header[1] == (
+            f"With the routing weight taken out: {verdict(found, found.answers)}"
+        )
     assert view.header[0].startswith(
         f"Divergence score at step 390: {first:.3g} (expert 1), {second:.3g} (expert 2): in between"
         " (above 0.05"
@@ -307,7 +310,8 @@ def test_the_three_questions_are_answered_as_the_command_does(
     with load(folder) as run:
         truth = judge(run)
     assert [(a.question, a.verdict, a.source_reading, a.sound_reading) for a in view.answers] == [
-        (a.question, a.verdict, a.source_reading, a.sound_reading) for a in truth.answers
+        (QUESTIONS[a.question], SENTENCES[a.verdict], a.source_reading, a.sound_reading)
+        for a in truth.answers
     ]
     assert [a.tone for a in view.answers] == [a.tone for a in truth.answers] == ["warn"] * 3
     assert {answer.run for answer in view.answers} == {"moe"}
@@ -320,7 +324,7 @@ def test_genuine_divergence_is_good_and_too_little_is_unsure(
 ) -> None:
     made.write_run(tmp_path / "apart", genuine=0.5)
     made.write_run(tmp_path / "young", steps=range(0, 30, 10))
-    assert [a.tone for a in view_of(tmp_path, "run=apart").answers if "genuine" in a.question] == [
+    assert [a.tone for a in view_of(tmp_path, "run=apart").answers if "really" in a.question] == [
         "good"
     ]
     young = view_of(tmp_path, "run=young")

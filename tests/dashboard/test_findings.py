@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -104,7 +105,10 @@ def test_every_finding_of_the_doctor_is_told_whole_and_in_its_order(root: Path) 
         assert (card.fix, card.confirm, card.references) == (
             [*finding.fix],
             finding.confirm,
-            [*finding.references],
+            [
+                re.sub(r"arXiv (\d{4}\.\d{5})", r"https://arxiv.org/abs/\1", each)
+                for each in finding.references
+            ],
         )
         assert [each["reading"] for each in card.evidence] == [
             each.reading for each in finding.evidence

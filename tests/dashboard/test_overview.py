@@ -21,7 +21,7 @@ from gradiometer.dashboard.run_index import RunIndex
 from gradiometer.dashboard.shape import RunCard
 from gradiometer.dashboard.views.findings import card_of, verdict_of
 from gradiometer.dashboard.views.overview import shortened
-from gradiometer.dashboard.views.series import best, named, reward_of, said
+from gradiometer.dashboard.views.series import best, is_turned, named, reward_of, said
 from gradiometer.doctor.diagnosis import diagnose
 from gradiometer.records import Event, Evidence, Finding, Row
 from gradiometer.store.logs import Log
@@ -170,10 +170,9 @@ def test_logs_of_other_tools_show_the_same_curves_under_their_names() -> None:
     assert [line["name"] for line in found["reward"]["lines"]] == ["rollout/ep_rew_mean"]
     (entropy,) = found["entropy"]["lines"]
     assert entropy["name"] == "train/entropy_loss"
-    assert entropy["label"] == "−entropy (train/entropy_loss)"
-    assert_true_to(entropy, FIXTURES)
-    assert max(entropy["points"]["values"]) < 0, "drawn as logged"
-    assert "other sign" in found["entropy"]["subtitle"]
+    assert entropy["label"] == "entropy (train/entropy_loss)"
+    assert min(entropy["points"]["values"]) > 0, "SB3 logs minus the entropy"
+    assert "is logged as minus this" in found["entropy"]["subtitle"]
     assert found["norm"]["lines"] == []
     assert "callback=GradiometerCallback(" in found["norm"]["empty"]["code"], "as SB3 has it"
     assert re.search(r"lets \d+ more rules of the doctor look", found["norm"]["empty"]["fix"])
@@ -337,7 +336,7 @@ def test_verdict_of_an_empty_run_is_unknown_not_fine(tmp_path: Path) -> None:
     assert verdict.counts == {"critical": 0, "warn": 0, "info": 0}
 
 
-def test_events_are_the_last_fifty_without_routine_ones(tmp_path: Path) -> None:
+def test_events_that_repeat_are_counted_and_routine_ones_left_out(tmp_path: Path) -> None:
     events = [
         Event(step=step, kind="skipped-step", message=f"step {step}\nmore") for step in range(60)
     ]
@@ -352,12 +351,12 @@ def test_events_are_the_last_fifty_without_routine_ones(tmp_path: Path) -> None:
         events=[Event(step=70, kind="dead-term", message="<b>x</b>")],
     )
     table = charts(seen(tmp_path, "r"))["events"]["table"]
-    assert table["columns"] == ["step", "event", "what happened"]
-    assert table["cells"] == [[step, "skipped-step", f"step {step}"] for step in range(10, 60)]
+    assert table["columns"] == ["first", "last", "times", "event", "what happened"]
+    assert table["cells"] == [[0, 59, 60, "skipped-step", "step 59"]]
     both = charts(seen(tmp_path, "s", "r"))["events"]["table"]
     assert both["columns"][0] == "run"
-    assert [row[1] for row in both["cells"]] == [*range(11, 60), 70]
-    assert both["cells"][-1] == ["s", 70, "dead-term", "<b>x</b>"]
+    assert [row[:4] for row in both["cells"]] == [["r", 0, 59, 60], ["s", 70, 70, 1]]
+    assert both["cells"][-1][-1] == "<b>x</b>"
 
 
 def test_facts_of_all_runs_stand_side_by_side_and_tell_where_they_differ(tmp_path: Path) -> None:
@@ -434,8 +433,10 @@ def test_the_reward_of_a_run(names: tuple[str, ...], wanted: str | None) -> None
     assert reward_of(opened(*names)) == wanted
 
 
-def test_a_turned_sign_is_said_and_numbers_sort_as_numbers() -> None:
-    assert said("train/entropy_loss") == "−entropy (train/entropy_loss)"
+def test_a_turned_sign_is_known_and_numbers_sort_as_numbers() -> None:
+    assert said("train/entropy_loss") == "entropy (train/entropy_loss)"
+    assert is_turned("train/entropy_loss")
+    assert not is_turned("losses/entropy")
     assert said("losses/entropy") == "entropy (losses/entropy)"
     assert said("mine") == "mine"
     assert sorted(["l.10", "l.9", "l.9.b", "l.a"], key=natural) == ["l.9", "l.9.b", "l.10", "l.a"]

@@ -429,7 +429,10 @@ def test_onsets_have_a_lane_each_below_the_lines_from_the_step_they_began(page: 
         (2, floor, 1),
     ]
     words = page.evaluate("[...gd.querySelectorAll('.annotation')].map((text) => text.textContent)")
-    assert [" ".join(each.split()) for each in words] == ["1 a < b · step 1", "2 late · step 2"]
+    assert [" ".join(each.split()) for each in words] == [
+        "1 step 1 · it fell (a < b)",
+        "2 late · step 2",
+    ]
     assert layout["annotations"][1]["xanchor"] == "right"  # no room behind the last step
     put(page, content, x="rollout")
     assert "domain" not in page.evaluate("layout()")["yaxis"]

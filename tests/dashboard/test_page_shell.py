@@ -962,7 +962,7 @@ def test_the_keyboard_does_it_all_but_not_while_typing(home: str, browse: Open) 
     assert page.input_value("#run-search") == "s?l1"
     assert urlsplit(page.url).path == "/estimators"
     page.evaluate("document.activeElement.blur()")
-    page.keyboard.press("6")
+    page.keyboard.press(str(TABS.index("compare") + 1))
     ready(page, "compare")
 
 

@@ -23,6 +23,7 @@ import gradiometer as gm
 from gradiometer.errors import GradiometerWarning, MissingExtra, RunExists, UsageError
 from gradiometer.integrations import grpo
 from gradiometer.integrations.trl import GradiometerCallback, anatomy_of
+from gradiometer.store.samples import read_samples
 
 pytestmark = pytest.mark.slow
 
@@ -399,6 +400,24 @@ def test_terms_and_anatomy_are_kept_with_the_run(folder: Path) -> None:
     np.testing.assert_allclose(norms, run.series("grad/all/term/policy/norm")[1][[0, 2]], rtol=1e-4)
     assert {"bucket_1", "bucket_2"} < set(callback.anatomy().buckets)
     assert set(kinds("run")) <= {"stationary-term"}  # the KL's, while the policy is its reference
+
+
+def test_texts_are_kept_with_their_rewards_and_advantages_where_trl_logs_them(
+    folder: Path, tmp_path: Path
+) -> None:
+    for name, logged in (("with", True), ("without", False)):
+        callback = GradiometerCallback(tmp_path / name, terms=False)
+        make(folder, callback, max_steps=1, log_completions=logged).train()
+    assert read_samples(gm.load(tmp_path / "without")) == []
+    kept = read_samples(gm.load(tmp_path / "with"))
+    assert kept
+    for each in kept:
+        assert each.prompt.replace(" ", "") in PROMPTS
+        assert each.reward == count_early([each.completion])[0]
+    rewards = [each.reward for each in kept]
+    credit = [each.credit for each in kept]
+    best, worst = rewards.index(max(rewards)), rewards.index(min(rewards))
+    assert rewards[best] == rewards[worst] or credit[best] > credit[worst]
 
 
 def test_a_loss_that_cannot_be_taken_apart_is_said_once_and_trained_on(

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, cast
 
@@ -31,6 +32,7 @@ from gradiometer.capture.observer import StepObserver
 from gradiometer.capture.readout import GradientStates, first_look, waiting_blocks
 from gradiometer.capture.rollouts import CriticListener, RolloutKeeper
 from gradiometer.capture.rounds import Coverage, MeasuredStep, Round
+from gradiometer.capture.samples import SampleLog
 from gradiometer.capture.scalars import Scalars, Where
 from gradiometer.capture.settings import Settings
 from gradiometer.capture.statistics import RAW, Reading
@@ -89,6 +91,7 @@ class Meter:
         self._said: set[str] = set()
         self._coordinates: dict[str, int | None] = dict.fromkeys(("env_steps", "rollout", "epoch"))
         self._scalars = Scalars()
+        self._samples = SampleLog(self._put, partial(self.event, "samples-full"))
         self._states = GradientStates()
         self._layers: LayerGraph | None = None
         self._stepped: set[int] = set()
@@ -185,6 +188,24 @@ class Meter:
             self._keep_logged(where, ready)
         if self._scalars.num_waiting > PENDING_LIMIT:
             self._flush_scalars()
+
+    @tolerated
+    def log_samples(
+        self,
+        prompts: Sequence[Any],
+        completions: Sequence[Any],
+        rewards: Any = None,
+        *,
+        credit: Any = None,
+        step: int | None = None,
+    ) -> None:
+        """Texts to read on the page, with their rewards and, as `credit`, how strongly the update
+        pushes each (its advantage). At most 32 a call are kept, of 2,000 characters each.
+        """
+        if self._is_over("log_samples"):
+            return
+        at = self._observer.coming_step if step is None else int(step)
+        self._samples.take(at, prompts, completions, rewards, credit)
 
     @tolerated
     def at(

@@ -176,6 +176,17 @@ class NullMeter(Meter):
     ) -> None:
         """Nothing is kept."""
 
+    def log_samples(
+        self,
+        prompts: Sequence[Any],
+        completions: Sequence[Any],
+        rewards: Any = None,
+        *,
+        credit: Any = None,
+        step: int | None = None,
+    ) -> None:
+        """Nothing is kept."""
+
     def at(
         self, *, env_steps: int | None = None, rollout: int | None = None, epoch: int | None = None
     ) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from gradiometer.charts.drawing import Drawing
 from gradiometer.metrics import resolve
 
 __all__ = [
@@ -195,11 +196,11 @@ class Empty:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """One picture. Of `lines`, `bars`, `marks`, `matrix` and `table` it has what its kind needs."""
+    """One picture. Of `lines`, `bars`, `marks`, `matrix`, ... it has what its kind needs."""
 
     id: str
     """Stable: it names the chart in links and exported files."""
-    kind: Literal["lines", "map", "bars", "marks", "matrix", "table"]
+    kind: Literal["lines", "map", "bars", "marks", "matrix", "table", "drawing"]
     title: str
     section: str = ""
     subtitle: str = ""
@@ -217,10 +218,14 @@ class Chart:
     marks: Sequence[Dots] = ()
     matrix: Matrix | None = None
     table: TableOf | None = None
+    drawing: Drawing | None = None
+    """With the numbers of it in `table`."""
     info: Sequence[Info] = ()
     empty: Empty | None = None
     wide: bool = False
     """Whether it takes the whole row."""
+    fold: bool = False
+    """Whether its section is closed until the reader opens it."""
     pick: str = ""
     """A parameter of the URL that a click on a row sets to the row's key."""
 

@@ -175,7 +175,9 @@ def _span(span: Span, plane: _Plane) -> Iterator[str]:
 def _lane(onset: Onset, at: int, plane: _Plane) -> Iterator[str]:
     """A bar from where it began to the end, its words where there is room for them."""
     begin, top, right = plane.x(onset.step), plane.base + 4 + at * LANE, plane.width - RIGHT
-    said = f"{at + 1}  {onset.label} · step {onset.step:,}"
+    step = f"step {onset.step:,}"
+    short, long = f"{at + 1}  {onset.label} · {step}", f"{at + 1}  {step} · {onset.note}"
+    said = long if onset.note and begin + LETTER * len(long) + 14 <= right else short
     before = begin + LETTER * len(said) + 6 > right
     yield (
         f'<g class="lane {onset.severity}"><title>{_text(onset.note)}</title>'

@@ -80,6 +80,12 @@ COUNTS = (
     ("smallest", SPREAD_MIN),
     ("largest", SPREAD_MAX),
 )
+ROUNDING = 1e-12
+ONLY_ROUNDING = Empty(
+    title="Nothing but rounding",
+    cause=f"Every value here is below {ROUNDING:g}: what is left where numbers cancel.",
+    fix="The term has no gradient on these buckets; the numbers are in the JSON of this view.",
+)
 FEW = 4
 """Groups below which there are no intervals."""
 
@@ -331,8 +337,16 @@ def _chart(
             levels=levels,
             bars=bars,
             info=info_of(*shown),
+            empty=ONLY_ROUNDING if _is_rounding(bars) else None,
             wide=wide,
         )
+
+
+def _is_rounding(bars: Sequence[Bars]) -> bool:
+    """Whether all that is there is what is left where numbers cancel."""
+    values = [value for each in bars for value in each.values]
+    sizes = [abs(value) for value in values if isinstance(value, int | float)]
+    return 0.0 < max(sizes, default=0.0) < ROUNDING
 
 
 Cosine = Callable[[str, str], float | None]

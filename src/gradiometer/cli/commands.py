@@ -344,6 +344,10 @@ class WiringRequest:
     out: Annotated[
         str, Option("--out", "-o", metavar="DIR", help="Of a script: keep the run there.")
     ] = ""
+    svg: Annotated[
+        str, Option(metavar="FILE", help="Write the diagram of the page's Wiring tab to a file.")
+    ] = ""
+    theme: Annotated[str, Option(metavar="light|dark", help="Of that file.")] = "light"
     json: Json = False
 
 

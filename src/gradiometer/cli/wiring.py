@@ -13,13 +13,17 @@ from pathlib import Path
 from rich.text import Text
 from rich.tree import Tree
 
+from gradiometer.charts.drawing import as_svg_file
+from gradiometer.charts.wiring import read_diagram
+from gradiometer.charts.wiringsheets import draw_wiring
 from gradiometer.cli.commands import WiringRequest
 from gradiometer.cli.printing import console, print_json, warnings_in_a_line
 from gradiometer.cli.run import free_folder
 from gradiometer.errors import MissingExtra, UsageError
 from gradiometer.integrations.script.running import Program, RunOptions
 from gradiometer.integrations.script.watched import WatchedScript
-from gradiometer.store.importers import open_log
+from gradiometer.store.importers import Log, open_log
+from gradiometer.store.reader import Run
 from gradiometer.store.wiring import LossTerm, Wiring, read_wiring
 from gradiometer.words import counted, fmt
 
@@ -49,6 +53,8 @@ def wiring(request: WiringRequest) -> None:
 def _show(path: str, request: WiringRequest, name: str = "") -> None:
     with warnings_in_a_line(), open_log(path) as run:
         found = read_wiring(run, request.step)
+        if request.svg:
+            _write_svg(run, request)
         if request.json:
             of = {"script": name} if name else {"run": str(run.path)}
             print_json({**of, **dataclasses.asdict(found)})
@@ -103,6 +109,17 @@ def _recorded(program: Program, options: RunOptions) -> Path:
             " multiprocessing)"
         )
     return kept[0][0]
+
+
+def _write_svg(run: Run | Log, request: WiringRequest) -> None:
+    """The diagram as a file; `read_wiring` has refused what is no run."""
+    assert isinstance(run, Run)
+    drawing = draw_wiring(read_diagram(run, run.name, request.step))
+    text = as_svg_file(drawing, request.theme)
+    try:
+        Path(request.svg).write_text(text, encoding="utf-8")
+    except OSError as problem:
+        raise UsageError(f"cannot write --svg {request.svg}: {problem.strerror}") from None
 
 
 def _tree(name: str, found: Wiring) -> Tree:

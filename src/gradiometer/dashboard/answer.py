@@ -18,6 +18,7 @@ from itertools import groupby
 from typing import Any
 
 from gradiometer.charts.model import Chart, Empty
+from gradiometer.dashboard.bare import bare_tabs
 from gradiometer.dashboard.diagnoses import Diagnoses
 from gradiometer.dashboard.query import Query
 from gradiometer.dashboard.request import OpenRun, ViewRequest
@@ -82,7 +83,7 @@ def _make(
     index: RunIndex, diagnoses: Diagnoses, name: str, query: Query, after: Sequence[int | None]
 ) -> tuple[View, Cursor]:
     with ViewRequest(index, diagnoses, query, after) as request:
-        view = VIEWS[name](request)
+        view = replace(VIEWS[name](request), bare=bare_tabs(request))
         asked = name, replace(query, after="")
         runs = [_beginning(run) for run in request.runs]
         layout = _digest([asked, runs, [_outline(chart) for chart in view.charts]])

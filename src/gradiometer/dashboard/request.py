@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Self
 
@@ -25,6 +25,7 @@ from gradiometer.store.thinning import Floats, Ints
 
 __all__ = ["OpenRun", "ViewRequest", "points_of", "spoken"]
 
+FEW_STEPS, LOOK_LONG = 10, 1.0
 ALWAYS_THERE = {"wall": "wall_time", "relative": "wall_time"}
 ALWAYS_THERE |= {name: name for name in ("env_steps", "rollout", "epoch")}
 
@@ -83,11 +84,18 @@ class ViewRequest:
         role: str = "",
         key: str = "",
         most: int | None = None,
+        turned: bool = False,
     ) -> Line:
-        """A series of a run, as far as the page does not have it yet."""
+        """A series of a run, as far as the page does not have it yet; `turned`: with the other
+        sign."""
         most = most or self.query.most
+
+        def read(after: int | None) -> Points:
+            points = self._points(run, name, most, after)
+            return _turned(points) if turned else points
+
         shown = {"run": run.id, "name": name, "label": label or run.label, "role": role, "key": key}
-        return self.grown(lambda after: Line(**shown, points=self._points(run, name, most, after)))
+        return self.grown(lambda after: Line(**shown, points=read(after)))
 
     def _points(self, run: OpenRun, name: str, most: int, after: int | None) -> Points:
         def read() -> Points:
@@ -138,10 +146,40 @@ class ViewRequest:
         newest = self.index.newest()
         if newest is None:
             raise RunNotFound("the runs of the served folder are gone")
-        return (newest,)
+        return (self._training(newest),)
+
+    def _training(self, newest: str) -> str:
+        """The newest run; where that is a probe of a step or two, the newest that went on."""
+        card = self.index.card(newest)
+        if card.kind != "run" or _went_on(card):  # another tool's log is costly to open
+            return newest
+        cards = [card for card in self.index.cards(LOOK_LONG) if card.state != "unreadable"]
+        return next((card.id for card in cards if _went_on(card)), newest)
 
     def __exit__(self, *problem: object) -> None:
         self._stack.close()
+
+
+def _turned(points: Points) -> Points:
+    """With the other sign; what was lowest is then highest."""
+    low, high = points.high, points.low
+    return replace(
+        points,
+        values=[_minus(value) for value in points.values],
+        low=None if low is None else [_minus(value) for value in low],
+        high=None if high is None else [_minus(value) for value in high],
+    )
+
+
+def _minus(value: Number) -> Number:
+    if isinstance(value, str):
+        return {"Infinity": "-Infinity", "-Infinity": "Infinity"}.get(value, value)
+    return None if value is None else -value
+
+
+def _went_on(card: RunCard) -> bool:
+    """Whether there is a curve to see."""
+    return card.newest_step is not None and card.newest_step >= FEW_STEPS
 
 
 def points_of(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from gradiometer.charts.model import Chart, Empty, Severity
@@ -153,6 +153,8 @@ class View:
     charts: Sequence[Chart] = ()
     facts: Sequence[Fact] = ()
     empty: Empty | None = None
+    bare: dict[str, str] = field(default_factory=dict)
+    """Tabs that have nothing to show of these runs, and what would fill them."""
     cursor: str = ""
     """Give it back as `after=` to get only what came since."""
     delta: bool = False

@@ -48,7 +48,8 @@ class GradiometerCallback(transformers.GradiometerCallback):
 
     `terms=False` leaves the loss whole. `anatomy_every=n` takes the anatomy of the first generation
     in every n steps, with `anatomy` as keyword arguments of `gm.anatomy`; `callback.anatomy()`
-    takes that of the last generation when you ask.
+    takes that of the last generation when you ask. With `log_completions=True` some texts of each
+    generation are kept, with their rewards and advantages.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class GradiometerCallback(transformers.GradiometerCallback):
                 f"anatomy_every is a number of steps, 1 or more, or None; found {anatomy_every!r}"
             )
         self._terms, self._anatomy_every, self._anatomy = terms, anatomy_every, dict(anatomy or {})
-        self._anatomy_due = 0
+        self._anatomy_due, self._samples = 0, True
         self._trainer: Callable[[], Any] = lambda: None
         self._generation: tuple[Batch, Tensor] | None = None
 
@@ -102,6 +103,20 @@ class GradiometerCallback(transformers.GradiometerCallback):
         options = {"meter": self.session.open, **self._anatomy, **options}
         return anatomy_of(trainer, batch, rewards, groups, **options)
 
+    def _log_samples(self, meter: Meter, trainer: Any, batch: Batch) -> None:
+        """Texts of a generation; TRL's advantages are their credit but for a factor."""
+        try:
+            prompts, completions = (
+                _texts(trainer, batch[f"{kind}_ids"], batch[f"{kind}_mask"])
+                for kind in ("prompt", "completion")
+            )
+            credit = batch["advantages"] if batch["advantages"].dim() == 1 else None
+        except Exception as problem:  # another version of TRL may not give what is asked for
+            self._samples = False
+            _say(meter, "samples-failed", f"Gradiometer keeps no more samples: {problem!r}")
+            return
+        meter.log_samples(prompts, completions, self._rewards, credit=credit)
+
     # These stand in place of the trainer's, and call them.
 
     def _compute_loss(self, compute: Callable[..., Tensor], model: Any, inputs: Batch) -> Tensor:
@@ -136,6 +151,8 @@ class GradiometerCallback(transformers.GradiometerCallback):
             return batch
         self._generation, step = (batch, self._rewards), trainer.state.global_step
         generations.note(batch, self._rewards)
+        if self._samples and trainer.log_completions:
+            self._log_samples(meter, trainer, batch)
         if self._anatomy_every is not None and step >= self._anatomy_due:
             self._anatomy_due = step + self._anatomy_every
             try:
@@ -144,6 +161,11 @@ class GradiometerCallback(transformers.GradiometerCallback):
                 self._anatomy_every = None
                 _say(meter, "anatomy-failed", f"Gradiometer takes no more anatomies: {problem!r}")
         return batch
+
+
+def _texts(trainer: Any, ids: Tensor, mask: Tensor) -> list[str]:
+    kept = [row[here.bool()].tolist() for row, here in zip(ids, mask, strict=True)]
+    return [trainer.processing_class.decode(row, skip_special_tokens=True) for row in kept]
 
 
 def _say(meter: Meter, kind: str, message: str) -> None:

@@ -26,6 +26,7 @@ export function createBoard(host, scene) {
   let layout = "";
   let home = null;
   let turn = 0;
+  const opened = new Set(); // folded sections that the reader opened
 
   const dialog = el("dialog", { class: "full", "aria-label": "Chart at full size", onclose: unfull });
   document.body.append(dialog);
@@ -70,7 +71,7 @@ export function createBoard(host, scene) {
     }
     const sections = new Map();
     for (const card of loose) sections.set(card.chart.section, [...(sections.get(card.chart.section) ?? []), card]);
-    const next = JSON.stringify([...sections].map(([name, inside]) => [name, inside.map((card) => card.id)]));
+    const next = JSON.stringify([...sections].map(([name, inside]) => [name, inside.map((card) => card.id), folded(inside)]));
     if (next === layout) return;
     layout = next;
     if (home) dialog.close();
@@ -78,10 +79,24 @@ export function createBoard(host, scene) {
   }
 
   function section(name, inside) {
+    if (folded(inside)) return fold(name, inside);
     return el(
       "section",
       { class: "chart-section", "aria-label": name || "Charts" },
       el("h2", { class: name ? "section-name" : "unseen" }, name || "Charts"),
+      el("div", { class: "grid" }, inside.map((card) => card.element)),
+    );
+  }
+
+  /** A section that is closed until it is wanted: what nobody sees is not drawn. */
+  function fold(name, inside) {
+    const empty = inside.filter((card) => card.chart.empty).length;
+    const size = empty === inside.length ? "no data" : inside.length - empty === 1 ? "1 chart" : `${inside.length - empty} charts`;
+    const toggled = ({ target }) => opened[target.open ? "add" : "delete"](name);
+    return el(
+      "details",
+      { class: "chart-section fold-section", "aria-label": name, open: opened.has(name), ontoggle: toggled },
+      el("summary", {}, el("h2", { class: "section-name" }, name), el("span", { class: "dim" }, size)),
       el("div", { class: "grid" }, inside.map((card) => card.element)),
     );
   }
@@ -186,7 +201,12 @@ export function createBoard(host, scene) {
   };
 }
 
+function folded(inside) {
+  return inside.every((card) => card.chart.fold);
+}
+
 function onScreen(element) {
+  if (!element.checkVisibility()) return false;
   const box = element.getBoundingClientRect();
   return box.bottom > 0 && box.top < innerHeight;
 }

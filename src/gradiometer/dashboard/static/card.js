@@ -33,6 +33,7 @@ export class Card {
     this.about.popoverTargetElement = this.popover;
     this.exports = [
       iconButton("picture", "PNG", () => this.#save("png"), { dataset: { export: "png" } }),
+      iconButton("vector", "SVG", () => this.#save("svg"), { dataset: { export: "svg" } }),
       iconButton("sheet", "CSV", () => this.#save("csv"), { dataset: { export: "csv" } }),
     ];
     this.larger = iconButton("full", "Full size", () => act.full(this), { class: "larger" });
@@ -149,7 +150,7 @@ export class Card {
     if (!this.handle) return;
     const name = `${this.act.prefix()}-${this.id.replace(/[^\w.-]+/g, "_")}.${kind}`;
     try {
-      const blob = kind === "png" ? await this.handle.png() : new Blob([this.handle.csv()], { type: "text/csv" });
+      const blob = kind === "csv" ? new Blob([this.handle.csv()], { type: "text/csv" }) : await this.handle[kind]();
       download(blob, name);
     } catch (error) {
       console.error(error);

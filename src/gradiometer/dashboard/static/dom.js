@@ -31,6 +31,7 @@ const ICONS = {
 const STROKES = {
   about: ["M12 2.8a9.2 9.2 0 1 0 .01 0z", "M12 11v6m0-10v.4"],
   picture: ["M3.5 5h17v14h-17z", "M3.5 16l5-5 4 4 3-3 5 4.6", "M15.6 8.6v.2"],
+  vector: ["M5 19C5 10 10 5 19 5", "M3 17h4v4H3z", "M17 3h4v4h-4z"],
   sheet: ["M12 3.5v11m-4.5-4L12 15l4.5-4.5", "M4 16v4.5h16V16"],
   full: ["M4 9V4h5m6 0h5v5m0 6v5h-5m-6 0H4v-5"],
   close: ["M5 5l14 14M19 5L5 19"],

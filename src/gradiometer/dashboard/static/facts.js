@@ -33,7 +33,7 @@ function groupTable(group, facts, runs, scene) {
   const named = columns.length > 1;
   return el(
     "details",
-    { class: `fact-group ${differ ? "" : "same"}`, open: facts.length <= 60 },
+    { class: `fact-group ${differ ? "" : "same"}`, open: differ > 0 },
     el("summary", {}, group || "Facts", el("span", { class: "dim" }, ` ${facts.length}${differ ? `, ${differ} differ` : ""}`)),
     el(
       "div",

@@ -77,9 +77,18 @@ function evidence(piece) {
   return el("li", {}, el("code", {}, piece.series ?? ""), " ", piece.reading ?? "", steps && el("span", { class: "dim" }, ` (${steps})`));
 }
 
+const REFERENCES = /https?:\/\/[^\s,;)]+/gi;
+
+/** A text in which addresses are links. */
 function reference(text) {
-  if (!/^https?:\/\/\S+$/.test(text)) return text;
-  return el("a", { href: text, target: "_blank", rel: "noopener noreferrer" }, text.replace(/^https?:\/\//, ""));
+  const parts = [];
+  let end = 0;
+  for (const found of text.matchAll(REFERENCES)) {
+    const [href] = found;
+    parts.push(text.slice(end, found.index), el("a", { href, target: "_blank", rel: "noopener noreferrer" }, found[0].replace(/^https?:\/\//, "")));
+    end = found.index + found[0].length;
+  }
+  return [...parts, text.slice(end)];
 }
 
 function slots(here, above) {

@@ -7,6 +7,7 @@ import { createLive } from "./live.js";
 import { createPage, zoomOf } from "./page.js";
 import { createPicker } from "./picker.js";
 import { TABS, address, asked, createStore, strangers } from "./state.js";
+import { greyTabs } from "./tabs.js";
 import { createToolbar } from "./toolbar.js";
 
 const root = document.documentElement;
@@ -40,6 +41,7 @@ const page = createPage(store, runs, theme, {
   without,
   zoom,
   mount: drawing,
+  recolour: () => picker.recolour(theme()),
 });
 const picker = createPicker(document.getElementById("picker"), { choose, close: () => drawer(false) });
 const toolbar = createToolbar(document.getElementById("toolbar"), {
@@ -112,6 +114,7 @@ async function shown(view, mine) {
   page.show(view);
   pinned = view.runs;
   picker.show(view.runs);
+  greyTabs(document.getElementById("tabs"), view.bare);
   toolbar.offer(page.series, page.curves);
   document.title = `${view.title}${runs.get(view.runs[0]) ? ` · ${runs.get(view.runs[0]).name}` : ""} · Gradiometer`;
   if (!performance.getEntriesByName("words").length) {

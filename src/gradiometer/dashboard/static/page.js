@@ -5,6 +5,7 @@ import { createControls } from "./controls.js";
 import { el, refresh } from "./dom.js";
 import { factTables } from "./facts.js";
 import { findingCards } from "./findings.js";
+import { choosePlaces } from "./charts/palette.js";
 import { address, strangers } from "./state.js";
 import { answerCards, emptyBox, headerLines, problemBox, verdictBanners } from "./words.js";
 
@@ -20,6 +21,7 @@ const part = (id) => document.getElementById(id);
  * @property {(refusal: object) => void} without ask without what the refusal speaks of
  * @property {(from: ?number, to: ?number) => void} zoom
  * @property {() => Promise<Function>} mount
+ * @property {() => void} recolour runs have other colours now
  */
 
 /**
@@ -118,6 +120,7 @@ export function createPage(store, runs, theme, act) {
         scrollTo({ top: 0 });
       } else if (view && String(view.runs) !== String(next.runs)) controls.forget();
       view = next;
+      if (choosePlaces(view.runs)) act.recolour();
       added = 0;
       refusal = null;
       part("problem").replaceChildren();

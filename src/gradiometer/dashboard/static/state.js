@@ -1,6 +1,6 @@
 /** The state of the page is its URL: the path is the tab, the query the rest. Defaults are left out. */
 
-export const TABS = ["overview", "gradients", "terms", "estimators", "dynamics", "compare", "findings"];
+export const TABS = ["overview", "wiring", "gradients", "terms", "estimators", "dynamics", "samples", "compare", "findings"];
 export const AXES = { step: "Step", wall: "Wall time", relative: "Relative time", env_steps: "Env steps" };
 export const MORE_AXES = { rollout: "Rollout", epoch: "Epoch" };
 export const METRIC = "metric:";

@@ -137,8 +137,8 @@ function answerCard(answer) {
     el(
       "dl",
       {},
-      answer.source_reading && [el("dt", {}, "As Prismatic reads it"), el("dd", {}, answer.source_reading)],
-      answer.sound_reading && [el("dt", {}, "What is sound"), el("dd", {}, answer.sound_reading)],
+      answer.source_reading && [el("dt", {}, "By gradient norms alone"), el("dd", {}, answer.source_reading)],
+      answer.sound_reading && [el("dt", {}, "With the routing weight taken out"), el("dd", {}, answer.sound_reading)],
     ),
     answer.missing.length > 0 &&
       el("div", { class: "dim" }, "Missing to say more:", el("ul", {}, answer.missing.map((each) => el("li", {}, each)))),

@@ -109,6 +109,24 @@ LEAST, MOST = -323, 308
 """Powers of ten that are floats."""
 DIVIDED = (-1, -1)
 """No file has this size."""
+QUESTIONS = {
+    "Are the bottom weights waking up?": "Do the smallest weights begin to learn?",
+    "Is the divergence genuine?": "Do the experts really learn different things?",
+    "Does it last, or collapse to consensus?": "Does the difference last?",
+}
+SENTENCES = {
+    "waking up": "Yes: their gradient grows beside that of the middle weights.",
+    "not waking up": "No: their gradient stays as small as it was.",
+    "genuine": "Yes: they differ by more than their share of the samples.",
+    "explained by routing": "No: they only get more or fewer samples than each other.",
+    "lasts": "Yes: it is still there at the end.",
+    "fades": "It becomes smaller over the training.",
+    "collapses": "No: the experts become the same.",
+    "converged": "No: the experts are alike.",
+    "dead": "No: an expert gets no gradient at all.",
+    "undecided": "Not known yet: the data does not decide it.",
+}
+"""Questions and verdicts of the doctor as the page says them."""
 NOT_CHOSEN = Empty(
     title="No expert is chosen", cause="The list of experts is empty.", fix="Choose some above."
 )
@@ -732,8 +750,8 @@ def answers_of(run: OpenRun, judgement: Judgement) -> list[ExpertAnswer]:
     return [
         ExpertAnswer(
             run=run.id,
-            question=answer.question,
-            verdict=answer.verdict,
+            question=QUESTIONS.get(answer.question, answer.question),
+            verdict=SENTENCES.get(answer.verdict, answer.verdict),
             tone=answer.tone,
             source_reading=answer.source_reading,
             sound_reading=answer.sound_reading,
@@ -776,7 +794,9 @@ def _divergence(found: OpenExperts, judgement: Judgement | None) -> tuple[str, l
         )
     if judgement is None or not recent.names:
         return score, []
-    return score, [f"Sound companion: {_without_markup(verdict(recent, judgement.answers))}"]
+    return score, [
+        f"With the routing weight taken out: {_without_markup(verdict(recent, judgement.answers))}"
+    ]
 
 
 def _score(latest: dict[str, float]) -> str:

@@ -25,7 +25,7 @@ from gradiometer.charts.timeline import series_of, timeline
 from gradiometer.dashboard.diagnoses import READING
 from gradiometer.dashboard.request import OpenRun, ViewRequest
 from gradiometer.dashboard.shape import Control, FindingCard, Option, Verdict, View
-from gradiometer.dashboard.views.series import called
+from gradiometer.dashboard.views.series import called, is_turned, said
 from gradiometer.doctor.diagnosis import Diagnosis
 from gradiometer.doctor.report import checks_run
 from gradiometer.doctor.rule import Skipped
@@ -43,6 +43,7 @@ CHOICES = {
     "warn": "warn and above",
     "critical": "critical only",
 }
+ARXIV = re.compile(r"\barXiv[: ]?(\d{4}\.\d{4,5})\b", re.IGNORECASE)
 MOST_CHARTS, MOST_OF_ONE = 40, 4
 """Charts of the view, and of one finding: after that a finding has words only."""
 MOST_TIMELINES = 4
@@ -170,7 +171,7 @@ def _charts(request: ViewRequest, case: _Case, room: int, taken: set[str]) -> li
             Chart(
                 id=id,
                 kind="lines",
-                title=series,
+                title=said(series),
                 section=f"{case.label}: {finding.title}"
                 if len(request.runs) > 1
                 else finding.title,
@@ -178,7 +179,12 @@ def _charts(request: ViewRequest, case: _Case, room: int, taken: set[str]) -> li
                 x=Axis(title="step"),
                 y=axis_of(series),
                 lines=[
-                    request.line(case.run, series, series if len(request.runs) == 1 else case.label)
+                    request.line(
+                        case.run,
+                        series,
+                        series if len(request.runs) == 1 else case.label,
+                        turned=is_turned(series),
+                    )
                 ],
                 levels=_levels(case.run, series),
                 spans=_spans(finding, readings),
@@ -368,7 +374,7 @@ def card_of(
         cause=finding.cause,
         fix=list(finding.fix),
         confirm=finding.confirm,
-        references=list(finding.references),
+        references=[ARXIV.sub(r"https://arxiv.org/abs/\1", each) for each in finding.references],
         folded=[f"{id}: {told[id].title}" if id in told else id for id in finding.suppressed],
         charts=list(charts),
     )

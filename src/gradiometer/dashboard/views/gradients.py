@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -67,16 +67,19 @@ def gradients(request: ViewRequest) -> View:
     layers = in_model_order(request.focus, blocks.layers)
     rows = layers or list(blocks.named)
     quantity, chosen = _quantity(request, rows), _chosen(request, blocks)
-    charts = [
-        *_map(curves, rows, quantity),
-        *detail(curves, chosen or "all"),
-        *blocks_section(curves),
+    first, more = _first_and_more(detail(curves, chosen or "all"))
+    side_by_side, other_stages = _first_and_more(blocks_section(curves))
+    folded = [
+        *more,
+        *other_stages,
         *clipping(curves),
         *direction(curves),
         *noise(curves),
         *history(curves),
         *_histogram(request, chosen or "all"),
     ]
+    open_first = [*_map(curves, rows, quantity), *first, *side_by_side]
+    charts = [*open_first, *(replace(chart, fold=True) for chart in folded)]
     something = any(chart.lines or chart.matrix for chart in charts)
     return View(
         view="gradients",
@@ -91,6 +94,19 @@ def gradients(request: ViewRequest) -> View:
         charts=charts if something else (),
         empty=None if something else _nothing(request),
     )
+
+
+OPEN = ("norms", "detail-update_ratio", "blocks-raw")
+"""What answers the question: how large, how large beside the weights, and where."""
+
+
+def _first_and_more(charts: Sequence[Chart]) -> tuple[list[Chart], list[Chart]]:
+    """Those that are open, and the rest of their section under a heading of its own."""
+    first = [chart for chart in charts if chart.id in OPEN]
+    rest = [chart for chart in charts if chart.id not in OPEN]
+    if not first:
+        return rest, []
+    return first, [replace(chart, section=f"{chart.section}: more") for chart in rest]
 
 
 def _quantity(request: ViewRequest, rows: Sequence[str]) -> str:
@@ -512,7 +528,7 @@ def _is_metered(run: OpenRun) -> bool:
 
 
 def _role(block: str) -> str:
-    return "" if block == "all" else f"block:{block}"
+    return "whole" if block == "all" else f"block:{block}"
 
 
 def _curve_id(end: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -28,6 +29,7 @@ from gradiometer.dashboard.views.series import (
     watch_it,
 )
 from gradiometer.doctor.report import lacking
+from gradiometer.records import Event
 from gradiometer.store.importers import Log
 from gradiometer.words import some
 
@@ -243,22 +245,31 @@ def _events(request: ViewRequest) -> list[Chart]:
     several = len(request.runs) > 1
     rows: list[tuple[int, list[Number]]] = []
     for run in request.runs[:MOST_VERDICTS]:
-        own = [event for event in run.log.events() if event.kind not in ROUTINE][-MOST_EVENTS:]
+        own = [event for event in run.log.events() if event.kind not in ROUTINE]
         who = [called(request, run)] if several else []
         rows += [
-            (event.step, [*who, event.step, event.kind, _first_line(event.message)])
-            for event in own
+            (last.step, [*who, first.step, last.step, times, first.kind, _first_line(last.message)])
+            for first, last, times in _counted(own)
         ]
     if not rows:
         return []
     rows.sort(key=lambda row: row[0])
     table = TableOf(
-        columns=[*(["run"] if several else []), "step", "event", "what happened"],
+        columns=[*(["run"] if several else []), "first", "last", "times", "event", "what happened"],
         cells=[cells for _, cells in rows[-MOST_EVENTS:]],
     )
     return [
         Chart(id="events", kind="table", title="Events", section="Events", table=table, wide=True)
     ]
+
+
+def _counted(events: Sequence[Event]) -> list[tuple[Event, Event, int]]:
+    """The first and the last of each kind that is told alike but for its numbers, and how many."""
+    alike: dict[tuple[str, str], list[Event]] = {}
+    for event in events:
+        words = re.sub(r"[-+]?\d[\d.,e+-]*", "#", _first_line(event.message))
+        alike.setdefault((event.kind, words), []).append(event)
+    return [(found[0], found[-1], len(found)) for found in alike.values()]
 
 
 def _first_line(message: str) -> str:

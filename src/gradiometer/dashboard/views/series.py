@@ -1,8 +1,8 @@
 """The series and blocks of a run by what they are, also under the names that other libraries give
 them, and charts of them.
 
-Values are drawn as the run has them. Where a library logs a quantity with the other sign, the label
-says so.
+Where a library logs a quantity with the other sign (SB3's entropy_loss), it is drawn with ours, and
+the chart says so.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ __all__ = [
     "called",
     "chart",
     "in_model_order",
+    "is_turned",
     "measured_at",
     "named",
     "norm_lines",
@@ -95,14 +96,20 @@ def reward_of(run: OpenRun) -> str | None:
 
 
 def said(name: str) -> str:
-    """A series in words: our name and how the log spells it, a minus for a turned sign."""
+    """A series in words: our name and how the log spells it."""
     known = resolve(name)
     if known is None:
         return name
     metric, alias = known
     if "<" in metric.name or alias is None:
         return name
-    return f"{'−' if alias.sign < 0 else ''}{metric.name} ({name})"
+    return f"{metric.name} ({name})"
+
+
+def is_turned(name: str) -> bool:
+    """Whether a library logs it with the other sign: it is drawn with ours."""
+    known = resolve(name)
+    return known is not None and known[1] is not None and known[1].sign < 0
 
 
 def called(request: ViewRequest, run: OpenRun) -> str:
@@ -142,7 +149,10 @@ class Curves:
         label = self._label(run, what)
         taken = self._taken.get((run.id, name, most))
         if taken is None:
-            taken = self.request.line(run, name, label, role=role, key=key, most=most)
+            turned = is_turned(name)
+            taken = self.request.line(
+                run, name, label, role=role, key=key, most=most, turned=turned
+            )
             self._taken[run.id, name, most] = taken
         return replace(taken, label=label, role=role, key=key)
 
@@ -200,15 +210,9 @@ def chart(
 
 
 def _turned(names: Iterable[str]) -> str:
-    """Of series that a library logs with the other sign: that they are drawn as logged."""
-    turned = [
-        name
-        for name in names
-        if (known := resolve(name)) and known[1] is not None and known[1].sign < 0
-    ]
-    return (
-        f"{', '.join(turned)} is logged with the other sign, and drawn as logged" if turned else ""
-    )
+    """Of series that a library logs with the other sign: that they are drawn with ours."""
+    turned = [name for name in names if is_turned(name)]
+    return f"{', '.join(turned)} is logged as minus this" if turned else ""
 
 
 LAYER = "layer."

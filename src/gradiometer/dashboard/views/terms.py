@@ -4,7 +4,7 @@ meter split it."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gradiometer.charts.analysis import (
     ALL,
@@ -67,7 +67,7 @@ def terms(request: ViewRequest) -> View:
     reach = list(_reach(states[request.focus.id], f"{REACH}{whose}"))
     of_analyses, analyses, told = _analysis(request)
     of_splits, splits = _split(request, states)
-    charts = [*reach, *analyses, *splits]
+    charts = [*reach, *_folded(analyses), *_folded(splits)]
     return View(
         view="terms",
         title="Terms",
@@ -77,6 +77,26 @@ def terms(request: ViewRequest) -> View:
         charts=charts,
         empty=None if charts else NO_TERMS,
     )
+
+
+OPEN = 3
+MORE = {"term-loss": "Values of the terms", "additivity": "Do the terms add up?"}
+
+
+def _folded(charts: Sequence[Chart]) -> list[Chart]:
+    """The first three answer the question; the rest is below, under headings."""
+    kept = [chart for chart in charts if chart.id not in MORE]
+    rest = [replace(chart, section=MORE[chart.id]) for chart in charts if chart.id in MORE]
+    later = [
+        replace(chart, section=chart.section if _opens(chart, kept) else f"{chart.section}: more")
+        for chart in kept[OPEN:]
+    ]
+    return [*kept[:OPEN], *(replace(chart, fold=True) for chart in (*later, *rest))]
+
+
+def _opens(chart: Chart, charts: Sequence[Chart]) -> bool:
+    """Whether none of its section is among the first."""
+    return chart.section not in {each.section for each in charts[:OPEN]}
 
 
 def _dead_lines(
@@ -338,7 +358,7 @@ def split_over_time(
                 kind="lines",
                 title=title.format(block),
                 section=section,
-                subtitle=told if quantity in ("norm", "share") else "",
+                subtitle=_told(told, quantity),
                 y=_axis(template, quantity),
                 levels=(NOTHING_LEFT,) if quantity == "cos" else (),
                 lines=lines,
@@ -347,6 +367,14 @@ def split_over_time(
             )
     if kind == "term":
         yield from _additivity(request, section)
+
+
+ABOVE_ONE = "Shares add up to 1: one above 1 has another below 0, which works against the sum."
+
+
+def _told(reach: str, quantity: str) -> str:
+    said = [reach] if quantity in ("norm", "share") and reach else []
+    return " ".join([*said, *([ABOVE_ONE] if quantity == "share" else [])])
 
 
 def _placeholders(kind: str, quantity: str) -> str:

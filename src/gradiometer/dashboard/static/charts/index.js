@@ -1,5 +1,6 @@
 /** The charts of the page: `mount` draws one into an element and answers with a handle to it. */
 import { BARS, MARKS } from "./discrete.js";
+import { Drawing } from "./drawing.js";
 import { LINES } from "./lines.js";
 import { MAP } from "./map.js";
 import { MATRIX } from "./matrix.js";
@@ -26,7 +27,7 @@ export { inks, runColour, runDash, severityColour } from "./palette.js";
  * @property {string} id @property {string} kind
  * @property {(chart: any, context?: Context) => void} update a whole new chart @property {(chart: any) => void} append a delta
  * @property {(context: Context) => void} look @property {() => void} resize @property {() => void} destroy
- * @property {() => string} csv @property {() => Promise<Blob>} png
+ * @property {() => string} csv @property {() => Promise<Blob>} png @property {() => Promise<Blob>} svg
  * @property {(x: number | null) => void} hover @property {(from: number | null, to: number | null) => void} zoom
  * @property {Promise<void>} drawn resolves when everything that was asked for is on the screen
  */
@@ -36,6 +37,7 @@ const KINDS = { lines: LINES, map: MAP, bars: BARS, marks: MARKS, matrix: MATRIX
 /** The container should be free to grow: a chart asks for the height it needs and fills what it is given beyond that.
  * @param {HTMLElement} container @param {any} chart @param {Context} context @returns {Handle} */
 export function mount(container, chart, context) {
+  if (chart.kind === "drawing") return new Drawing(container, chart, context);
   if (chart.kind === "table") return new Table(container, chart, context);
   return new Plot(container, chart, context, KINDS[chart.kind]);
 }

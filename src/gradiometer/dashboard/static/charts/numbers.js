@@ -7,7 +7,7 @@ const WORDS = { NaN: NaN, Infinity: Infinity, "-Infinity": -Infinity };
 /** One number; null stays null. @param {Spoken | undefined} value @returns {number | null} */
 export function number(value) {
   if (typeof value === "number") return value;
-  return value === null || value === undefined ? null : value in WORDS ? WORDS[value] : null;
+  return value === null || value === undefined ? null : Object.hasOwn(WORDS, value) ? WORDS[value] : null;
 }
 
 /** Many; the same array where there is nothing to translate. @param {Spoken[]} values @returns {(number | null)[]} */

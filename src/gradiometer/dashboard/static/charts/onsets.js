@@ -44,10 +44,13 @@ export function lanes(onsets, { theme, ends, logx, width, height }) {
 
 /** On the bar, or before it where the bar is too short. */
 function words(onset, at, { theme, ends, logx, width, begin, y, colour }) {
-  const text = `${at + 1}  ${onset.label} · step ${onset.step.toLocaleString("en")}`;
+  const step = `step ${onset.step.toLocaleString("en")}`;
   const scaled = (x) => (logx ? Math.log10(Math.max(x, 1e-12)) : x);
   const share = (scaled(ends[1]) - scaled(begin)) / (scaled(ends[1]) - scaled(ends[0]) || 1);
-  const before = share * width < text.length * LETTER + 10;
+  const fits = (words) => share * width >= words.length * LETTER + 10;
+  const [short, long] = [`${at + 1}  ${onset.label} · ${step}`, `${at + 1}  ${step} · ${onset.note} (${onset.label})`];
+  const text = onset.note && fits(long) ? long : short;
+  const before = !fits(text);
   return {
     text: escaped(text), hovertext: escaped(onset.note ?? ""), showarrow: false, captureevents: Boolean(onset.note), borderpad: 1,
     font: { size: 11, color: colour }, xref: "x", x: scaled(begin), xanchor: before ? "right" : "left", xshift: before ? -5 : 6, yref: "paper", y, yanchor: "middle",

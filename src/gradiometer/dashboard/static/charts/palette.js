@@ -61,14 +61,35 @@ const SCALES = {
   },
 };
 
-/** The colour of a run: it keeps it while others come and go. @param {{colour: number}} card @param {Theme} theme */
+const chosen = new Map();
+
+/** Give the chosen runs places in the palette: those that have one keep it, the others take the first that are free.
+ * @param {string[]} ids @returns {boolean} whether a place is another than before */
+export function choosePlaces(ids) {
+  const before = [...chosen];
+  for (const id of [...chosen.keys()]) if (!ids.includes(id)) chosen.delete(id);
+  for (const id of ids) {
+    if (chosen.has(id)) continue;
+    const taken = new Set(chosen.values());
+    let place = 0;
+    while (taken.has(place)) place += 1;
+    chosen.set(id, place);
+  }
+  return String(before) !== String([...chosen]);
+}
+
+function placeOf(card) {
+  return chosen.get(card?.id) ?? card?.colour ?? 0;
+}
+
+/** The colour of a run: it keeps it while others come and go. @param {{id: string, colour: number}} card @param {Theme} theme */
 export function runColour(card, theme) {
-  return RUNS[theme][(card?.colour ?? 0) % RUNS[theme].length];
+  return RUNS[theme][placeOf(card) % RUNS[theme].length];
 }
 
 /** Beyond eight runs colours come again with another dash. @param {{colour: number}} card */
 export function runDash(card) {
-  return DASHES[Math.floor((card?.colour ?? 0) / RUNS.light.length) % DASHES.length];
+  return DASHES[Math.floor(placeOf(card) / RUNS.light.length) % DASHES.length];
 }
 
 /** @param {"fine" | "info" | "warn" | "critical" | "unknown"} severity @param {Theme} theme */
@@ -108,10 +129,10 @@ export function pens(items, runs, theme) {
   const groups = [...new Set(items.filter(grouped).map((item) => item.key))];
   if (groups.length) return items.map((item) => (grouped(item) ? ofGroup(item, groups, theme) : byRun(item, [""], runs, theme)));
   if (several) return items.map((item) => byRun(item, roles, runs, theme));
-  const own = roles.includes("") ? (runs.get(items[0].run)?.colour ?? 0) % RUNS.light.length : -1;
+  const own = roles.includes("") ? placeOf(runs.get(items[0].run)) % RUNS.light.length : -1;
   const free = OTHERS.filter((place) => place !== own && !roles.some((role) => ROLES[role] === place));
   const given = new Map();
-  for (const role of roles) if (!(role in ROLES) && role && !role.startsWith("expert:") && !GREY.test(role)) given.set(role, given.size);
+  for (const role of roles) if (!(role in ROLES) && role && role !== "whole" && !role.startsWith("expert:") && !GREY.test(role)) given.set(role, given.size);
   roles.filter((role) => GREY.test(role)).forEach((role, place) => given.set(role, place));
   const used = new Map();
   return items.map((item) => {
@@ -141,6 +162,8 @@ function byRun(item, roles, runs, theme) {
 
 function byRole(item, given, free, runs, theme) {
   const [kind, expert, tier] = (item.role ?? "").split(":");
+  if (item.role === "whole") return { colour: INKS[theme].text, dash: "solid", width: 2.2 };
+  if (kind === "ink") return { colour: RUNS[theme][Number(expert)], dash: "solid", width: 1.9 };
   if (kind === "expert") return ofExpert(expert, tier, theme);
   if (GREY.test(item.role ?? "")) return { colour: GREYS[theme][given.get(item.role) % GREYS[theme].length], dash: "dot", width: 1.3 };
   if (!item.role) return { colour: runColour(runs.get(item.run), theme), dash: "solid", width: 1.7 };

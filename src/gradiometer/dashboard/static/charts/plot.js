@@ -235,7 +235,16 @@ export class Plot {
   }
 
   /** A picture that stands alone: with its title, on a ground. */
-  async png() {
+  png() {
+    return this.picture("png");
+  }
+
+  svg() {
+    return this.picture("svg");
+  }
+
+  /** @param {"png" | "svg"} format @returns {Promise<Blob>} */
+  async picture(format) {
     await this.drawn;
     const { theme } = this.context;
     const [ink, { layout }] = [inks(theme), this.figure];
@@ -246,8 +255,8 @@ export class Plot {
     const margin = { ...layout.margin, t: layout.margin.t + top, b: layout.margin.b + room };
     const picture = { ...layout, ...legend, title, paper_bgcolor: ink.paper, margin };
     const size = { width: this.state.width, height: this.state.height + top + room };
-    const url = await globalThis.Plotly.toImage({ data: this.figure.data, layout: picture }, { format: "png", scale: 2, ...size });
-    return blobOf(url);
+    const url = await globalThis.Plotly.toImage({ data: this.figure.data, layout: picture }, { format, scale: format === "png" ? 2 : 1, ...size });
+    return format === "png" ? blobOf(url) : new Blob([decodeURIComponent(url.slice(url.indexOf(",") + 1))], { type: "image/svg+xml" });
   }
 
   destroy() {

@@ -1,6 +1,7 @@
 /** Charts of kind `table`: a real table, which scrolls in its box. */
 import { csvOf } from "./csv.js";
 import { number } from "./numbers.js";
+import { fileOf, made } from "./drawing.js";
 import { FONT } from "./frame.js";
 import { inks } from "./palette.js";
 import { written } from "./text.js";
@@ -109,9 +110,35 @@ export class Table {
     return new Promise((done) => canvas.toBlob(done, "image/png"));
   }
 
+  /** The same as text that can be marked and set in type. */
+  svg() {
+    const { columns, cells } = this.chart.table;
+    const rows = [columns.map((name) => ({ text: name, numeric: false })), ...cells.map((line) => line.map(said))];
+    const brush = document.createElement("canvas").getContext("2d");
+    brush.font = `13px ${FONT}`;
+    const widths = columns.map((_, at) => 20 + Math.max(...rows.map((row) => brush.measureText(row[at]?.text ?? "").width)));
+    return Promise.resolve(svgOf(rows, widths, inks(this.context.theme)));
+  }
+
   destroy() {
     this.box.remove();
   }
+}
+
+/** Rows of cells as an SVG file. */
+function svgOf(rows, widths, ink) {
+  const size = { width: widths.reduce((sum, each) => sum + each, 0), height: rows.length * 24 };
+  const svg = made("svg", { ...size, viewBox: `0 0 ${size.width} ${size.height}`, "font-family": FONT, "font-size": 13 });
+  svg.append(made("rect", { ...size, fill: ink.paper }));
+  rows.forEach((row, line) => {
+    let left = 0;
+    row.forEach(({ text, numeric }, at) => {
+      const place = { x: numeric ? left + widths[at] - 10 : left + 10, y: line * 24 + 16, "text-anchor": numeric ? "end" : "start" };
+      svg.append(made("text", { ...place, fill: line ? ink.text : ink.muted }, text));
+      left += widths[at];
+    });
+  });
+  return fileOf(svg);
 }
 
 function paint(brush, rows, widths, size, ink, font) {
