@@ -3,6 +3,7 @@
 GET  /<tab>          the page
 GET  /<tab>.json     the same as JSON, with the same query (shape.View)
 GET  /runs.json      every run of the folder
+GET  /table.json     the same with state, outcome and settings: what the first page shows
 GET  /live           server-sent events: changed, runs
 GET  /openapi.json   all of this, for programs
 
@@ -33,6 +34,7 @@ from gradiometer.dashboard.guard import LOOPBACK, Guard, problem
 from gradiometer.dashboard.live import Broadcast
 from gradiometer.dashboard.query import AXES, METRIC, parse_query
 from gradiometer.dashboard.run_index import RunIndex
+from gradiometer.dashboard.run_table import RunTable, RunTableAnswer
 from gradiometer.dashboard.shape import Problem, RunList, View
 from gradiometer.dashboard.views import VIEWS
 from gradiometer.errors import UnknownName, UsageError
@@ -72,11 +74,20 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def create_app(root: Path, *, hosts: Iterable[str] | None = LOOPBACK, token: str = "") -> FastAPI:
-    """The application over the runs of a folder, answering to the names `hosts` (None is any)."""
+def create_app(
+    root: Path,
+    *,
+    hosts: Iterable[str] | None = LOOPBACK,
+    token: str = "",
+    write: bool = False,
+    cache: Path | None = None,
+) -> FastAPI:
+    """The application over the runs of a folder, answering to the names `hosts` (None is any).
+    With `write` the page may name, tag, archive and delete runs; `cache` keeps states of runs."""
     index = RunIndex(root)
     diagnoses = Diagnoses(index, PATIENCE_SECONDS)
     broadcast = Broadcast(index, diagnoses)
+    table = RunTable(index, write=write, cache=cache)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -85,6 +96,7 @@ def create_app(root: Path, *, hosts: Iterable[str] | None = LOOPBACK, token: str
         yield
         broadcast.close()
         diagnoses.close()
+        table.close()
 
     app = FastAPI(
         title="Gradiometer",
@@ -100,6 +112,7 @@ def create_app(root: Path, *, hosts: Iterable[str] | None = LOOPBACK, token: str
     for error, handler in handlers.items():
         app.add_exception_handler(error, handler)
     _add_reading(app, index, diagnoses)
+    _add_table(app, table)
     _add_live(app, broadcast)
     _add_files(app)
     return app
@@ -130,6 +143,18 @@ def _add_reading(app: FastAPI, index: RunIndex, diagnoses: Diagnoses) -> None:
         return _json(request, RunList(root=index.root.name, runs=cards, views=list(VIEWS)))
 
 
+def _add_table(app: FastAPI, table: RunTable) -> None:
+    @app.get(
+        "/table.json",
+        response_class=Response,
+        responses={200: {"model": RunTableAnswer}, **ERRORS},
+        openapi_extra={"parameters": [each for each in PARAMETERS if each["name"] == "after"]},
+    )
+    def rows(request: Request) -> Response:
+        """Every run with its state and outcome, as far as they are known; `unread` are not yet."""
+        return _json(request, table.answer(request.query_params.get("after", "")))
+
+
 def _add_live(app: FastAPI, broadcast: Broadcast) -> None:
     @app.get("/live", response_class=EventSourceResponse)
     async def live() -> EventSourceResponse:
@@ -142,7 +167,7 @@ def _add_files(app: FastAPI) -> None:
     def page() -> Response:
         return FileResponse(STATIC / "index.html", headers={"Cache-Control": "no-cache"})
 
-    for path in ("/", *(f"/{name}" for name in VIEWS)):
+    for path in ("/", "/runs", *(f"/{name}" for name in VIEWS)):
         app.get(path, include_in_schema=False)(page)
 
     @app.get("/plotly.min.js", include_in_schema=False)

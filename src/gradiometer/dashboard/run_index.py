@@ -27,8 +27,9 @@ from gradiometer.store.database import DATABASE_NAME, impatient
 from gradiometer.store.importers import Log, choose, logs_in, open_log
 from gradiometer.store.opening import within
 from gradiometer.store.reader import Run
+from gradiometer.store.run_notes import NOTES_NAME
 
-__all__ = ["PointCache", "RunIndex", "Signature"]
+__all__ = ["LIVE_SECONDS", "PointCache", "RunIndex", "Signature", "changed_at", "signature_of"]
 
 Signature = tuple[tuple[int, int], ...]
 """Sizes and times of a run's files: the same while nothing was written."""
@@ -107,7 +108,7 @@ class RunIndex:
 
     def newest(self) -> str | None:
         """The run written last that can be read; if there is none, one that cannot, to say so."""
-        changed = {id: _changed(signature) for id, signature in self.signatures().items()}
+        changed = {id: changed_at(signature) for id, signature in self.signatures().items()}
         ordered = sorted(changed, key=lambda id: (-changed[id], id))
         readable = (id for id in ordered if self.card(id).state != "unreadable")
         return next(readable, next(iter(ordered), None))
@@ -147,13 +148,26 @@ class RunIndex:
 
     def signature(self, id: str) -> Signature:
         """Changes whenever something was written to the run."""
-        return _signature(self._place(id).path)
+        return signature_of(self._place(id).path)
 
     def signatures(self) -> dict[str, Signature]:
         """Of every run that is there."""
         with self._guard:
             paths = {id: self._places[id].path for id in self.ids()}
-        return {id: _signature(path) for id, path in paths.items()}
+        return {id: signature_of(path) for id, path in paths.items()}
+
+    def paths(self) -> dict[str, Path]:
+        """Where every run lies."""
+        with self._guard:
+            return {id: self._places[id].path for id in self.ids()}
+
+    def problem_of(self, path: Path) -> str:
+        """Why a run may not be opened; empty when it may."""
+        try:
+            self._check_inside(path)
+        except (UsageError, OSError) as problem:
+            return str(problem)
+        return ""
 
     @contextmanager
     def open(self, id: str) -> Iterator[Run | Log]:
@@ -194,7 +208,7 @@ class RunIndex:
 
     def _parse(self, place: _Place) -> Run | Log:
         try:
-            signature = _signature(place.path)
+            signature = signature_of(place.path)
             with warnings.catch_warnings(), within(self.root):
                 warnings.simplefilter("ignore", GradiometerWarning)
                 log = open_log(place.path)
@@ -239,7 +253,7 @@ class RunIndex:
     def _look(self) -> None:
         with within(self.root):
             there = logs_in(self.root, or_itself=False)
-        found = {self._id(path): path for path in there if path.exists()}
+        found = {self._id(path): path for path in there if os.path.exists(path)}
         for id in [id for id in self._places if id not in found]:
             del self._places[id]
             self._cards.pop(id, None)
@@ -284,16 +298,23 @@ def _unread_card(place: _Place, signature: Signature) -> RunCard:
         state="still",
         newest_step=None,
         started="",
-        changed=_changed(signature),
+        changed=changed_at(signature),
         kind="",
     )
 
 
-def _signature(path: Path) -> Signature:
+def signature_of(path: Path) -> Signature:
+    """Sizes and times of the files of a run or log."""
+    # Of a run, by far the commonest, without a Path for each question: there may be thousands.
+    database = f"{path}/{DATABASE_NAME}"
+    stamp = _stamp(database)
+    if stamp != (0, 0):
+        return stamp, _stamp(f"{database}-wal")
     return tuple(_stamp(file) for file in _files(path))
 
 
-def _changed(signature: Signature) -> float:
+def changed_at(signature: Signature) -> float:
+    """When the newest file of a run was written, in seconds since the epoch."""
     return max((stamp[0] for stamp in signature), default=0) / 1e9
 
 
@@ -307,7 +328,7 @@ def _files(path: Path) -> list[Path]:
             return [file, file.with_name(file.name + "-wal")]
         # Also a level below: some tools keep their log in checkpoints or a file for each series.
         inside = [*path.iterdir(), *islice(path.glob("*/*"), MOST_BELOW)]
-        return sorted(file for file in inside if file.is_file())
+        return sorted(file for file in inside if file.is_file() and file.name != NOTES_NAME)
     except OSError:
         return []
 
@@ -320,9 +341,9 @@ def _read_of(path: Path) -> tuple[Path, ...]:
     return (path / DATABASE_NAME,) if chosen is None else tuple(chosen.every)
 
 
-def _stamp(file: Path) -> tuple[int, int]:
+def _stamp(file: Path | str) -> tuple[int, int]:
     try:
-        state = file.stat()
+        state = os.stat(file)
     except OSError:
         return 0, 0
     # Looking at a run that was not closed makes an empty log beside it: that is our doing and no
@@ -332,7 +353,8 @@ def _stamp(file: Path) -> tuple[int, int]:
 
 def _born(path: Path) -> int:
     """About when a run began: a folder is made before anything is written into it."""
-    return min((_stamp(file)[0] for file in (path, *_files(path)) if file.exists()), default=0)
+    stamps = (_stamp(path), *signature_of(path))
+    return min((when for when, _ in stamps if when), default=0)
 
 
 class PointCache:

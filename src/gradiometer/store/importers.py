@@ -279,6 +279,8 @@ def logs_below(folder: Path, most: int = MOST_FOLDERS) -> list[Path]:
 
 
 def _openable(folder: Path) -> list[Path]:
+    if os.path.isfile(f"{folder}/{DATABASE_NAME}"):  # nothing else in it is read, so nothing is looked into
+        return [folder]
     there = choose(folder)
     if there is None:
         return []
@@ -287,8 +289,13 @@ def _openable(folder: Path) -> list[Path]:
 
 def _folders(folder: Path) -> list[Path]:
     try:
-        inside = (path for path in islice(folder.iterdir(), MOST_FOLDERS) if path.is_dir())
-        return [path for path in inside if path.name[0] != "." and not path.is_symlink()]
+        with os.scandir(folder) as inside:
+            some_entries = islice(inside, MOST_FOLDERS)
+            return [
+                folder / entry.name
+                for entry in some_entries
+                if entry.is_dir(follow_symlinks=False) and entry.name[0] != "."
+            ]
     except OSError:
         return []
 
