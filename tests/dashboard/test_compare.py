@@ -451,12 +451,11 @@ def test_a_run_that_stands_still_is_read_once(
 
 
 def test_what_is_kept_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = COMPARE._Kept()
+    kept = COMPARE.ByteCache(5_000, COMPARE._weight)
     monkeypatch.setattr(COMPARE, "_KEPT", kept)
-    monkeypatch.setattr(COMPARE, "MOST_KEPT", 250)
     see(tmp_path, seeds(tmp_path))
-    assert kept._size <= 250
-    assert len(kept._readings) == 2  # of a hundred points each
+    assert 3_000 < kept.held <= 5_000
+    assert len(kept) == 2  # of a hundred points of sixteen bytes each
 
 
 def test_one_run_and_runs_without_anything_say_what_to_do(tmp_path: Path) -> None:

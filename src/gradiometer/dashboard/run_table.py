@@ -450,4 +450,3 @@ class SurveyCache:
             return dict(content["runs"]) if current else {}
         except (OSError, ValueError, KeyError, TypeError):
             return {}
-

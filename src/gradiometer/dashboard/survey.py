@@ -174,7 +174,7 @@ def _state(run: Run | Log) -> dict[str, Any]:
     found = diagnose(run, max_points=MOST_POINTS)
     outcome = found.outcome
     severity = found.worst or ("fine" if found.looked else "unknown")
-    told = {"state": found.state, "severity": severity, "verdict": found.verdict}
+    told: dict[str, Any] = {"state": found.state, "severity": severity, "verdict": found.verdict}
     told |= {"findings": [finding.id for finding in found.findings]}
     if outcome is None:
         return told | {"outcome": None}

@@ -11,6 +11,7 @@ import { MOST_RUNS, address } from "./state.js";
 
 const READING = 1500; // between two questions while states are being read
 const CHECK_WIDTH = 34;
+const [NAME_NARROW, STATE_NARROW] = [128, 124]; // of a phone: the verdict is on the run's own page
 
 /**
  * @typedef {Object} HomeActions
@@ -77,7 +78,8 @@ export function createHome(host, store, act) {
     const away = Boolean(option("archived")) || filter.archived;
     visible = inOrder(all.filter((row) => (away || !row.archived) && filter.test(row)), option("sort"), shared);
     const keys = columns();
-    grid.widths([CHECK_WIDTH, narrow.matches ? 150 : NAME.width, ...keys.map((key) => columnOf(key, shared).width)]);
+    const width = (key) => (narrow.matches && key === "state" ? STATE_NARROW : columnOf(key, shared).width);
+    grid.widths([CHECK_WIDTH, narrow.matches ? NAME_NARROW : NAME.width, ...keys.map(width)]);
     showHead(keys);
     grid.show(items(keys));
     showChoices(all, keys);

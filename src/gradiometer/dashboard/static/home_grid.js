@@ -20,7 +20,7 @@ export function createGrid(host, label) {
   const columns = el("colgroup");
   const head = el("thead");
   const body = el("tbody");
-  const table = el("table", { class: "grid" }, el("caption", { class: "unseen" }, label), columns, head, body);
+  const table = el("table", { class: "run-grid" }, el("caption", { class: "unseen" }, label), columns, head, body);
   const box = el("div", { class: "grid-box", tabindex: 0, role: "region", "aria-label": label, onscroll: onceAFrame(draw) }, table);
   const [above, below] = [0, 1].map(() => el("tr", { class: "room", "aria-hidden": "true" }, el("td")));
   host.append(box);

@@ -273,6 +273,7 @@ dark.addEventListener("change", () => store.state.theme === "auto" && (paintThem
 
 root.dataset.theme = theme();
 document.body.classList.toggle("at-home", atHome());
+if (!atHome()) document.head.append(el("link", { rel: "preload", as: "script", href: "/plotly.min.js", fetchpriority: "low" }));
 picker.recolour(theme());
 links();
 toolbar.show(store.state);
