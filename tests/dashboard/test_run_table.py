@@ -62,7 +62,7 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
 
 def filled(table: RunTable) -> RunTableAnswer:
     until = time.monotonic() + 60
-    while (told := table.answer()).unread:
+    while table.answer().unread:
         assert time.monotonic() < until
         time.sleep(0.02)
     time.sleep(0.1)
