@@ -4,6 +4,7 @@ GET  /<tab>          the page
 GET  /<tab>.json     the same as JSON, with the same query (shape.View)
 GET  /runs.json      every run of the folder
 GET  /table.json     the same with state, outcome and settings: what the first page shows
+POST /manage.json    notes on runs and the bin, only with `write` (manage.RunManager)
 GET  /live           server-sent events: changed, runs
 GET  /openapi.json   all of this, for programs
 
@@ -13,6 +14,7 @@ Errors have one shape: {"error", "message"} (shape.Problem).
 from __future__ import annotations
 
 import gzip
+import json
 import threading
 import traceback
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -26,12 +28,14 @@ from fastapi import FastAPI, Request
 from fastapi.responses import FileResponse, Response
 from fastapi.staticfiles import StaticFiles
 from sse_starlette.sse import EventSourceResponse
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from gradiometer.dashboard.answer import answer, encode
 from gradiometer.dashboard.diagnoses import Diagnoses
-from gradiometer.dashboard.guard import LOOPBACK, Guard, problem
+from gradiometer.dashboard.guard import LOOPBACK, MANAGE, Guard, problem
 from gradiometer.dashboard.live import Broadcast
+from gradiometer.dashboard.manage import Managed, RunManager
 from gradiometer.dashboard.query import AXES, METRIC, parse_query
 from gradiometer.dashboard.run_index import RunIndex
 from gradiometer.dashboard.run_table import RunTable, RunTableAnswer
@@ -44,6 +48,7 @@ __all__ = ["create_app"]
 
 STATIC = Path(__file__).parent / "static"
 WORTH_PACKING = 2_000
+MOST_BODY = 1 << 18
 PATIENCE_SECONDS = 0.3
 """How long a page waits for the doctor; what takes longer comes with a later tick."""
 READERS = 8
@@ -107,12 +112,14 @@ def create_app(
         lifespan=lifespan,
     )
     app.state.broadcast = broadcast
-    app.add_middleware(Guard, hosts=hosts, token=token)
+    app.add_middleware(Guard, hosts=hosts, token=token, write=write)
     handlers = {UsageError: _users, HTTPException: _of_http, OSError: _of_machine, Exception: _ours}
     for error, handler in handlers.items():
         app.add_exception_handler(error, handler)
     _add_reading(app, index, diagnoses)
     _add_table(app, table)
+    if write:
+        _add_managing(app, RunManager(index), table)
     _add_live(app, broadcast)
     _add_files(app)
     return app
@@ -153,6 +160,31 @@ def _add_table(app: FastAPI, table: RunTable) -> None:
     def rows(request: Request) -> Response:
         """Every run with its state and outcome, as far as they are known; `unread` are not yet."""
         return _json(request, table.answer(request.query_params.get("after", "")))
+
+
+def _add_managing(app: FastAPI, manager: RunManager, table: RunTable) -> None:
+    @app.post(MANAGE, response_class=Response, responses={200: {"model": Managed}, **ERRORS})
+    async def manage(request: Request) -> Response:
+        """Change notes on runs, move runs to the bin, or back."""
+        asked = await _asked(request)
+        done = await run_in_threadpool(manager.do, asked)
+        table.forget()
+        return _json(request, done)
+
+
+async def _asked(request: Request) -> dict[str, Any]:
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > MOST_BODY:
+            raise UsageError(f"a request of more than {MOST_BODY} bytes")
+    try:
+        asked = json.loads(body)
+    except (ValueError, RecursionError):
+        raise UsageError("the request is not JSON") from None
+    if not isinstance(asked, dict):
+        raise UsageError("the request must be a JSON object")
+    return asked
 
 
 def _add_live(app: FastAPI, broadcast: Broadcast) -> None:

@@ -173,6 +173,11 @@ class RunIndex:
         with self._guard:
             return {id: self._places[id].path for id in self.ids()}
 
+    def look_again(self) -> None:
+        """Search the folder with the next question: runs were moved through us."""
+        with self._guard:
+            self._look_again = 0.0
+
     def problem_of(self, path: Path) -> str:
         """Why a run may not be opened; empty when it may."""
         try:

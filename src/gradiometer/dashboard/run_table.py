@@ -112,8 +112,6 @@ class RunTableAnswer:
     """Runs whose state is still to be read."""
     write: bool
     """Whether names, tags and notes can be changed here."""
-    binned: int = 0
-    """Runs in the bin."""
 
 
 class Surveyor(Protocol):
