@@ -25,6 +25,8 @@ __all__ = [
     "Matrix",
     "Number",
     "Onset",
+    "Parallel",
+    "ParallelAxis",
     "Points",
     "Scale",
     "Severity",
@@ -171,6 +173,32 @@ class TableOf:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelAxis:
+    """One setting of several runs."""
+
+    name: str
+    scale: Scale = "linear"
+    names: Sequence[str] = ()
+    """Of a setting that is no number: `values` are places in it."""
+    values: Sequence[Number]
+    """For each run; null where it is not set."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parallel:
+    """Runs as lines through their settings, coloured by their outcome."""
+
+    runs: Sequence[str]
+    labels: Sequence[str]
+    axes: Sequence[ParallelAxis]
+    outcome: str
+    lower: bool
+    """Whether less is better."""
+    values: Sequence[Number]
+    """The outcome of each run; null where there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Info:
     """What ⓘ says, from the catalogue."""
 
@@ -199,7 +227,7 @@ class Chart:
 
     id: str
     """Stable: it names the chart in links and exported files."""
-    kind: Literal["lines", "map", "bars", "marks", "matrix", "table"]
+    kind: Literal["lines", "map", "bars", "marks", "matrix", "table", "parallel"]
     title: str
     section: str = ""
     subtitle: str = ""
@@ -217,6 +245,7 @@ class Chart:
     marks: Sequence[Dots] = ()
     matrix: Matrix | None = None
     table: TableOf | None = None
+    parallel: Parallel | None = None
     info: Sequence[Info] = ()
     empty: Empty | None = None
     wide: bool = False

@@ -17,6 +17,13 @@ from gradiometer.dashboard.byte_cache import ByteCache
 from gradiometer.dashboard.request import OpenRun, ViewRequest, points_of, spoken
 from gradiometer.dashboard.shape import Control, Fact, Option, View
 from gradiometer.dashboard.views.series import called
+from gradiometer.dashboard.views.sweep import (
+    SweepOutcome,
+    goal_of,
+    outcome_from,
+    sweep_charts,
+    sweep_words,
+)
 from gradiometer.maths.ensembles import Ensemble, ensemble
 from gradiometer.metrics import resolve
 from gradiometer.store.comparison import (
@@ -99,16 +106,37 @@ def compare(request: ViewRequest) -> View:
     wanted = chosen(by_run, match=match, names=names)
     pictures = [_picture(request, members, groups, quantity) for quantity in wanted[:MOST_CHARTS]]
     charts = _told_apart([_chart(request, members, picture) for picture in pictures])
+    outcome = _outcome(request, members)
+    labels = {member.run.id: member.label for member in members}
+    sweep = sweep_charts(labels, found, outcome)
     return View(
         view="compare",
         title="Compare",
         runs=list(facts),
-        header=_header(members, groups, by, found, len(wanted)) + _elsewhere(request, groups),
+        header=[
+            *sweep_words(found, outcome),
+            *_header(members, groups, by, found, len(wanted)),
+            *_elsewhere(request, groups),
+        ],
         controls=_controls(
             by_run, match, names if match else names or wanted, by, groupings(facts, found)
         ),
-        charts=[*charts, *_group_table(pictures), *_table(members, pictures)],
+        charts=[*charts, *sweep, *_group_table(pictures), *_table(members, pictures)],
         facts=_facts(found),
+    )
+
+
+def _outcome(request: ViewRequest, members: Sequence[_Member]) -> SweepOutcome | None:
+    goal = goal_of([member.sources for member in members])
+    if goal is None:
+        return None
+    having = [member for member in members if goal in member.sources]
+    read_ones = {
+        member.run.id: reading_of(request, member.run, member.sources[goal]) for member in having
+    }
+    readings = {run: reading for run, reading in read_ones.items() if reading is not None}
+    return outcome_from(
+        goal, {run: (reading.tail, reading.best(goal)) for run, reading in readings.items()}
     )
 
 

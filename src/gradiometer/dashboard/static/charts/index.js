@@ -3,6 +3,7 @@ import { BARS, MARKS } from "./discrete.js";
 import { LINES } from "./lines.js";
 import { MAP } from "./map.js";
 import { MATRIX } from "./matrix.js";
+import { ParallelPlot } from "./parallel.js";
 import { Plot } from "./plot.js";
 import { Table } from "./table.js";
 
@@ -36,6 +37,7 @@ const KINDS = { lines: LINES, map: MAP, bars: BARS, marks: MARKS, matrix: MATRIX
 /** The container should be free to grow: a chart asks for the height it needs and fills what it is given beyond that.
  * @param {HTMLElement} container @param {any} chart @param {Context} context @returns {Handle} */
 export function mount(container, chart, context) {
+  if (chart.kind === "parallel") return new ParallelPlot(container, chart, context);
   if (chart.kind === "table") return new Table(container, chart, context);
   return new Plot(container, chart, context, KINDS[chart.kind]);
 }
