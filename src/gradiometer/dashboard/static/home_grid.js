@@ -3,7 +3,7 @@
 import { el, onceAFrame } from "./dom.js";
 
 const HEIGHT = 34;
-const AROUND = 12; // rows kept above and below what is in sight
+const AROUND = 8; // rows kept above and below what is in sight
 
 /**
  * @typedef {Object} Item a row: what makes it, and what it is made of, by which it is seen to be the same
