@@ -30,6 +30,7 @@ PARTS = (
     "commands",
     "doctor",
     "dashboard",
+    "home",
     "anatomy",
     "replicates",
     "experts",

@@ -19,6 +19,7 @@ PICTURES = Path(__file__).parent / "pictures"
 DEMO = Path("runs/demo")
 COLOURS = {"policy": "#3b6fb6", "entropy": "#d1603d"}
 TABS = {
+    "runs": "runs?group=folder",
     "overview": "overview?run=broken",
     "gradients": "gradients?run=ppo/seed-1",
     "terms": "terms?run=sokoban",
@@ -99,6 +100,8 @@ def tabs() -> None:
         for name, view in TABS.items():
             page.goto(f"http://127.0.0.1:{listening.getsockname()[1]}/{view}")
             page.wait_for_selector(f"html[data-ready={name}]", timeout=60_000)
+            while name == "runs" and "being read" in page.text_content("#filter-said"):
+                time.sleep(1)
             time.sleep(4)  # the doctor reads in the background, and charts are drawn one by one
             photograph = (
                 Image.open(io.BytesIO(page.screenshot())).convert("RGB").quantize(256, kmeans=1)

@@ -48,6 +48,7 @@ class DirectSurvey:
 @pytest.fixture
 def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., RunTable]]:
     monkeypatch.setattr(run_table, "REFRESH_SECONDS", 0.05)
+    monkeypatch.setattr(run_table, "FIRST_SECONDS", 0.0)
     DirectSurvey.asked = []
     made: list[RunTable] = []
 

@@ -43,6 +43,8 @@ REST_PER_SECOND = 20.0
 WATCHED_SECONDS = 20.0
 """Files are read for so long after somebody asked."""
 IDLE_SECONDS = 60.0
+FIRST_SECONDS = 1.0
+"""Reading begins so long after the first question: the page is painted before."""
 SAVE_SECONDS = 10.0
 
 What = Literal["card", "state"]
@@ -162,6 +164,7 @@ class RunTable:
         self._shared: dict[str, str] = {}
         self._cards_read = True
         self._refreshed = self._asked = -1e9
+        self._begin = float("inf")
         self._taken: set[tuple[str, What]] = set()
         self._queue: list[tuple[str, What]] = []
         self._threads: list[threading.Thread] = []
@@ -173,6 +176,7 @@ class RunTable:
         """Every row, or those that changed since a cursor."""
         with self._guard:
             self._asked = time.monotonic()
+            self._begin = min(self._begin, self._asked + FIRST_SECONDS)
             self._refresh()
             self._start()
             epoch, _, revision = after.partition(".")
@@ -304,7 +308,8 @@ class RunTable:
         ]
 
     def _next(self) -> tuple[str, What] | None:
-        watched = time.monotonic() - self._asked <= WATCHED_SECONDS
+        now = time.monotonic()
+        watched = now - self._asked <= WATCHED_SECONDS and now >= self._begin
         while self._queue and watched and not self._closed:
             id, what = self._queue.pop()
             if (id, what) not in self._taken and id in self._runs:
