@@ -6,8 +6,10 @@ import { colourScale, inks, oddColours } from "./palette.js";
 import { shortened, written } from "./text.js";
 
 const SVG = "http://www.w3.org/2000/svg";
-const [HEIGHT, TOP, BOTTOM, SIDE] = [300, 44, 22, 70];
+const [HEIGHT, TOP, BOTTOM, SIDE] = [310, 48, 24, 74];
 const MOST_TICKS = 9;
+const SPREAD = 16; // pixels over which runs of one value lie beside each other, the best at the top
+const LINE = 13; // pixels between two labels
 
 function made(tag, attributes, text = "") {
   const element = document.createElementNS(SVG, tag);
@@ -29,7 +31,8 @@ function mixed(from, to, share) {
 export function colourAt(share, theme) {
   const stops = colourScale("sequential", theme);
   const last = theme === "light" ? stops.length - 2 : stops.length - 1;
-  const place = Math.min(Math.max(share, 0), 1) * last;
+  const first = theme === "light" ? 0 : 0.22; // nor would the darkest end be seen on black
+  const place = (first + (1 - first) * Math.min(Math.max(share, 0), 1)) * last;
   const low = Math.min(Math.floor(place), last - 1);
   return mixed(stops[low][1], stops[low + 1][1], place - low);
 }
@@ -88,11 +91,13 @@ export class ParallelPlot {
     const share = scaleOf(outcomes, false);
     const shares = outcomes.map((value) => (Number.isFinite(value) ? (lower ? 1 - share(value) : share(value)) : null));
     const order = runs.map((_, run) => run).sort((a, b) => (shares[a] ?? -1) - (shares[b] ?? -1)); // the best on top
-    return order.map((run) => {
-      const places = columns.map((column, at) => [x(at), Number.isFinite(column.values[run]) ? y(at, column.values[run]) : null]);
+    const few = columns.map((column) => !column.last && new Set(column.values).size <= MOST_TICKS);
+    return order.map((run, rank) => {
+      const beside = SPREAD * (0.5 - rank / Math.max(1, order.length - 1));
+      const places = columns.map((column, at) => [x(at), Number.isFinite(column.values[run]) ? y(at, column.values[run]) + (few[at] ? beside : 0) : null]);
       const d = places.filter(([, top]) => top !== null).map(([left, top], at) => `${at ? "L" : "M"}${left.toFixed(1)} ${top.toFixed(1)}`).join("");
       const colour = shares[run] === null ? oddColours(theme).broken : colourAt(shares[run], theme);
-      const line = made("path", { d, class: "run-line", stroke: colour, fill: "none", "stroke-width": 2, "stroke-opacity": 0.8, "data-run": runs[run] });
+      const line = made("path", { d, class: "run-line", stroke: colour, fill: "none", "stroke-width": 2, "data-run": runs[run] });
       line.append(made("title", {}, `${labels[run]}: ${outcomes[run] === null ? "no outcome" : written(outcomes[run])}`));
       return line;
     });
@@ -157,7 +162,8 @@ function axisOf(column, x, y, ink) {
   const name = made("text", { x, y: 18, "text-anchor": "middle", fill: ink.text, "font-weight": 600 }, shortened(column.name, 18));
   name.append(made("title", {}, column.name));
   const line = made("line", { x1: x, x2: x, y1: TOP - 8, y2: HEIGHT - BOTTOM + 8, stroke: ink.muted, "stroke-width": 1 });
-  const words = ticks.filter((value) => value !== undefined).map((value) => {
+  const apart = ticks.filter((value, at) => value !== undefined && (at === ticks.length - 1 || Math.abs(y(value) - y(ticks.at(-1))) >= LINE) && ticks.indexOf(value) === at);
+  const words = apart.map((value) => {
     const text = column.names?.length ? shortened(column.names[value], 14) : written(value, 3);
     return made("text", { x: x + (column.last ? 6 : -6), y: y(value) + 4, "text-anchor": column.last ? "start" : "end", fill: ink.muted, "paint-order": "stroke", stroke: ink.paper, "stroke-width": 3 }, text);
   });
