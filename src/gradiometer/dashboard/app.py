@@ -18,7 +18,7 @@ import json
 import threading
 import traceback
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from importlib import metadata, resources
 from pathlib import Path
 from typing import Any
@@ -97,7 +97,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         current_default_thread_limiter().total_tokens = READERS
-        threading.Thread(target=_warm_up, daemon=True).start()
+        threading.Thread(target=_warm_up, args=(index,), daemon=True).start()
         yield
         broadcast.close()
         diagnoses.close()
@@ -256,8 +256,10 @@ def _ours(request: Request, error: Exception) -> Response:
     return problem(500, "fault", what)
 
 
-def _warm_up() -> None:
-    """What the first diagnosis would wait a second for."""
+def _warm_up(index: RunIndex) -> None:
+    """What the first page and the first diagnosis would wait for."""
+    with suppress(OSError):
+        index.ids()
     from gradiometer.doctor.rule import rules
 
     rules()

@@ -338,14 +338,15 @@ class RunTable:
                 self._kept.save_sometimes(self._runs)
 
     def _survey(self, reader: Surveyor, known: _KnownRun, what: What) -> None:
-        began, signature = time.monotonic(), known.signature
+        began, signature = time.monotonic(), known.signature  # of the file as it is before
         limit = CARD_SECONDS if what == "card" else STATE_SECONDS
         question = {"what": what, "path": str(known.path), "root": str(self._index.root)}
         try:
             problem = self._index.problem_of(known.path)
             answer = {"problem": problem} if problem else reader.ask(question, limit)
         except SurveyTooLong as late:
-            answer = {"problem": f"{known.path.name}: {late}"}
+            # Perhaps the machine was busy: after its rest it is tried again.
+            answer, signature = {"problem": f"{known.path.name}: {late}"}, ()
         now = time.monotonic()
         with self._guard:
             if self._closed:

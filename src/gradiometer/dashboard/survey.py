@@ -25,6 +25,8 @@ from typing import Any
 import numpy as np
 
 import gradiometer
+from gradiometer.doctor.diagnosis import diagnose
+from gradiometer.doctor.rule import rules
 from gradiometer.errors import GradiometerWarning, UsageError
 from gradiometer.metrics import resolve
 from gradiometer.store.comparison import config_of
@@ -44,6 +46,9 @@ HIGHEST = 99
 """They are whole numbers from 0 to this: a line of 20 pixels shows no more."""
 MOST_SETTINGS, LONGEST_SETTING = 400, 80
 NICE = 5
+START_SECONDS = 120.0
+"""For the imports of a process, on a machine that trains; no file is to blame for them."""
+READY = b"ready\n"
 PROGRAM = "from gradiometer.dashboard.survey import main; main()"
 
 
@@ -108,6 +113,11 @@ class SurveyProcess:
                 stderr=subprocess.DEVNULL,
                 env=environment,
             )
+            assert self._process.stdout is not None
+            begun, _, _ = select.select([self._process.stdout], [], [], START_SECONDS)
+            if not begun or self._process.stdout.readline() != READY:
+                self.close()
+                raise SurveyTooLong("no process could be started to read it")
         return self._process
 
 
@@ -117,6 +127,9 @@ def main() -> None:
         os.nice(NICE)
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints is no answer
+    rules()
+    out.write(READY)
+    out.flush()
     for line in sys.stdin.buffer:
         out.write(json.dumps(answer_to(json.loads(line)), allow_nan=False).encode() + b"\n")
         out.flush()
@@ -169,8 +182,6 @@ def _ended(run: Run | Log) -> str:
 
 
 def _state(run: Run | Log) -> dict[str, Any]:
-    from gradiometer.doctor.diagnosis import diagnose
-
     found = diagnose(run, max_points=MOST_POINTS)
     outcome = found.outcome
     severity = found.worst or ("fine" if found.looked else "unknown")
