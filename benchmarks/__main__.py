@@ -31,6 +31,7 @@ PARTS = (
     "commands",
     "doctor",
     "dashboard",
+    "home",
     "anatomy",
     "replicates",
     "experts",

@@ -70,7 +70,7 @@ def browser(where: str, scale: Scale) -> Iterator[Row]:
         )
         for _ in range(scale.rounds()):
             page = chromium.new_context(viewport={"width": 1280, "height": 900}).new_page()
-            page.goto(where)
+            page.goto(f"{where}/overview")
             page.wait_for_selector("html[data-ready=overview]", timeout=60_000)
             marks = page.evaluate(
                 "Object.fromEntries(performance.getEntriesByType('mark').map(m => [m.name,"

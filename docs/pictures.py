@@ -141,9 +141,62 @@ def timeline() -> None:
         browser.close()
 
 
+def runs() -> None:
+    """The table of runs, over made-up logs of healthy and sick trainings."""
+    import tempfile
+    from itertools import chain, islice
+
+    import uvicorn
+    from PIL import Image
+    from playwright.sync_api import sync_playwright
+
+    from gradiometer.dashboard.app import create_app
+    from gradiometer.dashboard.server import bind
+    from gradiometer.store.run_notes import RunNotes, write_notes
+    from gradiometer.store.writer import Writer
+    from gradiometer_labs.synthetic import healthy_logs, sick_logs
+
+    with tempfile.TemporaryDirectory() as place:
+        root = Path(place) / "runs"
+        made = chain(islice(healthy_logs(1), 8), islice(sick_logs(1), 12))
+        for number, each in enumerate(made):
+            config = {"lr": (3e-4, 1e-3)[number % 2], "num_envs": (8, 16)[number // 2 % 2]}
+            folder = root / ("sweep", "night")[number % 2] / f"ppo-{number:02d}"
+            with Writer(folder, facts={"config": config}) as writer:
+                for row in each.log.rows():
+                    writer.put(row)
+            if number % 5 == 0:
+                write_notes(folder, RunNotes(tags=("baseline",)))
+        time.sleep(35)  # until none counts as live
+        listening = bind("127.0.0.1", 0)
+        server = uvicorn.Server(uvicorn.Config(create_app(root), log_level="warning"))
+        threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True).start()
+        with sync_playwright() as playwright:
+            browser = playwright.chromium.launch(
+                executable_path=shutil.which("chromium"),
+                args=["--no-sandbox", "--disable-lcd-text"],
+            )
+            page = browser.new_page(viewport={"width": 1440, "height": 820})
+            page.goto(f"http://127.0.0.1:{listening.getsockname()[1]}/")
+            page.wait_for_selector("html[data-ready=runs]", timeout=60_000)
+            while "being read" in page.text_content("#filter-said"):
+                time.sleep(1)
+            photograph = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
+            photograph.quantize(256, kmeans=1).save(PICTURES / "tab_runs.png", optimize=True)
+            browser.close()
+        server.should_exit = True
+        time.sleep(2)
+
+
 if __name__ == "__main__":
     PICTURES.mkdir(exist_ok=True)
-    made = {"dead_term": dead_term, "tabs": tabs, "timeline": timeline, "wiring": wiring}
+    made = {
+        "dead_term": dead_term,
+        "runs": runs,
+        "tabs": tabs,
+        "timeline": timeline,
+        "wiring": wiring,
+    }
     for asked in sys.argv[1:]:
         name, *parts = asked.split(":")
         made[name](*parts)

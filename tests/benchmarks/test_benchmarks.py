@@ -24,7 +24,7 @@ TOGETHER = (
     ("reductions", "meter", "alternatives", "trainers", "store", "commands", "doctor", "experts"),
     ("memory", "anatomy", "replicates", "distributed", "parsers"),
     ("integrations", "listening"),
-    ("dashboard",),
+    ("dashboard", "home"),
 )
 
 

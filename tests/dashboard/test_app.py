@@ -88,7 +88,9 @@ def test_every_view_has_the_documented_shape(client: TestClient, name: str, quer
 
 def test_openapi_describes_every_view_and_the_error(client: TestClient) -> None:
     told = client.get("/openapi.json").json()
-    assert {f"/{name}.json" for name in VIEWS} | {"/runs.json", "/live"} == set(told["paths"])
+    assert {f"/{name}.json" for name in VIEWS} | {"/runs.json", "/table.json", "/live"} == set(
+        told["paths"]
+    )
     assert {"View", "Chart", "Problem", "RunCard"} <= set(told["components"]["schemas"])
     parameters = {item["name"] for item in told["paths"]["/overview.json"]["get"]["parameters"]}
     assert {"run", "x", "from", "to", "most", "after"} <= parameters

@@ -384,7 +384,7 @@ def test_defaults_are_left_out_of_the_url_and_back_and_forward_walk_through_it(
 
 
 def test_without_runs_the_newest_is_shown_and_the_url_says_nothing(home: str, browse: Open) -> None:
-    page = browse(home + "/")
+    page = browse(home + "/overview")
     newest = page.evaluate(
         "fetch('/runs.json').then(answer => answer.json()).then(told => told.runs.find(run =>"
         " run.state !== 'unreadable').id)"

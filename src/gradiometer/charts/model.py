@@ -26,6 +26,8 @@ __all__ = [
     "Matrix",
     "Number",
     "Onset",
+    "Parallel",
+    "ParallelAxis",
     "Points",
     "Scale",
     "Severity",
@@ -172,6 +174,32 @@ class TableOf:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelAxis:
+    """One setting of several runs."""
+
+    name: str
+    scale: Scale = "linear"
+    names: Sequence[str] = ()
+    """Of a setting that is no number: `values` are places in it."""
+    values: Sequence[Number]
+    """For each run; null where it is not set."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parallel:
+    """Runs as lines through their settings, coloured by their outcome."""
+
+    runs: Sequence[str]
+    labels: Sequence[str]
+    axes: Sequence[ParallelAxis]
+    outcome: str
+    lower: bool
+    """Whether less is better."""
+    values: Sequence[Number]
+    """The outcome of each run; null where there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Info:
     """What ⓘ says, from the catalogue."""
 
@@ -200,7 +228,7 @@ class Chart:
 
     id: str
     """Stable: it names the chart in links and exported files."""
-    kind: Literal["lines", "map", "bars", "marks", "matrix", "table", "drawing"]
+    kind: Literal["lines", "map", "bars", "marks", "matrix", "table", "drawing", "parallel"]
     title: str
     section: str = ""
     subtitle: str = ""
@@ -220,6 +248,7 @@ class Chart:
     table: TableOf | None = None
     drawing: Drawing | None = None
     """With the numbers of it in `table`."""
+    parallel: Parallel | None = None
     info: Sequence[Info] = ()
     empty: Empty | None = None
     wide: bool = False

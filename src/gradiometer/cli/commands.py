@@ -449,6 +449,10 @@ class ServeRequest:
             show_default=False,
         ),
     ] = ""
+    write: Annotated[
+        bool,
+        Option("--write", help="Let the page name, tag, archive and delete runs (to a bin)."),
+    ] = False
 
 
 @command(LOOK)

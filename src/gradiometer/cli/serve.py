@@ -8,6 +8,7 @@ from pathlib import Path
 from gradiometer.cli.commands import ServeRequest
 from gradiometer.dashboard import server
 from gradiometer.errors import UsageError
+from gradiometer.store.database import DATABASE_NAME
 from gradiometer.store.importers import logs_in, no_log_in, open_log
 
 __all__ = ["serve"]
@@ -31,9 +32,16 @@ def serve(request: ServeRequest) -> None:
         host=request.host,
         port=request.port,
         token=request.token,
+        write=request.write,
         open_browser=request.open_browser,
+        path="/overview" if _is_one(root) else "/",
         say=_say,
     )
+
+
+def _is_one(root: Path) -> bool:
+    """Whether there is but one run to see: its own page comes first then."""
+    return root.is_file() or (root / DATABASE_NAME).is_file()
 
 
 def _say(line: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 from gradiometer.cli.commands import ShowRequest
@@ -13,6 +14,7 @@ from gradiometer.errors import UsageError
 from gradiometer.records import Summary
 from gradiometer.store.importers import Log, open_log
 from gradiometer.store.reader import Run
+from gradiometer.store.run_notes import read_notes
 from gradiometer.words import number
 
 __all__ = ["show"]
@@ -57,6 +59,7 @@ def _plain(run: Run | Log, summaries: list[Summary]) -> dict[str, Any]:
         "series": [dataclasses.asdict(s) for s in summaries],
         "states": _states(run),
         "events": [dataclasses.asdict(event) for event in run.events()],
+        "notes": _notes(run.path),
     }
 
 
@@ -68,6 +71,8 @@ def _print(run: Run | Log, summaries: list[Summary], *, hidden: int) -> None:
         f"{run.name}: {steps},"
         f" {sum(s.count for s in summaries):,} points in {len(summaries)} series"
     )
+    for what, told in _notes(run.path).items():
+        out.print(f"{what}: {', '.join(told) if isinstance(told, tuple) else told}", markup=False)
     counted = Counter(_states(run).values())
     if counted:
         out.print(
@@ -83,6 +88,11 @@ def _print(run: Run | Log, summaries: list[Summary], *, hidden: int) -> None:
         out.print(f"{hidden} layers not shown; --layers shows them")
     for event in run.events():
         out.print(f"step {event.step}: {event.kind}: {event.message.splitlines()[0]}")
+
+
+def _notes(path: Path) -> dict[str, Any]:
+    """What people wrote about the run."""
+    return {what: told for what, told in dataclasses.asdict(read_notes(path)).items() if told}
 
 
 def _row(block: str, s: Summary) -> tuple[str, ...]:

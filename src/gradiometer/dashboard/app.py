@@ -3,6 +3,8 @@
 GET  /<tab>          the page
 GET  /<tab>.json     the same as JSON, with the same query (shape.View)
 GET  /runs.json      every run of the folder
+GET  /table.json     the same with state, outcome and settings: what the first page shows
+POST /manage.json    notes on runs and the bin, only with `write` (manage.RunManager)
 GET  /live           server-sent events: changed, runs
 GET  /openapi.json   all of this, for programs
 
@@ -12,10 +14,11 @@ Errors have one shape: {"error", "message"} (shape.Problem).
 from __future__ import annotations
 
 import gzip
+import json
 import threading
 import traceback
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from importlib import metadata, resources
 from pathlib import Path
 from typing import Any
@@ -25,14 +28,17 @@ from fastapi import FastAPI, Request
 from fastapi.responses import FileResponse, Response
 from fastapi.staticfiles import StaticFiles
 from sse_starlette.sse import EventSourceResponse
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from gradiometer.dashboard.answer import answer, encode
 from gradiometer.dashboard.diagnoses import Diagnoses
-from gradiometer.dashboard.guard import LOOPBACK, Guard, problem
+from gradiometer.dashboard.guard import LOOPBACK, MANAGE, Guard, problem
 from gradiometer.dashboard.live import Broadcast
+from gradiometer.dashboard.manage import Managed, RunManager
 from gradiometer.dashboard.query import AXES, METRIC, parse_query
 from gradiometer.dashboard.run_index import RunIndex
+from gradiometer.dashboard.run_table import RunTable, RunTableAnswer
 from gradiometer.dashboard.shape import Problem, RunList, View
 from gradiometer.dashboard.views import VIEWS
 from gradiometer.errors import UnknownName, UsageError
@@ -42,6 +48,7 @@ __all__ = ["create_app"]
 
 STATIC = Path(__file__).parent / "static"
 WORTH_PACKING = 2_000
+MOST_BODY = 1 << 18
 PATIENCE_SECONDS = 0.3
 """How long a page waits for the doctor; what takes longer comes with a later tick."""
 READERS = 8
@@ -72,19 +79,29 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def create_app(root: Path, *, hosts: Iterable[str] | None = LOOPBACK, token: str = "") -> FastAPI:
-    """The application over the runs of a folder, answering to the names `hosts` (None is any)."""
+def create_app(
+    root: Path,
+    *,
+    hosts: Iterable[str] | None = LOOPBACK,
+    token: str = "",
+    write: bool = False,
+    cache: Path | None = None,
+) -> FastAPI:
+    """The application over the runs of a folder, answering to the names `hosts` (None is any).
+    With `write` the page may name, tag, archive and delete runs; `cache` keeps states of runs."""
     index = RunIndex(root)
     diagnoses = Diagnoses(index, PATIENCE_SECONDS)
     broadcast = Broadcast(index, diagnoses)
+    table = RunTable(index, write=write, cache=cache)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         current_default_thread_limiter().total_tokens = READERS
-        threading.Thread(target=_warm_up, daemon=True).start()
+        threading.Thread(target=_warm_up, args=(index,), daemon=True).start()
         yield
         broadcast.close()
         diagnoses.close()
+        table.close()
 
     app = FastAPI(
         title="Gradiometer",
@@ -95,11 +112,14 @@ def create_app(root: Path, *, hosts: Iterable[str] | None = LOOPBACK, token: str
         lifespan=lifespan,
     )
     app.state.broadcast = broadcast
-    app.add_middleware(Guard, hosts=hosts, token=token)
+    app.add_middleware(Guard, hosts=hosts, token=token, write=write)
     handlers = {UsageError: _users, HTTPException: _of_http, OSError: _of_machine, Exception: _ours}
     for error, handler in handlers.items():
         app.add_exception_handler(error, handler)
     _add_reading(app, index, diagnoses)
+    _add_table(app, table)
+    if write:
+        _add_managing(app, RunManager(index), table)
     _add_live(app, broadcast)
     _add_files(app)
     return app
@@ -130,6 +150,43 @@ def _add_reading(app: FastAPI, index: RunIndex, diagnoses: Diagnoses) -> None:
         return _json(request, RunList(root=index.root.name, runs=cards, views=list(VIEWS)))
 
 
+def _add_table(app: FastAPI, table: RunTable) -> None:
+    @app.get(
+        "/table.json",
+        response_class=Response,
+        responses={200: {"model": RunTableAnswer}, **ERRORS},
+        openapi_extra={"parameters": [each for each in PARAMETERS if each["name"] == "after"]},
+    )
+    def rows(request: Request) -> Response:
+        """Every run with its state and outcome, as far as they are known; `unread` are not yet."""
+        return _json(request, table.answer(request.query_params.get("after", "")))
+
+
+def _add_managing(app: FastAPI, manager: RunManager, table: RunTable) -> None:
+    @app.post(MANAGE, response_class=Response, responses={200: {"model": Managed}, **ERRORS})
+    async def manage(request: Request) -> Response:
+        """Change notes on runs, move runs to the bin, or back."""
+        asked = await _asked(request)
+        done = await run_in_threadpool(manager.do, asked)
+        table.forget()
+        return _json(request, done)
+
+
+async def _asked(request: Request) -> dict[str, Any]:
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > MOST_BODY:
+            raise UsageError(f"a request of more than {MOST_BODY} bytes")
+    try:
+        asked = json.loads(body)
+    except (ValueError, RecursionError):
+        raise UsageError("the request is not JSON") from None
+    if not isinstance(asked, dict):
+        raise UsageError("the request must be a JSON object")
+    return asked
+
+
 def _add_live(app: FastAPI, broadcast: Broadcast) -> None:
     @app.get("/live", response_class=EventSourceResponse)
     async def live() -> EventSourceResponse:
@@ -142,7 +199,7 @@ def _add_files(app: FastAPI) -> None:
     def page() -> Response:
         return FileResponse(STATIC / "index.html", headers={"Cache-Control": "no-cache"})
 
-    for path in ("/", *(f"/{name}" for name in VIEWS)):
+    for path in ("/", "/runs", *(f"/{name}" for name in VIEWS)):
         app.get(path, include_in_schema=False)(page)
 
     @app.get("/plotly.min.js", include_in_schema=False)
@@ -199,8 +256,10 @@ def _ours(request: Request, error: Exception) -> Response:
     return problem(500, "fault", what)
 
 
-def _warm_up() -> None:
-    """What the first diagnosis would wait a second for."""
+def _warm_up(index: RunIndex) -> None:
+    """What the first page and the first diagnosis would wait for."""
+    with suppress(OSError):
+        index.ids()
     from gradiometer.doctor.rule import rules
 
     rules()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as TooLate
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from gradiometer.dashboard.replaceable_threads import ReplaceableThreads, TookTooLong
 from gradiometer.dashboard.run_index import RunIndex, Signature
 from gradiometer.doctor.diagnosis import Diagnosis, diagnose
 
@@ -19,6 +20,11 @@ REST_PER_SECOND = 20.0
 """After a diagnosis that took a second, none of this run for so many."""
 MOST = 256
 """Runs: more than one request can ask for, or they would push each other out at every tick."""
+MOST_BYTES = 64 << 20
+"""Of curves and words in them."""
+WORD_BYTES = 2_000
+"""Of a finding, or of a rule that was skipped."""
+GIVEN_UP_SECONDS = 300.0
 MOST_POINTS = 20_000
 """Of a series: longer ones are thinned evenly; `gradiometer doctor` reads them whole."""
 READING = "The doctor is still reading this run."
@@ -51,7 +57,7 @@ class Diagnoses:
         self._asked: dict[str, Future[RunDiagnosis]] = {}
         self._waited_for: set[str] = set()
         self._late: set[str] = set()
-        self._workers = ThreadPoolExecutor(2, thread_name_prefix="gradiometer-doctor")
+        self._workers = ReplaceableThreads(2, seconds=GIVEN_UP_SECONDS, name="gradiometer-doctor")
 
     def latest(self, id: str, patience: float | None = None) -> RunDiagnosis:
         """The newest diagnosis of a run, some seconds old; `READING` when it takes too long."""
@@ -67,6 +73,13 @@ class Diagnoses:
                 asked = self._asked[id] = self._workers.submit(self._look, id, signature)
         try:
             return asked.result(self.patience if patience is None else max(patience, 0.0))
+        except TookTooLong as problem:
+            with self._guard:
+                if self._asked.get(id) is asked:
+                    del self._asked[id]
+                given_up = _not_yet(f"{id}: {problem}")
+                self._known[id] = replace(given_up, signature=signature)
+            return self._known[id]
         except TooLate:
             with self._guard:
                 if self._asked.get(id) is asked:
@@ -74,6 +87,12 @@ class Diagnoses:
                 else:  # it came between the end of our patience and here
                     known = self._known.get(id, known)
             return known or _not_yet()
+
+    def _bound(self) -> None:
+        """Let the oldest go, but never the one that came last."""
+        held = sum(_weight(each.diagnosis) for each in self._known.values())
+        while len(self._known) > MOST or (held > MOST_BYTES and len(self._known) > 1):
+            held -= _weight(self._known.pop(next(iter(self._known))).diagnosis)
 
     def late(self) -> set[str]:
         """Runs whose diagnosis came after somebody stopped waiting for it; each is named once."""
@@ -83,7 +102,7 @@ class Diagnoses:
 
     def close(self) -> None:
         """Finish what is being looked at, and look at nothing more."""
-        self._workers.shutdown(wait=True, cancel_futures=True)
+        self._workers.close()
 
     def _look(self, id: str, signature: Signature) -> RunDiagnosis:
         try:
@@ -96,8 +115,7 @@ class Diagnoses:
             with self._guard:
                 self._known.pop(id, None)
                 self._known[id] = read
-                while len(self._known) > MOST:
-                    self._known.pop(next(iter(self._known)))
+                self._bound()
             return read
         finally:
             with self._guard:
@@ -107,11 +125,22 @@ class Diagnoses:
                     self._late.add(id)
 
 
-def _not_yet() -> RunDiagnosis:
+def _weight(diagnosis: Diagnosis) -> int:
+    """Bytes, about."""
+    words = len(diagnosis.findings) + len(diagnosis.folded) + len(diagnosis.skipped)
+    arrays = (
+        array
+        for curve in diagnosis.curves.values()
+        for array in (curve.steps, curve.mean, curve.low, curve.high, curve.broken)
+    )
+    return WORD_BYTES * (1 + words) + sum(array.nbytes for array in arrays)
+
+
+def _not_yet(verdict: str = READING) -> RunDiagnosis:
     nothing = Diagnosis(
         run=Path(),
         state="unknown",
-        verdict=READING,
+        verdict=verdict,
         findings=(),
         folded=(),
         skipped=(),

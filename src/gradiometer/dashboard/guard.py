@@ -1,9 +1,9 @@
 """Who may ask, and for what: the door in front of every route.
 
-Only GET, only under a name we serve (a page elsewhere whose name was rebound to this machine gets
-nothing), not from within another site's page (it could not read the answer, but make us work), with
-the token where there is one; and every answer tells the browser to run no script but ours and to
-show us in nobody's frame.
+Only GET (and, with `write`, POST to one address), only under a name we serve (a page elsewhere
+whose name was rebound to this machine gets nothing), not from within another site's page (it could
+not read the answer, but make us work), with the token where there is one; and every answer tells
+the browser to run no script but ours and to show us in nobody's frame.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import secrets
 import time
 from collections.abc import Iterable
 from http.cookies import CookieError, SimpleCookie
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import RedirectResponse, Response
@@ -22,7 +22,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gradiometer.dashboard.answer import encode
 from gradiometer.dashboard.shape import Problem
 
-__all__ = ["LOOPBACK", "Guard", "problem"]
+__all__ = ["LOOPBACK", "MANAGE", "OUR_HEADER", "Guard", "problem"]
+
+MANAGE = "/manage.json"
+"""The one address that takes a POST."""
+OUR_HEADER = "x-gradiometer"
+"""No form of another site can send it, and no script without asking first, which is refused."""
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 COOKIE = "gradiometer"
@@ -70,12 +75,20 @@ class WrongTokens:
 class Guard:
     """Middleware. `hosts` are the names we answer to; None, which needs a token, is any."""
 
-    def __init__(self, app: ASGIApp, *, hosts: Iterable[str] | None, token: str = "") -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        hosts: Iterable[str] | None,
+        token: str = "",
+        write: bool = False,
+    ) -> None:
         if hosts is None and not token:
             raise ValueError("who answers to every name needs a token")
         self._app = app
         self._hosts = None if hosts is None else frozenset(name.lower() for name in hosts)
         self._token = token
+        self._write = write
         self._session = secrets.token_urlsafe(32)
         self._tries = WrongTokens()
 
@@ -104,9 +117,9 @@ class Guard:
             why = f"not served under the name {host!r}: open it as {names}"
             return problem(403, "forbidden", why)
         if scope["method"] not in ("GET", "HEAD"):
-            return problem(
-                405, "bad-request", f"{scope['method']} is not allowed: nothing here can be changed"
-            )
+            refusal = self._not_writing(scope, headers)
+            if refusal is not None:
+                return refusal
         if "websocket" in headers.get("upgrade", "").lower():
             return problem(400, "bad-request", "there are no websockets here: /live is a stream")
         site, mode = headers.get("sec-fetch-site"), headers.get("sec-fetch-mode")
@@ -115,6 +128,23 @@ class Guard:
                 403, "forbidden", "not served to pages of other sites: open it in a tab of its own"
             )
         return self._without_token(scope, headers) if self._token else None
+
+    def _not_writing(self, scope: Scope, headers: Headers) -> Response | None:
+        """None for a change that our own page, or a program, asks for."""
+        method = scope["method"]
+        if not self._write or method != "POST" or scope["path"] != MANAGE:
+            how = "" if self._write else " (gradiometer serve --write allows notes and the bin)"
+            said = f"{method} is not allowed: nothing here can be changed{how}"
+            return problem(405, "bad-request", said)
+        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if headers.get(OUR_HEADER) != "1" or kind != "application/json":
+            return problem(403, "forbidden", f"a change needs JSON and the header {OUR_HEADER}: 1")
+        origin = headers.get("origin")  # every browser sends it with a POST; programs send none
+        if origin is not None and not _is_own(origin, headers.get("host", "")):
+            return problem(403, "forbidden", "not changed for pages of other sites")
+        if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+            return problem(403, "forbidden", "not changed for pages of other sites")
+        return None
 
     def _without_token(self, scope: Scope, headers: Headers) -> Response | None:
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
@@ -152,6 +182,14 @@ def _host(given: str) -> str:
     if given.startswith("["):
         return given[1:].partition("]")[0]
     return given.rpartition(":")[0] if given.count(":") == 1 else given
+
+
+def _is_own(origin: str, host: str) -> bool:
+    try:
+        parts = urlsplit(origin)
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and parts.netloc.lower() == host.strip().lower()
 
 
 def _own_path(path: str) -> str:

@@ -12,8 +12,8 @@ import os
 import threading
 import time
 import warnings
-from collections.abc import Callable, Hashable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as TooLate
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -21,14 +21,18 @@ from itertools import islice
 from pathlib import Path
 
 from gradiometer.charts.model import Points
+from gradiometer.dashboard.byte_cache import ByteCache
+from gradiometer.dashboard.replaceable_threads import ReplaceableThreads, TookTooLong
 from gradiometer.dashboard.shape import RunCard
 from gradiometer.errors import GradiometerWarning, NotARun, UnknownName, UsageError
 from gradiometer.store.database import DATABASE_NAME, impatient
 from gradiometer.store.importers import Log, choose, logs_in, open_log
 from gradiometer.store.opening import within
 from gradiometer.store.reader import Run
+from gradiometer.store.run_notes import NOTES_NAME
+from gradiometer.store.tailing import TailedLog
 
-__all__ = ["PointCache", "RunIndex", "Signature"]
+__all__ = ["LIVE_SECONDS", "RunIndex", "Signature", "changed_at", "signature_of"]
 
 Signature = tuple[tuple[int, int], ...]
 """Sizes and times of a run's files: the same while nothing was written."""
@@ -42,14 +46,16 @@ LIVE_SECONDS = 30.0
 """A run whose file changed this recently is still training."""
 MOST_LOGGED = 20_000_000
 """Logs of other tools are parsed once and kept in memory: so many points of all of them, 320 MB."""
-CAPACITY = 3_000_000
-"""Numbers held for pages that ask again: about 100 MB."""
+POINT_BYTES = 96 << 20
+"""Of series held for pages that ask again."""
 
 
 PARSERS = 3
 MOST_WAITING = 3
 """Of those who answer pages, how many may wait for a log; the others say that it is being read."""
 PARSE_SECONDS = 5.0
+GIVEN_UP_SECONDS = 120.0
+"""A log that is not read by then is left alone until its file changes."""
 STATEMENT_SECONDS = 10.0
 """What one question to a run's file may take: a page asks many small ones."""
 
@@ -75,12 +81,16 @@ class RunIndex:
         self._look_again = 0.0
         self._cards: dict[str, tuple[Signature, RunCard]] = {}
         self._logs: dict[str, tuple[Signature, Log]] = {}
+        self._tails: dict[str, TailedLog] = {}
+        self._given_up: dict[str, tuple[Signature, str]] = {}
         self._parsing: dict[str, Future[Run | Log]] = {}
-        self._parsers = ThreadPoolExecutor(PARSERS, thread_name_prefix="gradiometer-logs")
+        self._parsers = ReplaceableThreads(
+            PARSERS, seconds=GIVEN_UP_SECONDS, name="gradiometer-logs"
+        )
         self._waiting = 0
         self._owed = False
         """Somebody was told less than there is to say."""
-        self.points = PointCache()
+        self.points: ByteCache[Points] = ByteCache(POINT_BYTES, _weight)
 
     def ids(self) -> list[str]:
         """Every run that is there, in order of name; a new one is seen within two seconds."""
@@ -99,7 +109,7 @@ class RunIndex:
         for id in self.ids():
             with suppress(UnknownName):  # gone since
                 if id in self._cards or time.monotonic() < until:
-                    found.append(self.card(id))
+                    found.append(self.card(id, until - time.monotonic()))
                 else:
                     found.append(_unread_card(self._place(id), self.signature(id)))
                     self._owed = True
@@ -107,7 +117,7 @@ class RunIndex:
 
     def newest(self) -> str | None:
         """The run written last that can be read; if there is none, one that cannot, to say so."""
-        changed = {id: _changed(signature) for id, signature in self.signatures().items()}
+        changed = {id: changed_at(signature) for id, signature in self.signatures().items()}
         ordered = sorted(changed, key=lambda id: (-changed[id], id))
         readable = (id for id in ordered if self.card(id).state != "unreadable")
         return next(readable, next(iter(ordered), None))
@@ -126,18 +136,21 @@ class RunIndex:
                 break
         return owed
 
-    def card(self, id: str) -> RunCard:
-        """One run as the picker shows it; read again only if its file changed."""
+    def card(self, id: str, patience: float = math.inf) -> RunCard:
+        """One run as the picker shows it; read again only if its file changed. While a log that
+        grew is read again, the card is as it was."""
         place = self._place(id)
         signature = self.signature(id)
         with self._guard:
             known = self._cards.get(id)
         if known is None or known[0] != signature:
             try:
-                known = signature, self._read_card(place, signature)
+                known = signature, self._read_card(place, signature, 0.0 if known else patience)
             except StillReading:
                 self._owed = True
-                return _unread_card(place, signature)
+                if known is None:
+                    return _unread_card(place, signature)
+                return replace(known[1], changed=changed_at(signature))
             with self._guard:
                 self._cards[id] = known
         card = known[1]
@@ -147,17 +160,36 @@ class RunIndex:
 
     def signature(self, id: str) -> Signature:
         """Changes whenever something was written to the run."""
-        return _signature(self._place(id).path)
+        return signature_of(self._place(id).path)
 
     def signatures(self) -> dict[str, Signature]:
         """Of every run that is there."""
         with self._guard:
             paths = {id: self._places[id].path for id in self.ids()}
-        return {id: _signature(path) for id, path in paths.items()}
+        return {id: signature_of(path) for id, path in paths.items()}
+
+    def paths(self) -> dict[str, Path]:
+        """Where every run lies."""
+        with self._guard:
+            return {id: self._places[id].path for id in self.ids()}
+
+    def look_again(self) -> None:
+        """Search the folder with the next question: runs were moved through us."""
+        with self._guard:
+            self._look_again = 0.0
+
+    def problem_of(self, path: Path) -> str:
+        """Why a run may not be opened; empty when it may."""
+        try:
+            self._check_inside(path)
+        except (UsageError, OSError) as problem:
+            return str(problem)
+        return ""
 
     @contextmanager
-    def open(self, id: str) -> Iterator[Run | Log]:
-        """A run for reading; our own over a fresh connection, so that nobody waits."""
+    def open(self, id: str, patience: float = math.inf) -> Iterator[Run | Log]:
+        """A run for reading; our own over a fresh connection, so that nobody waits. For a log that
+        is not parsed one waits so many seconds, and never longer than `PARSE_SECONDS`."""
         place = self._place(id)
         self._check_inside(place.path)
         if (place.path / DATABASE_NAME).exists() or place.path.name == DATABASE_NAME:
@@ -166,9 +198,9 @@ class RunIndex:
             with opened as run:
                 yield run
             return
-        yield self._log(place)
+        yield self._log(place, min(patience, PARSE_SECONDS))
 
-    def _log(self, place: _Place) -> Run | Log:
+    def _log(self, place: _Place, patience: float) -> Run | Log:
         """A log is parsed once, however many ask, on threads of its own: whatever a file does to
         its reader, those who answer are not used up."""
         signature = self.signature(place.id)
@@ -177,13 +209,19 @@ class RunIndex:
             if known is not None and known[0] == signature:
                 self._logs[place.id] = self._logs.pop(place.id)  # the newest again
                 return known[1]
+            given_up = self._given_up.get(place.id)
+            if given_up is not None and given_up[0] == signature:
+                raise NotARun(given_up[1])
             asked = self._parsing.get(place.id)
             if asked is None:
                 asked = self._parsing[place.id] = self._parsers.submit(self._parse, place)
-            patient = self._waiting < MOST_WAITING
+            patient = self._waiting < MOST_WAITING and patience > 0.0
             self._waiting += patient
         try:
-            return asked.result(PARSE_SECONDS if patient else 0.0)
+            return asked.result(max(0.0, patience) if patient else 0.0)
+        except TookTooLong as problem:
+            self._give_up(place, signature, asked, f"{place.id}: {problem}")
+            raise NotARun(f"{place.id}: {problem}") from None
         except TooLate:
             raise StillReading(
                 f"{place.id} is still being read: it is large, or others are read before it"
@@ -192,18 +230,48 @@ class RunIndex:
             with self._guard:
                 self._waiting -= patient
 
+    def _give_up(
+        self, place: _Place, signature: Signature, asked: Future[Run | Log], why: str
+    ) -> None:
+        with self._guard:
+            self._given_up[place.id] = signature, why
+            if self._parsing.get(place.id) is asked:
+                del self._parsing[place.id]
+
+    def _read_log(self, place: _Place) -> Run | Log:
+        """The log of a place; of one that only grew no more than its new lines are read."""
+        known = self._tails.pop(place.id, None)
+        if known is not None and self._reads(place) == (known.log.path,):
+            longer = known.read_on()
+            if longer is not None:
+                return longer
+        return open_log(place.path)
+
+    def _reads(self, place: _Place) -> tuple[Path, ...]:
+        """The files that are read of a place."""
+        if not place.path.is_dir():
+            return (place.path,)
+        chosen = choose(place.path)
+        return () if chosen is None else chosen.attempts[0]
+
     def _parse(self, place: _Place) -> Run | Log:
         try:
-            signature = _signature(place.path)
+            signature = signature_of(place.path)
+            sizes = {file: _stamp(file)[1] for file in self._reads(place)}
             with warnings.catch_warnings(), within(self.root):
                 warnings.simplefilter("ignore", GradiometerWarning)
-                log = open_log(place.path)
+                log = self._read_log(place)
+                tail = TailedLog.of(log, sizes.get(log.path, 0)) if isinstance(log, Log) else None
             if isinstance(log, Log):
                 with self._guard:
+                    if tail is not None:
+                        self._tails[place.id] = tail
                     self._logs.pop(place.id, None)
                     self._logs[place.id] = signature, log
                     while len(self._logs) > 1 and self._num_logged() > MOST_LOGGED:
-                        self._logs.pop(next(iter(self._logs)))
+                        oldest = next(iter(self._logs))
+                        self._logs.pop(oldest)
+                        self._tails.pop(oldest, None)
             return log
         finally:
             with self._guard:
@@ -239,11 +307,12 @@ class RunIndex:
     def _look(self) -> None:
         with within(self.root):
             there = logs_in(self.root, or_itself=False)
-        found = {self._id(path): path for path in there if path.exists()}
+        found = {self._id(path): path for path in there if os.path.exists(path)}
         for id in [id for id in self._places if id not in found]:
             del self._places[id]
             self._cards.pop(id, None)
             self._logs.pop(id, None)
+            self._tails.pop(id, None)
         unknown = (id for id in found if id not in self._places)
         new = sorted(unknown, key=lambda id: (_born(found[id]), id))
         taken = {place.colour for place in self._places.values()}
@@ -259,10 +328,10 @@ class RunIndex:
         # Bytes that are no text cannot be in a URL.
         return name.encode("utf-8", "backslashreplace").decode()
 
-    def _read_card(self, place: _Place, signature: Signature) -> RunCard:
+    def _read_card(self, place: _Place, signature: Signature, patience: float) -> RunCard:
         card = _unread_card(place, signature)
         try:
-            with self.open(place.id) as run:
+            with self.open(place.id, patience) as run:
                 facts, newest = run.facts, run.newest_step
         except StillReading:
             raise
@@ -284,16 +353,23 @@ def _unread_card(place: _Place, signature: Signature) -> RunCard:
         state="still",
         newest_step=None,
         started="",
-        changed=_changed(signature),
+        changed=changed_at(signature),
         kind="",
     )
 
 
-def _signature(path: Path) -> Signature:
+def signature_of(path: Path) -> Signature:
+    """Sizes and times of the files of a run or log."""
+    # Of a run, by far the commonest, without a Path for each question: there may be thousands.
+    database = f"{path}/{DATABASE_NAME}"
+    stamp = _stamp(database)
+    if stamp != (0, 0):
+        return stamp, _stamp(f"{database}-wal")
     return tuple(_stamp(file) for file in _files(path))
 
 
-def _changed(signature: Signature) -> float:
+def changed_at(signature: Signature) -> float:
+    """When the newest file of a run was written, in seconds since the epoch."""
     return max((stamp[0] for stamp in signature), default=0) / 1e9
 
 
@@ -307,7 +383,7 @@ def _files(path: Path) -> list[Path]:
             return [file, file.with_name(file.name + "-wal")]
         # Also a level below: some tools keep their log in checkpoints or a file for each series.
         inside = [*path.iterdir(), *islice(path.glob("*/*"), MOST_BELOW)]
-        return sorted(file for file in inside if file.is_file())
+        return sorted(file for file in inside if file.is_file() and file.name != NOTES_NAME)
     except OSError:
         return []
 
@@ -320,9 +396,9 @@ def _read_of(path: Path) -> tuple[Path, ...]:
     return (path / DATABASE_NAME,) if chosen is None else tuple(chosen.every)
 
 
-def _stamp(file: Path) -> tuple[int, int]:
+def _stamp(file: Path | str) -> tuple[int, int]:
     try:
-        state = file.stat()
+        state = os.stat(file)
     except OSError:
         return 0, 0
     # Looking at a run that was not closed makes an empty log beside it: that is our doing and no
@@ -332,47 +408,11 @@ def _stamp(file: Path) -> tuple[int, int]:
 
 def _born(path: Path) -> int:
     """About when a run began: a folder is made before anything is written into it."""
-    return min((_stamp(file)[0] for file in (path, *_files(path)) if file.exists()), default=0)
-
-
-class PointCache:
-    """Series as they were last sent, so that another tab or another page costs no second reading.
-    Any thread may ask.
-
-    Of a run that is being written only the state last asked for is held: nobody will ask for an
-    older one.
-    """
-
-    def __init__(self, capacity: int = CAPACITY) -> None:
-        self._capacity = capacity
-        self._held = 0
-        self._guard = threading.Lock()
-        self._points: dict[Hashable, tuple[Hashable, Points]] = {}
-
-    def get(self, key: Hashable, state: Hashable, read: Callable[[], Points]) -> Points:
-        """What is held under a key, or what `read` gives when the file has changed."""
-        with self._guard:
-            known = self._take(key)
-            if known is not None and known[0] == state:
-                self._put(key, known)  # the newest again
-                return known[1]
-        made = read()
-        with self._guard:
-            self._take(key)
-            self._put(key, (state, made))
-            while self._held > self._capacity and self._points:
-                self._take(next(iter(self._points)))
-        return made
-
-    def _take(self, key: Hashable) -> tuple[Hashable, Points] | None:
-        known = self._points.pop(key, None)
-        self._held -= 0 if known is None else _weight(known[1])
-        return known
-
-    def _put(self, key: Hashable, known: tuple[Hashable, Points]) -> None:
-        self._points[key] = known
-        self._held += _weight(known[1])
+    stamps = (_stamp(path), *signature_of(path))
+    return min((when for when, _ in stamps if when), default=0)
 
 
 def _weight(points: Points) -> int:
-    return 1 + len(points.steps) * (2 + 2 * (points.low is not None) + (points.x is not None))
+    """Bytes: a number in a list takes 32, a whole one 36."""
+    columns = 1 + 2 * (points.low is not None) + (points.x is not None)
+    return 400 + len(points.steps) * (36 + 32 * columns)

@@ -7,6 +7,7 @@ import ctypes
 import errno
 import importlib.util
 import ipaddress
+import os
 import socket
 import threading
 import webbrowser
@@ -19,7 +20,7 @@ from urllib.parse import quote, urlencode
 from gradiometer.errors import MissingExtra, RunNotFound, UsageError
 from gradiometer.store.reader import nothing_at
 
-__all__ = ["DEFAULT_PORT", "address", "bind", "check_extra", "is_loopback", "serve"]
+__all__ = ["DEFAULT_PORT", "address", "bind", "cache_folder", "check_extra", "is_loopback", "serve"]
 
 DEFAULT_PORT = 8765
 MORE_PORTS = 20
@@ -36,11 +37,13 @@ def serve(
     host: str = "127.0.0.1",
     port: int | None = None,
     token: str = "",
+    write: bool = False,
     open_browser: bool = False,
     path: str = "/",
     say: Callable[[str], None] = print,
 ) -> None:
-    """Serve until interrupted. `path` is what the printed address points at."""
+    """Serve until interrupted. `path` is what the printed address points at; with `write` the page
+    may change notes on runs and move them to the bin."""
     check_extra()
     if not root.exists():
         raise RunNotFound(nothing_at(root))
@@ -54,7 +57,7 @@ def serve(
     say(f"{root} at {where}   (Ctrl-C stops it)")
     if open_browser:
         threading.Timer(0.7, webbrowser.open, (where,)).start()
-    _run(root, host, token, listening)
+    _run(root, host, token, listening, write=write)
 
 
 def _give_memory_back() -> None:
@@ -68,14 +71,15 @@ def _give_memory_back() -> None:
         system.mallopt(M_ARENA_MAX, 2)
 
 
-def _run(root: Path, host: str, token: str, listening: socket.socket) -> None:
+def _run(root: Path, host: str, token: str, listening: socket.socket, *, write: bool) -> None:
     _give_memory_back()
     import uvicorn
 
     from gradiometer.dashboard.app import create_app
     from gradiometer.dashboard.guard import LOOPBACK
 
-    app = create_app(root, hosts=LOOPBACK | {host} if is_loopback(host) else None, token=token)
+    hosts = LOOPBACK | {host} if is_loopback(host) else None
+    app = create_app(root, hosts=hosts, token=token, write=write, cache=cache_folder())
     config = uvicorn.Config(
         app,
         http=protocol(),
@@ -91,6 +95,15 @@ def _run(root: Path, host: str, token: str, listening: socket.socket) -> None:
         pass  # that is how one leaves
     finally:
         listening.close()
+
+
+def cache_folder() -> Path | None:
+    """Where states of runs are kept between servers; None where nobody has a home."""
+    told = os.environ.get("XDG_CACHE_HOME", "")
+    try:
+        return (Path(told) if told else Path.home() / ".cache") / "gradiometer"
+    except RuntimeError:
+        return None
 
 
 def protocol() -> type[asyncio.Protocol]:

@@ -39,6 +39,7 @@ __all__ = [
     "better",
     "by_default",
     "chosen",
+    "config_of",
     "differences",
     "grouped",
     "groupings",
@@ -480,6 +481,11 @@ def _settings(facts: Facts) -> dict[str, dict[str, str]]:
         for name, text in named:
             found.setdefault(group, {}).setdefault(name, text)
     return dict(sorted(found.items(), key=lambda pair: pair[0] != CONFIG))
+
+
+def config_of(facts: Facts) -> dict[str, str]:
+    """The settings of a run by dotted name, as text, its seed among them."""
+    return _settings(facts).get(CONFIG, {})
 
 
 def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

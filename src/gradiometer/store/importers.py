@@ -248,14 +248,15 @@ def logs_in(path: Path, *, or_itself: bool = True) -> list[Path]:
     """What to open one by one when somebody names a path: itself; of a folder with several logs of
     one kind each of them, the longest first; of a folder without a log of its own the logs below
     it, and where there are none the folder, whose opening says why. A stray JSON or CSV beside the
-    folders of runs does not hide them.
+    folders of runs does not hide them; without `or_itself` it stands beside them.
     """
     if not path.is_dir():
         return [path]
     there = choose(path)
     below = logs_below(path) if there is None or not there.sure else []
     if there is not None and not any(_is_sure(log) for log in below):
-        return _openable(path)
+        # Who shows a folder shows both; who asked about the folder means its own log.
+        return _openable(path) if or_itself else [*_openable(path), *below]
     return below or ([path] if or_itself else [])
 
 
@@ -279,6 +280,10 @@ def logs_below(folder: Path, most: int = MOST_FOLDERS) -> list[Path]:
 
 
 def _openable(folder: Path) -> list[Path]:
+    if os.path.isfile(
+        f"{folder}/{DATABASE_NAME}"
+    ):  # nothing else in it is read, so nothing is looked into
+        return [folder]
     there = choose(folder)
     if there is None:
         return []
@@ -287,8 +292,13 @@ def _openable(folder: Path) -> list[Path]:
 
 def _folders(folder: Path) -> list[Path]:
     try:
-        inside = (path for path in islice(folder.iterdir(), MOST_FOLDERS) if path.is_dir())
-        return [path for path in inside if path.name[0] != "." and not path.is_symlink()]
+        with os.scandir(folder) as inside:
+            some_entries = islice(inside, MOST_FOLDERS)
+            return [
+                folder / entry.name
+                for entry in some_entries
+                if entry.is_dir(follow_symlinks=False) and entry.name[0] != "."
+            ]
     except OSError:
         return []
 

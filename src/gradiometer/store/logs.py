@@ -536,6 +536,29 @@ class Log(Reader):
         """An error, as for every name a run does not have."""
         raise UnknownName("vector", name, ())
 
+    def followed_by(self, more: Log) -> Log | None:
+        """This log with what another has beyond its last step; None when that has nothing new or
+        does not lie beyond. Both must count the same steps."""
+        newest = self.newest_step
+        new = more._steps[more._steps > newest] if newest is not None else more._steps
+        if not len(new) or more.table_names() or not set(self.names()) >= _early(more, newest):
+            return None
+        gathered = Gathered()
+        gathered.steps.frombytes(np.concatenate([self._steps, new]).tobytes())
+        gathered.left_out.update(self.left_out, more.left_out)
+        pairs = ((self._columns, more._columns, gathered.columns),)
+        for old, later, both in (*pairs, (self._clock, more._clock, gathered.clock)):
+            for name in dict.fromkeys([*old.names(), *later.names()]):
+                if name in old:
+                    both.extend(name, *old.series(name))
+                if name in later:
+                    steps, values = later.series(name)
+                    beyond = steps > newest if newest is not None else np.full(len(steps), True)
+                    both.extend(name, steps[beyond], values[beyond])
+        log = Log(self.path, name=self.name, run_id=self.run_id, rows=gathered, facts=self.facts)
+        log.facts["imported"] = dict(self.facts["imported"])
+        return log
+
     def close(self) -> None:
         """Nothing to let go; here because a `Run` has it."""
 
@@ -545,6 +568,13 @@ class Log(Reader):
             place = f"{self.path}, step {step}" if step in INT64 else str(self.path)
             gathered.row(step, values, place)
         return gathered
+
+
+def _early(log: Log, newest: int | None) -> set[str]:
+    """Names that a log has at steps up to `newest`."""
+    if newest is None:
+        return set()
+    return {name for name in log.names() if len(at := log.series(name)[0]) and at[0] <= newest}
 
 
 def warn(message: str) -> None:

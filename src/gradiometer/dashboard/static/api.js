@@ -18,11 +18,19 @@ export class Gone extends Error {}
  * @returns {Promise<any>}
  * @throws {Refusal|Gone|DOMException}
  */
-export async function ask(path, signal) {
+export const ask = (path, signal) => request(path, { signal, headers: { Accept: "application/json" } });
+
+/** Have something changed: a POST, which the server takes only with our header. @throws {Refusal|Gone} */
+export function tell(path, content) {
+  const headers = { Accept: "application/json", "Content-Type": "application/json", "X-Gradiometer": "1" };
+  return request(path, { method: "POST", headers, body: JSON.stringify(content) });
+}
+
+async function request(path, how) {
   let answer;
   let text;
   try {
-    answer = await fetch(path, { signal, headers: { Accept: "application/json" } });
+    answer = await fetch(path, how);
     text = await answer.text();
   } catch (error) {
     if (error.name === "AbortError") throw error;

@@ -2,11 +2,12 @@
 
 import { Gone, Refusal, ask, askView } from "./api.js";
 import { debounce, el, icon, painted } from "./dom.js";
+import { createHome } from "./home.js";
 import { bindKeys } from "./keys.js";
 import { createLive } from "./live.js";
 import { createPage, zoomOf } from "./page.js";
 import { createPicker } from "./picker.js";
-import { TABS, address, asked, createStore, strangers } from "./state.js";
+import { HOME, TABS, address, asked, createStore, strangers } from "./state.js";
 import { greyTabs } from "./tabs.js";
 import { createToolbar } from "./toolbar.js";
 
@@ -49,9 +50,19 @@ const toolbar = createToolbar(document.getElementById("toolbar"), {
   unzoom: () => zoom(null, null),
   help: () => keys.help(),
 });
+const atHome = () => store.state.tab === HOME;
+const home = createHome(document.getElementById("home"), store, {
+  open(tab, ids) {
+    pinned = [];
+    store.set({ tab, runs: ids, full: "", options: {} });
+  },
+  theme: () => toolbar.nextTheme(),
+  help: () => keys.help(),
+});
 const keys = bindKeys({
+  0: ["runs", () => store.go(HOME)],
   ...Object.fromEntries(TABS.map((tab, place) => [String(place + 1), [tab, () => store.go(tab)]])),
-  "/": ["search runs", () => (drawer(true), picker.search.focus())],
+  "/": ["search runs", () => (atHome() ? home.find.focus() : (drawer(true), picker.search.focus()))],
   s: ["smoothing on or off", () => toolbar.flipSmoothing()],
   l: ["log y on or off", () => store.set({ y: store.state.y === "log" ? "auto" : "log" })],
   x: ["next x axis", () => toolbar.nextAxis()],
@@ -71,6 +82,7 @@ async function load() {
   delete root.dataset.ready;
   main.setAttribute("aria-busy", "true");
   try {
+    if (atHome()) return await loadHome(mine);
     const view = await askView(store.state.tab, query(), "", asking.signal);
     if (mine !== round) return;
     travelled = false;
@@ -83,6 +95,17 @@ async function load() {
     else if (error instanceof Gone) live?.lost();
     else throw error;
   }
+}
+
+/** The table of runs; the page behind it is empty. */
+async function loadHome(mine) {
+  page.clear();
+  document.title = "Runs · Gradiometer";
+  await home.load();
+  if (mine !== round) return;
+  document.getElementById("problem").replaceChildren();
+  settled();
+  root.dataset.ready = HOME;
 }
 
 /** An answer is there; if something changed while it was on its way, ask for that. */
@@ -128,6 +151,7 @@ async function shown(view, mine) {
 /** Ask only what is new. */
 async function tick() {
   if (asking) return void (missed = true);
+  if (atHome()) return home.tick();
   if (refused) return; // the same question has the same answer, until the runs or the question change
   if (!page.cursor) return load();
   const mine = round;
@@ -143,6 +167,7 @@ async function tick() {
 }
 
 async function askRuns() {
+  if (atHome()) return; // the table asks for itself
   const shelved = await ask("/runs.json");
   const before = names;
   names = shelved.runs.map((card) => card.id).sort().join("\n");
@@ -164,6 +189,9 @@ function changed(state, before) {
   const looks = ["smooth", "raw", "env", "y", "logx", "theme"];
   if (looks.some((name) => state[name] !== before[name])) page.look();
   if (state.full !== before.full) page.full(state.full);
+  document.body.classList.toggle("at-home", state.tab === HOME);
+  if (state.tab === HOME && before.tab === HOME) return home.show();
+  if (before.tab === HOME) home.leave(), askRuns().catch(() => {});
   if (state.tab === before.tab && asked(state) === asked(before)) return;
   const onlyZoom = state.tab === before.tab && asked({ ...state, from: null, to: null }) === asked({ ...before, from: null, to: null });
   travelled ||= state.tab !== before.tab || String(state.runs) !== String(before.runs);
@@ -190,7 +218,7 @@ function stepRun(by) {
 
 function links() {
   const host = document.getElementById("tabs");
-  TABS.forEach((tab, place) => {
+  [HOME, ...TABS].forEach((tab, place) => {
     const link = host.children[place] ?? host.appendChild(el("a", { dataset: { tab } }, tab[0].toUpperCase() + tab.slice(1)));
     link.href = address(store.on(tab));
     if (tab === store.state.tab) link.setAttribute("aria-current", "page");
@@ -247,6 +275,8 @@ narrow.addEventListener("change", () => drawer(false));
 dark.addEventListener("change", () => store.state.theme === "auto" && (paintTheme(), page.look()));
 
 root.dataset.theme = theme();
+document.body.classList.toggle("at-home", atHome());
+if (!atHome()) document.head.append(el("link", { rel: "preload", as: "script", href: "/plotly.min.js", fetchpriority: "low" }));
 picker.recolour(theme());
 links();
 toolbar.show(store.state);
@@ -261,7 +291,7 @@ live = createLive({
     const card = runs.get(run);
     const moved = card && (card.newest_step !== step || state === "live"); // a diagnosis that got ready is news too, but no writing
     if (card) picker.touch(Object.assign(card, { newest_step: step, state }, moved ? { changed: Date.now() / 1000 } : {}));
-    return page.runs.includes(run);
+    return atHome() || page.runs.includes(run);
   },
 });
 // A run falls still without an event; and an empty folder is where a first run is waited for.

@@ -1,6 +1,8 @@
 /** The state of the page is its URL: the path is the tab, the query the rest. Defaults are left out. */
 
 export const TABS = ["overview", "wiring", "gradients", "terms", "estimators", "dynamics", "samples", "compare", "findings"];
+/** The table of runs, which is no view of single runs. */
+export const HOME = "runs";
 export const AXES = { step: "Step", wall: "Wall time", relative: "Relative time", env_steps: "Env steps" };
 export const MORE_AXES = { rollout: "Rollout", epoch: "Epoch" };
 export const METRIC = "metric:";
@@ -31,7 +33,7 @@ export function read(address) {
   const options = {};
   for (const name of new Set(query.keys())) if (!OURS.includes(name)) options[name] = query.getAll(name);
   return {
-    tab: TABS.includes(path) ? path : TABS[0],
+    tab: TABS.includes(path) ? path : query.has("run") && path !== HOME ? TABS[0] : HOME,
     runs: [...new Set(query.getAll("run"))],
     x: query.get("x") || "step",
     from: query.get("from") || null,

@@ -40,13 +40,13 @@ export function headerLines(header) {
 }
 
 /**
- * Verdicts: the run in focus in full, the others in a line each, the worst first when there are many. Where the findings
+ * Verdicts: the run in focus in full, the others in a line each with the worst first. Where the findings
  * stand below anyway, a verdict says no more than itself.
  */
 export function verdictBanners(verdicts, scene, brief = false) {
   if (!verdicts.length) return null;
   const [first, ...others] = verdicts;
-  const ranked = others.length > SHOWN ? [...others].sort((a, b) => RANK.indexOf(a.severity) - RANK.indexOf(b.severity)) : others;
+  const ranked = [...others].sort((a, b) => RANK.indexOf(a.severity) - RANK.indexOf(b.severity));
   const rows = ranked.map((verdict) => verdictRow(verdict, scene));
   return el(
     "section",
@@ -57,7 +57,7 @@ export function verdictBanners(verdicts, scene, brief = false) {
       el(
         "details",
         { class: "fold" },
-        el("summary", {}, `${rows.length - SHOWN} more runs: ${tally(ranked.slice(SHOWN))}`),
+        el("summary", {}, `+${rows.length - SHOWN} more runs: ${tally(ranked.slice(SHOWN))}`),
         el("div", { class: "verdict-rows" }, rows.slice(SHOWN)),
       ),
   );

@@ -5,18 +5,25 @@ from __future__ import annotations
 
 import math
 import re
-import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
 from gradiometer.charts.model import Axis, Chart, Empty, Line, Number, Points, TableOf, info_of
+from gradiometer.dashboard.byte_cache import ByteCache
 from gradiometer.dashboard.request import OpenRun, ViewRequest, points_of, spoken
 from gradiometer.dashboard.shape import Control, Fact, Option, View
 from gradiometer.dashboard.views.series import called
+from gradiometer.dashboard.views.sweep import (
+    SweepOutcome,
+    goal_of,
+    outcome_from,
+    sweep_charts,
+    sweep_words,
+)
 from gradiometer.maths.ensembles import Ensemble, ensemble
 from gradiometer.metrics import resolve
 from gradiometer.store.comparison import (
@@ -99,16 +106,37 @@ def compare(request: ViewRequest) -> View:
     wanted = chosen(by_run, match=match, names=names)
     pictures = [_picture(request, members, groups, quantity) for quantity in wanted[:MOST_CHARTS]]
     charts = _told_apart([_chart(request, members, picture) for picture in pictures])
+    outcome = _outcome(request, members)
+    labels = {member.run.id: member.label for member in members}
+    sweep = sweep_charts(labels, found, outcome)
     return View(
         view="compare",
         title="Compare",
         runs=list(facts),
-        header=_header(members, groups, by, found, len(wanted)) + _elsewhere(request, groups),
+        header=[
+            *sweep_words(found, outcome),
+            *_header(members, groups, by, found, len(wanted)),
+            *_elsewhere(request, groups),
+        ],
         controls=_controls(
             by_run, match, names if match else names or wanted, by, groupings(facts, found)
         ),
-        charts=[*charts, *_group_table(pictures), *_table(members, pictures)],
+        charts=[*charts, *sweep, *_group_table(pictures), *_table(members, pictures)],
         facts=_facts(found),
+    )
+
+
+def _outcome(request: ViewRequest, members: Sequence[_Member]) -> SweepOutcome | None:
+    goal = goal_of([member.sources for member in members])
+    if goal is None:
+        return None
+    having = [member for member in members if goal in member.sources]
+    read_ones = {
+        member.run.id: reading_of(request, member.run, member.sources[goal]) for member in having
+    }
+    readings = {run: reading for run, reading in read_ones.items() if reading is not None}
+    return outcome_from(
+        goal, {run: (reading.tail, reading.best(goal)) for run, reading in readings.items()}
     )
 
 
@@ -456,44 +484,29 @@ def _facts(found: Differences) -> list[Fact]:
     ]
 
 
-MOST_KEPT = 4_000_000
-"""Points kept between requests: 64 MB."""
+KEPT_BYTES = 64 << 20
+"""Of series kept between requests."""
 
 
-class _Kept:
-    """What was read, the least used first to go."""
-
-    def __init__(self) -> None:
-        self._guard = threading.Lock()
-        self._readings: dict[tuple[object, ...], ComparedSeries | None] = {}
-        self._size = 0
-
-    def get(
-        self, key: tuple[object, ...], make: Callable[[], ComparedSeries | None]
-    ) -> ComparedSeries | None:
-        """The reading of that key; made when it is not there."""
-        with self._guard:
-            if key in self._readings:
-                self._readings[key] = found = self._readings.pop(key)
-                return found
-        found = make()
-        with self._guard:
-            self._size += _length(found) - _length(self._readings.pop(key, None))
-            self._readings[key] = found
-            while self._size > MOST_KEPT and len(self._readings) > 1:
-                self._size -= _length(self._readings.pop(next(iter(self._readings))))
-        return found
+def _weight(reading: ComparedSeries | None) -> int:
+    if reading is None:
+        return 200
+    buckets = reading.buckets
+    several = () if buckets is None else (buckets.steps, buckets.mean, buckets.low, buckets.high)
+    arrays = (reading.steps, reading.values, *several)
+    return 400 + sum(int(array.nbytes) for array in arrays)
 
 
-_KEPT = _Kept()
+_KEPT: ByteCache[ComparedSeries | None] = ByteCache(KEPT_BYTES, _weight)
 
 
 def reading_of(request: ViewRequest, run: OpenRun, source: Source) -> ComparedSeries | None:
     """A quantity of a run within the asked steps, kept until the run's file changes."""
     # The card was read before the run was opened: what is kept is never older than its stamp.
-    stamp = (request.index.root, run.id, run.card.changed, run.card.newest_step)
-    key = (*stamp, source.series, source.sign, request.query.first, request.query.last)
-    return _KEPT.get(key, lambda: read(run.log, source, request.query.first, request.query.last))
+    state = (run.card.changed, run.card.newest_step)
+    first, last = request.query.first, request.query.last
+    key = (request.index.root, run.id, source.series, source.sign, first, last)
+    return _KEPT.get(key, state, lambda: read(run.log, source, first, last))
 
 
 def curve_of(
@@ -647,7 +660,3 @@ def _turned(values: Sequence[Number]) -> list[Number]:
         words.get(value, value) if isinstance(value, str) else None if value is None else -value
         for value in values
     ]
-
-
-def _length(reading: ComparedSeries | None) -> int:
-    return 1 if reading is None else len(reading.steps)

@@ -49,7 +49,7 @@ SECTION = "Curves"
 
 def overview(request: ViewRequest) -> View:
     """The verdict first, then a few curves, health over time, events and facts."""
-    verdicts = [verdict_of(request, run) for run in request.runs[:MOST_VERDICTS]]
+    verdicts = [verdict_of(request, run) for run in request.runs]
     curves = Curves(request)
     charts = [*_curves(curves), *_health(curves, request.focus)]
     if not any(chart.lines for chart in charts):

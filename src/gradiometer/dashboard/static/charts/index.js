@@ -4,6 +4,7 @@ import { Drawing } from "./drawing.js";
 import { LINES } from "./lines.js";
 import { MAP } from "./map.js";
 import { MATRIX } from "./matrix.js";
+import { ParallelPlot } from "./parallel.js";
 import { Plot } from "./plot.js";
 import { Table } from "./table.js";
 
@@ -38,6 +39,7 @@ const KINDS = { lines: LINES, map: MAP, bars: BARS, marks: MARKS, matrix: MATRIX
  * @param {HTMLElement} container @param {any} chart @param {Context} context @returns {Handle} */
 export function mount(container, chart, context) {
   if (chart.kind === "drawing") return new Drawing(container, chart, context);
+  if (chart.kind === "parallel") return new ParallelPlot(container, chart, context);
   if (chart.kind === "table") return new Table(container, chart, context);
   return new Plot(container, chart, context, KINDS[chart.kind]);
 }

@@ -42,7 +42,8 @@ export class Table {
     this.chart.table.columns.forEach((name, at) => {
       const cell = document.createElement("th");
       cell.scope = "col";
-      cell.textContent = name;
+      cell.append(this.sorter(name, at));
+      if (this.sort?.at === at) cell.ariaSort = this.sort.down ? "descending" : "ascending";
       const numeric = this.chart.table.cells.some((line) => said(line[at]).numeric);
       cell.style.cssText =
         `position:sticky;top:0;background:${ink.paper};color:${ink.muted};font-weight:600;padding:5px 10px;` +
@@ -54,9 +55,40 @@ export class Table {
     return head;
   }
 
+  /** A column's title, which sorts by it: down, up, and as it came. */
+  sorter(name, at) {
+    const button = document.createElement("button");
+    const mark = this.sort?.at === at ? (this.sort.down ? " ▼" : " ▲") : "";
+    Object.assign(button, { type: "button", textContent: name + mark, title: `Sort by ${name}` });
+    button.style.cssText = "all:unset;cursor:pointer;font:inherit;color:inherit";
+    button.className = "sorter";
+    button.addEventListener("click", () => {
+      const next = this.sort?.at !== at ? { at, down: true } : this.sort.down ? { at, down: false } : null;
+      this.sort = next;
+      this.update(this.chart);
+      this.box.querySelectorAll(".sorter")[at]?.focus();
+    });
+    return button;
+  }
+
+  /** Rows in the order that was asked for; what is missing comes last. */
+  sorted() {
+    const { cells } = this.chart.table;
+    if (!this.sort) return cells;
+    const { at, down } = this.sort;
+    const value = (line) => number(line[at]) ?? line[at];
+    return [...cells].sort((one, other) => {
+      const [a, b] = [value(one), value(other)];
+      const [noA, noB] = [a, b].map((each) => each === null || each === undefined || Number.isNaN(each));
+      if (noA || noB) return noA - noB;
+      const order = typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b), "en", { numeric: true });
+      return down ? -order : order;
+    });
+  }
+
   body(ink) {
     const body = document.createElement("tbody");
-    for (const line of this.chart.table.cells) {
+    for (const line of this.sorted()) {
       const row = document.createElement("tr");
       line.forEach((content) => {
         const { text, numeric } = said(content);
