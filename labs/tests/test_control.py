@@ -11,7 +11,7 @@ import gradiometer as gm
 from gradiometer_labs import find
 from gradiometer_labs.bugs.questions import random_reward
 from gradiometer_labs.config import TrainingProgress, configure
-from gradiometer_labs.control import MEASURED, Control
+from gradiometer_labs.control import MEASURED, ControlRewards
 from gradiometer_labs.tsp import problem
 from gradiometer_labs.tsp.config import Config as TspConfig
 from gradiometer_labs.tsp.problem import tour_lengths
@@ -21,7 +21,7 @@ from gradiometer_labs.tsp.train import nearest_first
 
 def test_a_control_is_said_once_before_everything_else() -> None:
     heard: list[TrainingProgress] = []
-    control = Control(random_reward=1.0, baseline_reward=2.5, rule="Largest entries")
+    control = ControlRewards(random_reward=1.0, baseline_reward=2.5, rule="Largest entries")
     listener = control.announced(heard.append)
     assert listener is not None
     for done in (1, 2):
@@ -34,7 +34,7 @@ def test_a_control_is_said_once_before_everything_else() -> None:
     assert heard[1].notes == ("Epoch 2",)
     assert control.announced(None) is None
     assert set(control.facts) == set(MEASURED)
-    assert set(Control(random_reward=1.0).facts) == {"random_reward"}
+    assert set(ControlRewards(random_reward=1.0).facts) == {"random_reward"}
 
 
 def test_the_nearest_city_is_always_next_and_beats_any_order() -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from gradiometer_labs.config import TrainingProgress
 
-__all__ = ["CONTROL_SEED", "MEASURED", "Control"]
+__all__ = ["CONTROL_SEED", "MEASURED", "ControlRewards"]
 
 CONTROL_SEED = 0
 """A random policy earns the same in every repetition of a training, whatever the training's seed:
@@ -23,7 +23,7 @@ MEASURED = ("random_reward", "baseline_reward")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Control:
+class ControlRewards:
     """Mean rewards, in the unit of the training's own."""
 
     random_reward: float

@@ -31,8 +31,8 @@ class Boats:
         return self.state(), -0.1 * self.distance.square() - 0.01 * self.speed.square()
 
 
-class ActorCritic(nn.Module):
-    """A Gaussian policy and a critic."""
+class Pilot(nn.Module):
+    """A Gaussian policy and its critic."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ def log_prob_of(policy: Normal, action: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def rollout(model: ActorCritic, boats: Boats) -> tuple[list[Tensor], float]:
+def rollout(model: Pilot, boats: Boats) -> tuple[list[Tensor], float]:
     """One episode of every boat, and its advantages (GAE)."""
     state, kept = boats.reset(), []
     for _ in range(LENGTH):
@@ -74,7 +74,7 @@ def rollout(model: ActorCritic, boats: Boats) -> tuple[list[Tensor], float]:
 
 
 def update(
-    model: ActorCritic, optimizer: torch.optim.Optimizer, batch: list[Tensor], entropy_coef: float
+    model: Pilot, optimizer: torch.optim.Optimizer, batch: list[Tensor], entropy_coef: float
 ) -> float:
     """Four passes over the rollout in small batches."""
     for indices in (torch.randperm(BOATS * LENGTH).split(400) for _ in range(4)):
@@ -104,7 +104,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     torch.manual_seed(args.seed)
-    model, boats = ActorCritic(), Boats()
+    model, boats = Pilot(), Boats()
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
     for number in range(args.updates):
         batch, reward = rollout(model, boats)

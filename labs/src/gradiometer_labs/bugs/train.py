@@ -39,7 +39,7 @@ from gradiometer_labs.bugs.questions import (
 )
 from gradiometer_labs.bugs.rollout import AnswerRollout, agreement_of, collect, look, summary_of
 from gradiometer_labs.config import torch_device
-from gradiometer_labs.control import CONTROL_SEED, Control
+from gradiometer_labs.control import CONTROL_SEED, ControlRewards
 from gradiometer_labs.watching import watched
 from gradiometer_labs.weights import load_weights
 
@@ -231,7 +231,7 @@ def train(config: Config, progress: Callable[[TrainingProgress], None] | None = 
         policy.parameters(), lr=config.learning_rate, weight_decay=0.0, fused=True
     )
     recent: deque[tuple[float, float]] = deque(maxlen=RECENT)
-    control = Control(random_reward=random_reward(config.max_digits, CONTROL_SEED))
+    control = ControlRewards(random_reward=random_reward(config.max_digits, CONTROL_SEED))
     progress = control.announced(progress)
     facts = {
         "num_actions": VOCABULARY,

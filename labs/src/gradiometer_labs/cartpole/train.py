@@ -26,7 +26,7 @@ from gradiometer_labs import faults
 from gradiometer_labs.cartpole import dqn, ppo, reinforce, setup
 from gradiometer_labs.cartpole.config import Config, TrainingProgress
 from gradiometer_labs.config import torch_device
-from gradiometer_labs.control import CONTROL_SEED, Control
+from gradiometer_labs.control import CONTROL_SEED, ControlRewards
 from gradiometer_labs.episodes import Episodes, return_of
 from gradiometer_labs.watching import watched
 from gradiometer_labs.weights import load_weights
@@ -102,10 +102,10 @@ def maker(config: Config) -> Callable[[], gymnasium.Env[Any, Any]]:
     return partial(gymnasium.make, "CartPole-v1", max_episode_steps=int(config.max_reward))
 
 
-def control_of(config: Config) -> Control:
+def control_of(config: Config) -> ControlRewards:
     """Pushes at random, and pushes to where the pole leans and falls."""
     make, seed = maker(config), CONTROL_SEED
-    return Control(
+    return ControlRewards(
         random_reward=return_of(lambda _, rng: rng.integers(2), make, seed=seed),
         baseline_reward=return_of(
             lambda seen, _: int(seen[2] + seen[3] > 0), make, seed=seed, episodes=4

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 import gradiometer as gm
 from gradiometer_labs import faults
 from gradiometer_labs.config import torch_device
-from gradiometer_labs.control import CONTROL_SEED, Control
+from gradiometer_labs.control import CONTROL_SEED, ControlRewards
 from gradiometer_labs.episodes import Episodes, return_of
 from gradiometer_labs.pendulum import measure
 from gradiometer_labs.pendulum.config import EPISODE, Config, TrainingProgress
@@ -287,7 +287,7 @@ def train(config: Config, progress: Callable[[TrainingProgress], None] | None = 
         seed=np.random.SeedSequence(config.seed).generate_state(config.num_envs).tolist()
     )
     blocks = {"actor": "^actor", "critic": "^critic"}
-    control = Control(
+    control = ControlRewards(
         random_reward=return_of(
             lambda _, rng: rng.uniform(-MAX_TORQUE, MAX_TORQUE, 1),
             make_env,

@@ -24,7 +24,7 @@ from torch.nn.functional import cross_entropy
 
 import gradiometer as gm
 from gradiometer_labs import faults
-from gradiometer_labs.control import Control
+from gradiometer_labs.control import ControlRewards
 from gradiometer_labs.prismatic import experts
 from gradiometer_labs.prismatic.config import Config, TrainingProgress
 from gradiometer_labs.prismatic.experts import RoutingPieces
@@ -197,7 +197,7 @@ def train(config: Config, progress: Callable[[TrainingProgress], None] | None = 
     optimizer = pieces.optimizer_of(model.named_parameters(), config)
     recent: deque[float] = deque(maxlen=RECENT)
     validation: Validation | None = None
-    control = Control(random_reward=-math.log(len(ALPHABET)))  # every character as likely
+    control = ControlRewards(random_reward=-math.log(len(ALPHABET)))  # every character as likely
     progress = control.announced(progress)
     kept: dict[str, Any] = {
         "facts": control.facts,

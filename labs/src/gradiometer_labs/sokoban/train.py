@@ -23,7 +23,7 @@ import gradiometer as gm
 from gradiometer.errors import UsageError
 from gradiometer_labs import faults
 from gradiometer_labs.config import torch_device
-from gradiometer_labs.control import CONTROL_SEED, Control
+from gradiometer_labs.control import CONTROL_SEED, ControlRewards
 from gradiometer_labs.sokoban import checkpoint
 from gradiometer_labs.sokoban.batches import Batch, batch_of, rollouts
 from gradiometer_labs.sokoban.config import Config, TrainingProgress
@@ -103,7 +103,7 @@ def train(config: Config, progress: Callable[[TrainingProgress], None] | None = 
     return training.result()
 
 
-def control_of(config: Config) -> Control:
+def control_of(config: Config) -> ControlRewards:
     """Games of random moves, as of a player who is always understood."""
     env, settings = config.env, config.reward
     rng = np.random.default_rng(CONTROL_SEED)
@@ -117,7 +117,7 @@ def control_of(config: Config) -> Control:
             total += reward
         judged = settings.solved * level.solved + settings.format
         earned.append(total if settings.kind == "game" else judged)
-    return Control(random_reward=float(np.mean(earned)))
+    return ControlRewards(random_reward=float(np.mean(earned)))
 
 
 class SokobanTraining:

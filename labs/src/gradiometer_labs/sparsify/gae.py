@@ -5,7 +5,7 @@ reward comes after the last. Advantages of single steps by GAE.
 
 V_t is what the value head expects when it sees the problem and the connections that were chosen
 before step t. Shapes: B problems, R rollouts, N rows, D candidates, E connections, k steps.
-Reference: Schulman et al. (2016), High-Dimensional Continuous Control Using GAE.
+Reference: Schulman et al. (2016), High-Dimensional Continuous ControlRewards Using GAE.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 import gradiometer as gm
 from gradiometer_labs import faults
 from gradiometer_labs.config import torch_device
-from gradiometer_labs.control import CONTROL_SEED, Control
+from gradiometer_labs.control import CONTROL_SEED, ControlRewards
 from gradiometer_labs.sparsify.baseline import Baseline, RunningScale
 from gradiometer_labs.sparsify.config import (
     Config,
@@ -84,7 +84,7 @@ class Result:
     """Of the baseline over the last rewards; NaN where that is not defined."""
     epoch_rewards: list[float]
     """The mean reward of each whole epoch."""
-    control: Control
+    control: ControlRewards
     """What a policy of even odds earns, and what the rule of two lines does: each row keeps its
     largest entries."""
     validation: float
@@ -254,12 +254,12 @@ class SparsifyTraining:
 
 
 @cache
-def control_of(problem: ProblemConfig, solver: SolverConfig, k: int) -> Control:
+def control_of(problem: ProblemConfig, solver: SolverConfig, k: int) -> ControlRewards:
     """On problems of the same kind as those that are trained on."""
     config = Config(seed=CONTROL_SEED, problem=problem, solver=solver, k=k, batch_size=1)
     number = np.clip(CONTROL_ROWS // config.problem.grid_size**2, *CONTROL)
     solvers = make_solvers(config, SparsifyPurpose.CONTROL, int(number))
-    return Control(
+    return ControlRewards(
         random_reward=random_reward(config, solvers),
         baseline_reward=rule_reward(config, solvers),
         rule="Largest entries",

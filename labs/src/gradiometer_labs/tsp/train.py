@@ -24,7 +24,7 @@ from torch import Generator, Tensor, nn
 import gradiometer as gm
 from gradiometer.maths import estimators, scores
 from gradiometer_labs import faults
-from gradiometer_labs.control import CONTROL_SEED, Control
+from gradiometer_labs.control import CONTROL_SEED, ControlRewards
 from gradiometer_labs.streams import generator_of
 from gradiometer_labs.tsp import checkpoint
 from gradiometer_labs.tsp.config import Config, TrainingProgress
@@ -75,7 +75,7 @@ class TspPurpose(IntEnum):
     CONTROL = 4
 
 
-def control_of(problem: TourProblem, config: Config) -> Control:
+def control_of(problem: TourProblem, config: Config) -> ControlRewards:
     """Cities in any order, and always on to the nearest that is left."""
     generator = generator_of(CONTROL_SEED, TspPurpose.CONTROL, 0)
     instances = problem.generate(CONTROL, config.num_loc, generator)
@@ -87,7 +87,7 @@ def control_of(problem: TourProblem, config: Config) -> Control:
         float(problem.reward(instances, nearest_first(problem, instances, starts, each)).mean())
         for each in (at_random, distances)
     )
-    return Control(random_reward=random, baseline_reward=nearest, rule="Nearest city")
+    return ControlRewards(random_reward=random, baseline_reward=nearest, rule="Nearest city")
 
 
 def nearest_first(
