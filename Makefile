@@ -50,7 +50,7 @@ $(VENV)/.chromium: $(STAMP)
 # The accessibility check of the dashboard's tests; without npm those tests are skipped and say so.
 build/axe/package/axe.min.js:
 	@mkdir -p build/axe
-	@cd build/axe && { command -v npm > /dev/null && npm pack --silent axe-core@4 > /dev/null && tar xzf axe-core-*.tgz && rm axe-core-*.tgz; } \
+	@cd build/axe && { command -v npm > /dev/null && npm pack --silent axe-core@4.14.0 > /dev/null && tar xzf axe-core-*.tgz && rm axe-core-*.tgz; } \
 	  || echo "axe-core could not be fetched (it needs npm): its tests are skipped" >&2
 
 setup: $(STAMP)
