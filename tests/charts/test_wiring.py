@@ -11,7 +11,7 @@ import pytest
 from gradiometer.charts.drawing import Element, Sheet, as_svg_file, text_width
 from gradiometer.charts.wiring import LossDiagram, read_diagram
 from gradiometer.charts.wiringsheets import THICK, draw_wiring
-from gradiometer.records import Row, Table
+from gradiometer.records import Event, Row, Table
 from gradiometer.store.reader import load
 from gradiometer.store.writer import Writer
 
@@ -73,6 +73,23 @@ def test_a_part_without_a_gradient_is_struck_through_and_is_the_headline(
         struck = [each.text for each in pieces if "text-decoration" in each.at]
         assert "entropy" in struck
         assert "policy" not in struck
+
+
+def test_a_term_that_broadcasts_says_so_with_its_line(tmp_path: Path) -> None:
+    record(tmp_path / "ppo", POLICY, VALUE)
+    detail = {"shapes": [[8, 1], [8]], "result": [8, 8], "file": "a/train.py", "line": 7}
+    with Writer(tmp_path / "ppo", resume=21) as writer:
+        told = {"message": "", "detail": {**detail, "name": "policy"}}
+        writer.put(Event(step=0, kind="shapes-broadcast", **told))
+    with load(tmp_path / "ppo") as run:
+        diagram = read_diagram(run, "ppo", 10)
+    said = "broadcasts (8, 1) against (8,) to (8, 8) (train.py:7)"
+    assert [term.wrong for term in diagram.terms] == [said, ""]
+    assert diagram.headline() == f"policy {said}"
+    drawing = draw_wiring(diagram)
+    for sheet in (drawing.wide, drawing.narrow):
+        red = [each.text for each in texts(sheet) if each.at.get("fill") == "critical"]
+        assert "Every sample meets every other" in " ".join(red)
 
 
 def test_a_strand_is_as_wide_as_its_gradient_is_large(diagram: LossDiagram) -> None:

@@ -123,6 +123,9 @@ class LossDiagram:
         dead = [term for term in self.terms if not term.alive]
         if dead:
             return _dead_said(dead)
+        wrong = [term for term in self.terms if term.wrong]
+        if wrong:
+            return f"{wrong[0].name} {wrong[0].wrong}"
         if self.dead_blocks:
             return f"No term of the loss trains {some(self.dead_blocks, 3)}"
         strong = [each for each in self.conflicts if each.strong]

@@ -38,6 +38,7 @@ PHONE, PHONE_MARGIN = 390.0, 16.0
 DEAD = "No gradient: it is in the loss, and no weight feels it. Look for no_grad, detach, .item()"
 OFF = "multiplied by zero"
 NOBODY = "no term of the loss reaches it"
+MEETS = "Every sample meets every other: it"
 
 
 def draw_wiring(diagram: LossDiagram, go: str = "") -> Drawing:
@@ -99,6 +100,8 @@ def _norm_said(norm: float | None) -> str:
 def _reason(term: LossTerm) -> str:
     if not term.alive:
         return DEAD
+    if term.wrong:
+        return f"{MEETS} {term.wrong}"
     return OFF if term.coefficient == 0.0 else ""
 
 
@@ -332,7 +335,7 @@ def _strand(
 
 def _term_card(diagram: LossDiagram, term: LossTerm, card: _Card) -> Iterator[Element]:
     dead, off = not term.alive, term.coefficient == 0.0
-    yield _card_shape(TERM_LEFT, card, TERM_WIDTH, dead=dead)
+    yield _card_shape(TERM_LEFT, card, TERM_WIDTH, dead=dead or bool(term.wrong))
     ink = "critical" if dead else "faint" if off else diagram.inks()[term.name]
     edge: Attributes = {
         "x": TERM_LEFT,
@@ -369,8 +372,9 @@ def _term_words(
         yield text_at(x, y, _adds(term), size=13, ink="muted")
     if _reason(term):
         reason = wrapped(_reason(term), 12.5, width)
-        said = "critical" if dead else "muted"
+        said = "critical" if dead or term.wrong else "muted"
         yield from lines_at(x, y + 20, reason, leading=17, size=12.5, ink=said)
+        y += 17 * len(reason) + 4
     if _credit_room(diagram, term) and diagram.credit is not None:
         yield from _credit_bar(diagram.credit, x, y + 18, width)
 
@@ -545,7 +549,8 @@ def _phone_term(
     yield Element(tag="path", at=branch | ({"stroke-dasharray": "3 4"} if dead else {}))
     if dead:
         yield from _cross(spine + 8, top + 26)
-    yield _card_shape(PHONE_CARD, _Card(top=top, height=height), width, dead=dead)
+    own = _Card(top=top, height=height)
+    yield _card_shape(PHONE_CARD, own, width, dead=dead or bool(term.wrong))
     edge: Attributes = {
         "x": PHONE_CARD,
         "y": top + 10,

@@ -69,7 +69,7 @@ def _show_in_browser(folder: Path, *, wanted: bool) -> None:
         print(f"In a browser: gradiometer serve {folder}")
         return
     try:
-        server.serve(folder, path="/overview?run=broken&run=healthy&run=fixed", open_browser=True)
+        server.serve(folder, path="/wiring?run=broken", open_browser=True)
     except MissingExtra as missing:
         print(missing)
 

@@ -149,6 +149,8 @@ def _line(term: LossTerm) -> Text:
     line = f"{times}{term.name}{role}{value}"
     if not term.alive:
         return Text(f"{line}  {DEAD}", style="bold red")
+    if term.wrong:
+        return Text(f"{line}  {term.wrong}", style="bold red")
     if term.coefficient == 0.0:
         return Text(f"{line}  {OFF}", style="dim")
     return Text(line)

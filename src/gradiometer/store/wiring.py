@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ BY_HAND = "terms"
 NORM, RAW = "grad/<block>/term/<term>/norm", "grad/<block>/norm/raw"
 VALUE, ERROR = "grad/<block>/term/<term>/loss", "grad/all/term/additivity_error"
 MOST_STEPS = 400
+BROADCAST = "shapes-broadcast"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +42,8 @@ class LossTerm:
     named_by: str
     backward: int
     """Which backward of the step it was in, from 1."""
+    wrong: str = ""
+    """What is proved of it besides: shapes that broadcast, and where."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +153,20 @@ def _term(run: Run, row: Mapping[str, Any], at: int, *, alone: bool) -> LossTerm
         reaches=reaches,
         named_by=row["named_by"],
         backward=row["backward"],
+        wrong=_wrong(run, row["name"]),
     )
+
+
+def _wrong(run: Run, term: str) -> str:
+    for event in run.events(BROADCAST):
+        known = event.detail
+        if known.get("name") != term or not isinstance(known.get("shapes"), list):
+            continue
+        first, second, result = (tuple(shape) for shape in (*known["shapes"][:2], known["result"]))
+        line = known.get("line")
+        where = f" ({PurePath(str(known.get('file'))).name}:{line})" if line else ""
+        return f"broadcasts {first} against {second} to {result}{where}"
+    return ""
 
 
 def _norm(run: Run, block: str, term: str, at: int, *, alone: bool) -> float | None:
