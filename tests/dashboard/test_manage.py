@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
@@ -110,6 +111,7 @@ def test_names_tags_and_notes_are_kept_beside_the_run(root: Path) -> None:
         ({"action": "edit", "runs": ["../a"]}, "unknown"),
         ({"action": "edit", "runs": ["a"], "tags": ["two words"]}, "one word"),
         ({"action": "edit", "runs": ["a"], "path": "/x"}, "cannot be changed"),
+        ({"action": "edit", "runs": ["a"], "add_tags": 3}, "list of words"),
         ({"action": "undo", "ticket": "../.."}, "nothing in the bin"),
     ],
 )
@@ -135,6 +137,22 @@ def test_a_deleted_run_lies_in_the_bin_and_comes_back(root: Path) -> None:
     assert (root / "deep" / "b" / "run.db").read_bytes() == before
     assert (root / "deep" / "b" / "weights.pt").exists()
     assert not list((root / BIN).iterdir())
+
+
+def test_a_bin_that_somebody_else_wrote_moves_nothing_out_of_the_folder(root: Path) -> None:
+    ticket = root / BIN / "planted"
+    (ticket / "0").mkdir(parents=True)
+    (ticket / "0" / "key").write_text("mine")
+    for moved in (
+        {"run": "a", "from": "../key", "to": "0/key"},
+        {"run": "a", "from": "key", "to": "../../a"},
+    ):
+        (ticket / "moved.json").write_text(json.dumps([moved]))
+        refused = manage(client_of(root), action="undo", ticket="planted")
+        assert refused.status_code == 400
+        assert "outside" in refused.json()["message"]
+    assert not (root.parent / "key").exists()
+    assert (root / "a").exists()
 
 
 def test_what_is_being_written_stays(root: Path) -> None:

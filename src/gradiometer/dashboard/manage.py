@@ -117,7 +117,12 @@ class RunManager:
         place = known[ticket]
         moved = json.loads((place / MANIFEST).read_text("utf-8"))
         targets = {place / each["to"]: self._index.root / each["from"] for each in moved}
-        for target in targets.values():
+        for part, target in targets.items():
+            # The bin lies in a folder that anybody may have written.
+            if not (_is_below(part, place) and _is_below(target, self._index.root)):
+                raise UsageError(
+                    f"ticket={ticket}: what it names lies outside of the served folder"
+                )
             if target.exists():
                 raise UsageError(f"{target.relative_to(self._index.root)} is there again: move one")
         for part, target in targets.items():
@@ -129,12 +134,21 @@ class RunManager:
         return Managed(changed=list(dict.fromkeys(each["run"] for each in moved)))
 
 
+def _is_below(path: Path, folder: Path) -> bool:
+    """Wherever its links lead."""
+    return folder.resolve() in path.resolve().parents
+
+
 def _edited(notes: RunNotes, asked: Mapping[str, Any]) -> RunNotes:
     given = {key: asked[key] for key in ("name", "note", "archived", "tags") if key in asked}
     if not isinstance(given.get("archived", False), bool):
         raise UsageError(f"archived={given['archived']!r}: true or false")
-    tags = [*given.pop("tags", notes.tags), *asked.get("add_tags", ())]
-    gone = set(asked.get("remove_tags", ()))
+    lists = {key: asked.get(key, []) for key in ("tags", "add_tags", "remove_tags")}
+    for key, words in lists.items():
+        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+            raise UsageError(f"{key}={words!r:.60}: a list of words")
+    tags = [*given.pop("tags", notes.tags), *lists["add_tags"]]
+    gone = set(lists["remove_tags"])
     return replace(notes, **given, tags=tuple(tag for tag in tags if tag not in gone))
 
 
