@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 from pathlib import Path
 
 import pytest
@@ -79,7 +80,11 @@ def test_the_sources_command_writes_the_sources_record(
     assert {"random_policy", "shuffled_rewards"} == set(record["extended"]["controls"])
     assert "kept in out.json" in capsys.readouterr().out
     assert call(*flags, "--save_path", "again.json", "--run", "none") == 0
-    assert Path("again.json").read_text() == Path("out.json").read_text(), "one seed, one result"
+    first, again = (json.loads(Path(name).read_text()) for name in ("out.json", "again.json"))
+    assert again["config"]["save_path"] == "again.json"
+    for each in (first, again):
+        del each["config"]["save_path"], each["config"]["run"]
+    assert again == first, "one seed, one result"
 
 
 def test_every_suffix_keeps_the_record_and_jsonl_appends(call) -> None:
@@ -140,7 +145,7 @@ def test_a_curve_answers_how_many_rollouts(call, capsys: pytest.CaptureFixture[s
     assert (
         call("--curve", "k", "--values", "2", "3", "--algorithm", "maxk_pomo", "--no-controls") == 0
     )
-    assert "Of the K measured" in capsys.readouterr().out
+    assert re.search("Of the K measured|No K stands out|No K can be", capsys.readouterr().out)
 
 
 def test_one_replicate_says_that_intervals_are_undefined(

@@ -564,6 +564,7 @@ def joined(view: dict[str, Any], tick: dict[str, Any]) -> dict[str, Any]:
         **view,
         "charts": charts,
         "cursor": tick["cursor"],
+        "bare": tick["bare"],
         **{part: tick[part] for part in tick["parts"]},
     }
 

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from gradiometer.capture.blocks import Blocks
 from gradiometer.capture.cleared import mark_of
+from gradiometer.capture.distributed import is_sharded
 from gradiometer.capture.leaks import leaves_of
 from gradiometer.capture.living import living
 from gradiometer.capture.proofs import ProofLog
@@ -165,8 +166,9 @@ def _one_of_each_layer(
     found: dict[int, tuple[Tensor, Tensor]] = {}
     for members in list(watched.blocks.layers.values()):
         idle = [i for i in members if i in watched.trained and i not in captured]
-        if idle and len(found) < MOST_LAYERS and watched.parameters[idle[0]].requires_grad:
-            p = watched.parameters[idle[0]]
+        p = watched.parameters[idle[0]] if idle else None
+        # Of a parameter that is cut into pieces a rank may hold nothing, gradient or not.
+        if p is not None and p.requires_grad and not is_sharded(p) and len(found) < MOST_LAYERS:
             found[idle[0]] = (p, mark_of(p))
     return found
 

@@ -56,15 +56,16 @@ def progress_bar(label: str, *, value_name: str = "return") -> Iterator[ShowProg
 
 def _plain_lines(label: str, value_name: str) -> ShowProgress:
     said: dict[str, int] = {}
-    has_notes = False
+    has_notes = has_begun = False
 
     def show(
         done: int, total: int, *, unit: str, value: str = "", notes: tuple[str, ...] = ()
     ) -> None:
-        nonlocal has_notes
-        has_notes = has_notes or bool(notes)
+        nonlocal has_notes, has_begun
+        print(*notes, sep="\n", end="\n" if notes else "", file=sys.stderr, flush=True)
+        has_notes = has_notes or bool(notes and has_begun)  # the first are of what comes before it
+        has_begun = True
         if has_notes:  # a training with notes of its own needs no others
-            print(*notes, sep="\n", end="\n" if notes else "", file=sys.stderr, flush=True)
             return
         part = done * PLAIN_LINES // total
         if part > said.get(unit, 0):

@@ -54,6 +54,8 @@ PARSERS = 3
 MOST_WAITING = 3
 """Of those who answer pages, how many may wait for a log; the others say that it is being read."""
 PARSE_SECONDS = 5.0
+AGAIN_SECONDS = 0.25
+"""How long a list waits for a log that grew: a small one is read by then."""
 GIVEN_UP_SECONDS = 120.0
 """A log that is not read by then is left alone until its file changes."""
 STATEMENT_SECONDS = 10.0
@@ -145,7 +147,8 @@ class RunIndex:
             known = self._cards.get(id)
         if known is None or known[0] != signature:
             try:
-                known = signature, self._read_card(place, signature, 0.0 if known else patience)
+                patience = min(patience, AGAIN_SECONDS) if known else patience
+                known = signature, self._read_card(place, signature, patience)
             except StillReading:
                 self._owed = True
                 if known is None:

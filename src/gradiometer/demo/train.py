@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Normal
 
+__all__ = ["main"]
+
 BOATS, LENGTH, GAMMA, LAMBDA = 32, 50, 0.97, 0.95
 
 

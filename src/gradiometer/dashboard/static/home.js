@@ -69,12 +69,14 @@ export function createHome(host, store, act) {
     return asked.length ? asked : usual;
   };
 
+  const filterOf = (all) =>
+    readFilter(option("q"), new Set([...Object.keys(shared), ...all.flatMap((row) => Object.keys(row.settings))]), shared);
+
   /** Everything in its place, from what is known now. */
   function show() {
     if (find !== document.activeElement) find.value = option("q");
     const all = [...rows.values()];
-    const settings = new Set([...Object.keys(shared), ...all.flatMap((row) => Object.keys(row.settings))]);
-    const filter = readFilter(option("q"), settings, shared);
+    const filter = filterOf(all);
     const away = Boolean(option("archived")) || filter.archived;
     visible = inOrder(all.filter((row) => (away || !row.archived) && filter.test(row)), option("sort"), shared);
     const keys = columns();
@@ -209,7 +211,7 @@ export function createHome(host, store, act) {
     manager.allow(told.write);
     if (told.whole || before !== rows.size || told.rows.length) usual = null;
     if (told.whole || told.rows.length) show();
-    else showWords([...rows.values()], readFilter(option("q"), new Set(), shared));
+    else showWords([...rows.values()], filterOf([...rows.values()]));
     if (unread && !host.hidden) timer = setTimeout(() => refresh().catch(() => {}), READING);
   }
 

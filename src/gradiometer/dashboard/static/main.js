@@ -8,7 +8,6 @@ import { createLive } from "./live.js";
 import { createPage, zoomOf } from "./page.js";
 import { createPicker } from "./picker.js";
 import { HOME, TABS, address, asked, createStore, strangers } from "./state.js";
-import { greyTabs } from "./tabs.js";
 import { createToolbar } from "./toolbar.js";
 
 const root = document.documentElement;
@@ -137,7 +136,6 @@ async function shown(view, mine) {
   page.show(view);
   pinned = view.runs;
   picker.show(view.runs);
-  greyTabs(document.getElementById("tabs"), view.bare);
   toolbar.offer(page.series, page.curves);
   document.title = `${view.title}${runs.get(view.runs[0]) ? ` · ${runs.get(view.runs[0]).name}` : ""} · Gradiometer`;
   if (!performance.getEntriesByName("words").length) {

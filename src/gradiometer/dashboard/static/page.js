@@ -7,6 +7,7 @@ import { factTables } from "./facts.js";
 import { findingCards } from "./findings.js";
 import { choosePlaces } from "./charts/palette.js";
 import { address, strangers } from "./state.js";
+import { greyTabs } from "./tabs.js";
 import { answerCards, emptyBox, headerLines, problemBox, verdictBanners } from "./words.js";
 
 const WORDS = ["header", "verdicts", "answers", "findings", "controls", "facts", "empty"];
@@ -126,6 +127,7 @@ export function createPage(store, runs, theme, act) {
       part("problem").replaceChildren();
       document.getElementById("main").classList.remove("stale");
       words();
+      greyTabs(document.getElementById("tabs"), view.bare);
       board.show(view.charts, slots());
       board.full(store.state.full);
     },
@@ -133,6 +135,7 @@ export function createPage(store, runs, theme, act) {
     add(delta) {
       for (const name of WORDS) if (delta.parts.includes(name)) view[name] = delta[name];
       view.cursor = delta.cursor;
+      greyTabs(document.getElementById("tabs"), (view.bare = delta.bare));
       added += Math.max(0, ...delta.charts.flatMap((chart) => chart.lines.map((line) => line.points.steps.length)));
       if (delta.parts.length) words();
       board.add(delta.charts, slots());
