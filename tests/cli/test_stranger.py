@@ -87,8 +87,8 @@ def test_names_that_nobody_knows_are_told_with_those_that_are_known(
 ) -> None:
     log = csv(tmp_path / "a.csv", "step,H,mystery", 50, lambda number: f"{number},1,2")
     said = says("doctor", log)
-    assert "unknown: nothing here is known to say how well the policy does" in said
-    assert "It might be H, mystery: tell us with --name reward=COLUMN" in said
+    assert "unknown: no known metric measures how well the policy does" in said
+    assert "It might be H, mystery: assign it with --name reward=COLUMN" in said
     assert "--name reward=COLUMN" in said
 
 

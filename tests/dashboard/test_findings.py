@@ -268,7 +268,7 @@ def test_what_only_the_live_doctor_said_is_shown_last_and_marked(tmp_path: Path)
     card = view.findings[-1]
     assert (card.id, card.title) == ("gradient-spikes", "More spikes")
     assert (
-        card.basis == "statistical, said during the training; the run as it is now does not show it"
+        card.basis == "statistical, reported during the training; the complete run does not show it"
     )
     assert charts_of(view, "gradient-spikes")[0].spans[0].first == 40
     assert any("1 finding said during the training" in line for line in view.header)

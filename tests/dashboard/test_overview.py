@@ -239,7 +239,7 @@ def test_the_strip_has_named_blocks_or_else_layers(tmp_path: Path) -> None:
     assert (strip["kind"], strip["colours"], strip["reduce"]) == ("map", "health", "min")
     assert [line["label"] for line in strip["lines"]] == ["Whole model", "actor", "critic"]
     assert strip["lines"][1]["points"]["values"] == health
-    assert strip["subtitle"] == "No health yet, for want of a gradient: late"
+    assert strip["subtitle"] == "No health yet, because there is no gradient: late"
     strip = charts(seen(tmp_path, "layers"))["health"]
     assert [line["label"] for line in strip["lines"]] == ["Whole model", "9", "10"]
 

@@ -99,7 +99,7 @@ def clip_always_active(run: RunData) -> Verdict:
     now, spread = level(clip.ratio.last(0.5)), robust_sigma(log10(clip.ratio).last(0.5).values)
     steady = spread < limits.varies
     return finding(
-        f"The gradient clip of {where(clip.ratio)} is active at every step, with a "
+        f"Clipping is active at every step on {_place(clip)}, with a "
         f"{'steady ratio near' if steady else 'ratio that varies around'} {fmt(now)}",
         shown(
             clip.ratio,
@@ -146,7 +146,7 @@ def over_clipping(run: RunData) -> Verdict:
         else f"the factor varies by {10**spread:.1f} times from step to step"
     )
     return finding(
-        f"The clip of {where(clip.ratio)} leaves {f'{now:.1%}' if now >= 1e-3 else fmt(now)} of the"
+        f"Clipping on {_place(clip)} leaves {f'{now:.1%}' if now >= 1e-3 else fmt(now)} of the"
         f" gradient, and {harm}",
         shown(
             clip.ratio,
@@ -159,6 +159,12 @@ def over_clipping(run: RunData) -> Verdict:
         key=_key(run, clip.ratio),
         size=_advice(clip, now),
     )
+
+
+def _place(clip: Clip) -> str:
+    """What a clip covers, in words."""
+    block = where(clip.ratio)
+    return "the whole model" if block == "all" else block
 
 
 def _always(clip: Clip) -> bool:
