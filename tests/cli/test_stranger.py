@@ -58,7 +58,7 @@ def test_a_real_log_is_answered_in_the_first_sentence_and_told_how_to_see_more(
     assert folder  # the folder, not the event file in it
     assert re.search(rose, first)
     assert callback in said
-    assert "gradients and loss terms, which only the training can show" in said
+    assert "gradients and loss terms, which no log contains" in said
 
 
 def test_a_reward_that_stands_is_not_called_fine(tmp_path: Path, says: Says) -> None:

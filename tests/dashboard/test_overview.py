@@ -175,7 +175,7 @@ def test_logs_of_other_tools_show_the_same_curves_under_their_names() -> None:
     assert "is logged as minus this" in found["entropy"]["subtitle"]
     assert found["norm"]["lines"] == []
     assert "callback=GradiometerCallback(" in found["norm"]["empty"]["code"], "as SB3 has it"
-    assert re.search(r"lets \d+ more rules of the doctor look", found["norm"]["empty"]["fix"])
+    assert re.search(r"lets \d+ more checks run", found["norm"]["empty"]["fix"])
     assert [line["name"] for line in found["policy_loss"]["lines"]] == [
         "train/policy_gradient_loss"
     ]

@@ -70,8 +70,7 @@ CLIP_ALWAYS_ACTIVE_WORDS = words(
       cancels and nothing is lost; with plain SGD it is a smaller learning rate, and every step has
       the same length.
     fix: {key}: nothing to do while the reward rises; to clip outliers only, set it near {size}
-    confirm: Train once with the threshold ten times as high: under Adam the curves must lie on each
-      other.
+    confirm: Train once with the threshold ten times as high: under Adam the curves must coincide.
     see: arXiv 1412.6980 (Adam does not see the scale of a gradient)
     see: arXiv 1905.11881
     """
@@ -119,7 +118,7 @@ def clip_always_active(run: RunData) -> Verdict:
     """
     cause: A clip is meant for outliers; this one rescales every gradient by another factor, so that
       noisy and clear batches count alike, or leaves so little that Adam's ε or the learning rate
-      eats the rest.
+      removes the rest.
     fix: {key}: raise it to about {size}, the median raw norm
     fix: normalise advantages or rewards first if the raw norm is that large because of their scale
     fix: Adam's eps = 1e-5 (CleanRL, SB3) matters at clipped elements below it: use 1e-8
