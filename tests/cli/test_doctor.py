@@ -79,7 +79,10 @@ def test_guessed_names_are_said_and_a_column_is_what_the_user_says(tmp_path: Pat
     rows = [{"step": n, "mean_r": n / 10, "puzzle": -n / 10, "vf_loss": 1.0} for n in range(20)]
     log.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     done = gradiometer("doctor", str(log))
-    assert "read `mean_r` as reward, by its words; --name reward=COLUMN changes it" in done.stdout
+    assert (
+        "read `mean_r` as reward (a guess from its name); --name reward=COLUMN changes it"
+        in done.stdout
+    )
     told = json.loads(gradiometer("doctor", str(log), "--name", "reward=puzzle", "--json").stdout)
     assert told["names"][0] == {
         "column": "puzzle",
@@ -97,7 +100,7 @@ def test_an_imported_run_keeps_what_was_told_and_guessed(tmp_path: Path) -> None
     rows = [{"step": n, "mean_len": n / 10, "puzzle": n / 10} for n in range(20)]
     log.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     done = gradiometer("import", str(log), "-o", run, "--name", "reward=puzzle")
-    assert "read as told: puzzle as reward" in done.stdout
+    assert "read as you specified: puzzle as reward" in done.stdout
     said = json.loads(gradiometer("doctor", run, "--json").stdout)["names"]
     assert [(each["column"], each["how"]) for each in said] == [
         ("puzzle", "told"),

@@ -515,7 +515,7 @@ def test_wrong_folders_are_one_line(exported: Path, tmp_path: Path) -> None:
     done = gradiometer("figure", *out)
     assert (done.returncode, done.stdout) == (2, "")
     assert re.fullmatch(r".*at least one folder.*\n", done.stderr)
-    fails("say where the figure goes", "figure", "--step0-dir", str(exported))
+    fails("name the output file", "figure", "--step0-dir", str(exported))
     fails(
         "not step 0: write --step",
         "figure",

@@ -58,7 +58,7 @@ def test_a_real_log_is_answered_in_the_first_sentence_and_told_how_to_see_more(
     assert folder  # the folder, not the event file in it
     assert re.search(rose, first)
     assert callback in said
-    assert "gradients and loss terms, which only the training can show" in said
+    assert "gradients and loss terms, which no log contains" in said
 
 
 def test_a_reward_that_stands_is_not_called_fine(tmp_path: Path, says: Says) -> None:
@@ -87,8 +87,8 @@ def test_names_that_nobody_knows_are_told_with_those_that_are_known(
 ) -> None:
     log = csv(tmp_path / "a.csv", "step,H,mystery", 50, lambda number: f"{number},1,2")
     said = says("doctor", log)
-    assert "unknown: nothing here is known to say how well the policy does" in said
-    assert "It might be H, mystery: tell us with --name reward=COLUMN" in said
+    assert "unknown: no known metric measures how well the policy does" in said
+    assert "It might be H, mystery: assign it with --name reward=COLUMN" in said
     assert "--name reward=COLUMN" in said
 
 

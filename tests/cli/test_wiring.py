@@ -134,7 +134,7 @@ def test_a_script_is_run_for_a_few_steps_and_leaves_nothing(tmp_path: Path) -> N
             SCRIPT.replace(
                 "for step", "import gradiometer as gm\ngm.watch(head, optimizer)\nfor step"
             ),
-            "has a meter of its own",
+            "has its own meter",
         ),
     ],
 )

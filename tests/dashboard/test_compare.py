@@ -464,4 +464,4 @@ def test_one_run_and_runs_without_anything_say_what_to_do(tmp_path: Path) -> Non
     assert see(tmp_path, ["one"]).header[0] == "One run: choose more in the picker to compare them."
     empty = see(tmp_path, ["none"]).empty
     assert empty is not None
-    assert empty.title == "These runs hold no series yet"
+    assert empty.title == "These runs have no data yet"

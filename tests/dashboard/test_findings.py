@@ -268,10 +268,10 @@ def test_what_only_the_live_doctor_said_is_shown_last_and_marked(tmp_path: Path)
     card = view.findings[-1]
     assert (card.id, card.title) == ("gradient-spikes", "More spikes")
     assert (
-        card.basis == "statistical, said during the training; the run as it is now does not show it"
+        card.basis == "statistical, reported during the training; the complete run does not show it"
     )
     assert charts_of(view, "gradient-spikes")[0].spans[0].first == 40
-    assert any("1 finding said during the training" in line for line in view.header)
+    assert any("1 finding reported during the training" in line for line in view.header)
 
 
 def test_a_log_of_another_library_is_judged_and_drawn_under_its_own_names(tmp_path: Path) -> None:
@@ -319,5 +319,5 @@ def test_while_a_run_grows_only_new_points_come(tmp_path: Path) -> None:
 def test_a_run_before_its_first_step_says_so(tmp_path: Path) -> None:
     write(tmp_path / "new", ill=False, steps=0)
     view = see(tmp_path, ["new"])
-    assert view.header[0].startswith("too-early: nothing was recorded yet.")
+    assert view.header[0].startswith("too-early: no data was recorded yet.")
     assert view.findings == []

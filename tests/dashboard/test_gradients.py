@@ -278,7 +278,7 @@ def test_clips_show_the_threshold_beside_the_raw_norm(tmp_path: Path) -> None:
 def test_a_run_that_never_clips_is_told_what_would_be_seen(tmp_path: Path) -> None:
     write(tmp_path / "r", drop=("clip",))
     empty = charts(seen(tmp_path, "r"))["clip-threshold"]["empty"]
-    assert empty["title"] == "No clip was seen"
+    assert empty["title"] == "No clipping was detected"
     assert "clip_grad_norm_" in empty["code"]
 
 

@@ -175,7 +175,7 @@ def test_logs_of_other_tools_show_the_same_curves_under_their_names() -> None:
     assert "is logged as minus this" in found["entropy"]["subtitle"]
     assert found["norm"]["lines"] == []
     assert "callback=GradiometerCallback(" in found["norm"]["empty"]["code"], "as SB3 has it"
-    assert re.search(r"lets \d+ more rules of the doctor look", found["norm"]["empty"]["fix"])
+    assert re.search(r"lets \d+ more checks run", found["norm"]["empty"]["fix"])
     assert [line["name"] for line in found["policy_loss"]["lines"]] == [
         "train/policy_gradient_loss"
     ]
@@ -239,7 +239,7 @@ def test_the_strip_has_named_blocks_or_else_layers(tmp_path: Path) -> None:
     assert (strip["kind"], strip["colours"], strip["reduce"]) == ("map", "health", "min")
     assert [line["label"] for line in strip["lines"]] == ["Whole model", "actor", "critic"]
     assert strip["lines"][1]["points"]["values"] == health
-    assert strip["subtitle"] == "No health yet, for want of a gradient: late"
+    assert strip["subtitle"] == "No health yet, because there is no gradient: late"
     strip = charts(seen(tmp_path, "layers"))["health"]
     assert [line["label"] for line in strip["lines"]] == ["Whole model", "9", "10"]
 

@@ -498,14 +498,14 @@ def test_a_real_entropy_bonus_without_a_path_stands_first(tmp_path: Path) -> Non
             "none",
             "none",
             "none",
-            "no gradient path: in the loss, but no weight feels it",
+            "no gradient path: in the loss, but it trains no weight",
         ],
         ["policy", "path", "path", "none", ""],
         ["value", "path", "none", "path", ""],
     ]
     assert (
         found["term-norm"]["subtitle"]
-        == "entropy has no gradient path: it is in the loss, but no weight feels it. No path to"
+        == "entropy has no gradient path: it is in the loss, but it trains no weight. No path to"
         " actor: value."
     )
     assert view["header"][0].startswith("entropy has no gradient path. ")

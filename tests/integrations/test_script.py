@@ -420,7 +420,7 @@ def test_a_script_with_a_meter_of_its_own_keeps_its_own_run_only(ran: Ran) -> No
         "print(len(optimizer._optimizer_step_pre_hooks), file=sys.stderr)\n"
     )
     assert (
-        "the script has a meter of its own, which keeps mine: `gradiometer run` steps back" in told
+        "the script has its own meter, which keeps mine: `gradiometer run` records nothing" in told
     )
     assert measured("mine") == [0, 1, 2]
     assert not Path("kept").exists()

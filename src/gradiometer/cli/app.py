@@ -24,12 +24,12 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="An instrument for the gradients of reinforcement-learning training in PyTorch.",
+    help="Find out why a policy does not learn: measures the gradients of PyTorch RL trainings.",
 )
 
 MEASURE, DIAGNOSE, LOOK = "Measure", "Diagnose", "Look"
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 
 T = TypeVar("T")
 

@@ -38,7 +38,7 @@ def _print(run: Run, damage: list[Damage]) -> None:
     if damage:
         rows = [(each.kind, each.name, _steps(each), str(each.count), each.why) for each in damage]
         out.print(table("what", "name", "steps", "rows", "why", rows=rows, right=["rows"]))
-        out.print(f"{run.name}: {counted(len(damage), 'place')} damaged; readers leave them out")
+        out.print(f"{run.name}: {counted(len(damage), 'place')} damaged; readers skip them")
     else:
         out.print(f"{run.name}: whole, {len(run.names())} series up to step {run.newest_step}")
     if not run.has_checksums:

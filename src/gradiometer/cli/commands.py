@@ -40,9 +40,11 @@ __all__ = [
 ]
 
 Script = Annotated[
-    str, Argument(metavar="SCRIPT", help="A training script; options of ours come before it.")
+    str, Argument(metavar="SCRIPT", help="The training script. Put our options before it.")
 ]
-ScriptArguments = Annotated[list[str], Argument(metavar="[ARGS]...", help="Its own arguments.")]
+ScriptArguments = Annotated[
+    list[str], Argument(metavar="[ARGS]...", help="Arguments of the script.")
+]
 
 
 def log_path(metavar: str, help: str, **more: Any) -> Any:
@@ -59,14 +61,14 @@ def flag(name: str, help: str, metavar: str | None = None) -> Any:
 
 
 Since = Annotated[
-    int | None, Option(metavar="STEP", help="Only from this step on; -500: the last 500.")
+    int | None, Option(metavar="STEP", help="Use only steps from STEP on; -500: the last 500.")
 ]
 Names = Annotated[
     list[str],
     Option(
         "--name",
         metavar="MEANING=COLUMN",
-        help="What a column is, such as reward=mean_r; again for more.",
+        help="Assign a column, such as reward=mean_r; repeat for more.",
     ),
 ]
 
@@ -74,51 +76,51 @@ Names = Annotated[
 @command(MEASURE)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoRequest:
-    """A training that stops learning after one changed line: see it found and repaired. Half a
+    """Break a small training with one changed line, find the cause and fix it. Takes half a
     minute."""
 
     serve: Annotated[
         bool,
-        Option("--serve/--no-serve", help="On a terminal, end by showing the runs in a browser."),
+        Option("--serve/--no-serve", help="On a terminal, open the runs in a browser at the end."),
     ] = True
-    updates: Annotated[int, Option(min=5, help="PPO updates of each training.")] = 20
-    out: Annotated[str, Option(metavar="DIR", help="Where scripts and runs go.")] = "runs/demo"
+    updates: Annotated[int, Option(min=5, help="PPO updates per training.")] = 20
+    out: Annotated[str, Option(metavar="DIR", help="Folder for scripts and runs.")] = "runs/demo"
 
 
 @command(MEASURE, allow_interspersed_args=False)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
-    """Any training script, unchanged: its gradients are measured, its scalars kept, its output and
-    exit code its own."""
+    """Run an unchanged training script and measure its gradients. Its output and exit code stay the
+    same."""
 
     script: Script
     arguments: ScriptArguments = field(default_factory=list)
     module: Annotated[bool, Option("-m", help="SCRIPT is a module, as for `python -m`.")] = False
     folder: Annotated[
         str,
-        Option("--run", "-o", metavar="DIR", help="Where the run goes; else runs/SCRIPT-TIME."),
+        Option("--run", "-o", metavar="DIR", help="Folder of the run; default runs/SCRIPT-TIME."),
     ] = ""
     every: Annotated[int, Option(min=1, help="Measure every N-th optimizer step.")] = 1
     budget: Annotated[
         str,
-        Option(metavar="SHARE|none", help="The share of wall time it may take, after 100 steps."),
+        Option(metavar="SHARE|none", help="Limit on the share of wall time, after 100 steps."),
     ] = "0.01"
-    tier: Annotated[str, Option(metavar="light|standard|deep", help="How much is measured.")] = (
+    tier: Annotated[str, Option(metavar="light|standard|deep", help="How much to measure.")] = (
         "standard"
     )
     doctor: Annotated[
-        bool, Option("--doctor/--no-doctor", help="Say findings on stderr as they come.")
+        bool, Option("--doctor/--no-doctor", help="Print findings to stderr as they appear.")
     ] = True
     stdout: Annotated[
-        bool, Option("--stdout/--no-stdout", help="Pick up numbers that the script prints.")
+        bool, Option("--stdout/--no-stdout", help="Record numbers that the script prints.")
     ] = True
 
 
 @command(MEASURE)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnalyzeRequest:
-    """Probe once and exit: what each loss term does, on which groups, and how much of it is
-    signal."""
+    """Analyse one batch of a checkpoint or lab: the gradient of each loss term by reward variance,
+    and how much of it is signal."""
 
     target: Annotated[
         str,
@@ -128,12 +130,12 @@ class AnalyzeRequest:
             autocompletion=completing.labs,
         ),
     ]
-    overrides: Annotated[list[str], Argument(metavar="[KEY=VALUE]...", help="What to change.")] = (
-        field(default_factory=list)
-    )
+    overrides: Annotated[
+        list[str], Argument(metavar="[KEY=VALUE]...", help="Settings to change.")
+    ] = field(default_factory=list)
     config_name: Annotated[
         str | None,
-        Option("--config-name", help="A configuration of the lab by name, such as _2_sokoban."),
+        Option("--config-name", help="A named configuration of the lab, such as _2_sokoban."),
     ] = None
     json: Json = False
 
@@ -141,45 +143,44 @@ class AnalyzeRequest:
 @command(MEASURE, cls=WordLists)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VarianceRequest:
-    """How much a policy gradient varies over fresh samples; which estimator varies less, and is
-    that significant?"""
+    """Measure the variance of a policy gradient over fresh samples, and test which estimator has
+    the lower variance."""
 
     ckpt_path: Annotated[
         str,
         flag(
             "ckpt_path",
-            "The policy: last.ckpt of the tsp lab, a checkpoint of rl4co, or `random` for rl4co's"
-            " own model untrained.",
+            "The policy: last.ckpt of the tsp lab, an rl4co checkpoint, or `random` for an"
+            " untrained rl4co model.",
         ),
     ]
     problem: Annotated[
-        str, flag("problem", "What is solved: tsp; of rl4co also cvrp, op, pctsp, ...")
+        str, flag("problem", "The problem: tsp; with rl4co also cvrp, op, pctsp, ...")
     ] = "tsp"
-    num_loc: Annotated[int, flag("num_loc", "Cities of an instance.")] = 20
+    num_loc: Annotated[int, flag("num_loc", "Cities per instance.")] = 20
     algorithm: Annotated[
-        str, flag("algorithm", "Whose gradient: pomo, leader_reward, maxk_pomo, rloo, grpo, ...")
+        str, flag("algorithm", "The algorithm: pomo, leader_reward, maxk_pomo, rloo, grpo, ...")
     ] = "pomo"
-    num_instances: Annotated[
-        int, flag("num_instances", "Instances that the gradient averages.")
-    ] = 128
-    batch_size: Annotated[int, flag("batch_size", "Instances of one forward.")] = 64
-    num_replicates: Annotated[int, flag("num_replicates", "How often the gradient is taken.")] = 8
+    num_instances: Annotated[int, flag("num_instances", "Instances per gradient.")] = 128
+    batch_size: Annotated[int, flag("batch_size", "Instances per forward pass.")] = 64
+    num_replicates: Annotated[int, flag("num_replicates", "Number of gradient estimates.")] = 8
     seed: Annotated[
-        int, flag("seed", "Of instances and samples; the source's replicate r takes seed + r.")
+        int, flag("seed", "Seed of instances and samples; replicate r uses seed + r.")
     ] = 1234
-    device: Annotated[str, flag("device", "Where the tensors live.")] = "cpu"
+    device: Annotated[str, flag("device", "Device of the tensors.")] = "cpu"
     save_path: Annotated[
-        str, flag("save_path", "Also write the record: .json, .jsonl (appends) or .pkl.")
+        str, flag("save_path", "Also write the results: .json, .jsonl (appends) or .pkl.")
     ] = ""
     k: Annotated[
         int | None,
-        flag("k", "max@K: of how many rollouts the best counts; the checkpoint's, or 8."),
+        flag("k", "max@K: the number K of rollouts; default from the checkpoint, or 8."),
     ] = None
     baseline: Annotated[
         str | None,
         flag(
             "baseline",
-            "max@K: none, sample_loo(_scaled), subloo, hybrid(_source); the checkpoint's, or none.",
+            "max@K: none, sample_loo(_scaled), subloo, hybrid(_source); default from the"
+            " checkpoint, or none.",
         ),
     ] = None
     lam: Annotated[float, flag("lam", "hybrid: the share of subloo.")] = 0.5
@@ -189,54 +190,54 @@ class VarianceRequest:
     )
     min_gap: Annotated[bool, Option("--min_gap", help="max@K: floor the gaps; biased.")] = False
     num_starts: Annotated[
-        int | None, flag("num_starts", "Rollouts of an instance; the policy's own number else.")
+        int | None, flag("num_starts", "Rollouts per instance; default from the policy.")
     ] = None
     reduction: Annotated[
-        str, flag("reduction", "Over rollouts, for all estimators alike: mean or sum; or source.")
+        str, flag("reduction", "Reduction over rollouts for all estimators: mean, sum or source.")
     ] = "mean"
     compare: Annotated[
         list[str],
-        flag("compare", "Estimators, or baselines of max@K, side by side.", metavar="A B ..."),
+        flag("compare", "Estimators, or baselines of max@K, to compare.", metavar="A B ..."),
     ] = field(default_factory=list)
     curve: Annotated[
-        str, flag("curve", "Sweep the rollouts, or K, over --values.", metavar="rollouts|k")
+        str, flag("curve", "Sweep rollouts, or K, over --values.", metavar="rollouts|k")
     ] = ""
-    values: Annotated[list[str], flag("values", "What --curve goes through.", metavar="N ...")] = (
-        field(default_factory=list)
+    values: Annotated[list[str], flag("values", "Values for --curve.", metavar="N ...")] = field(
+        default_factory=list
     )
     engine: Annotated[
-        str, flag("engine", "Where replicates run.", metavar="serial|processes|ray")
+        str, flag("engine", "How to run the replicates.", metavar="serial|processes|ray")
     ] = "serial"
-    workers: Annotated[int, flag("workers", "Processes, or CPUs of a local Ray.")] = 1
+    workers: Annotated[int, flag("workers", "Number of processes, or CPUs of a local Ray.")] = 1
     threads: Annotated[
-        int, flag("threads", "Threads of each replicate; another number rounds differently.")
+        int, flag("threads", "Threads per replicate; the number affects rounding.")
     ] = 1
     extended: Annotated[
-        bool, Option("--extended/--no-extended", help="Traces, SNR and intervals.")
+        bool, Option("--extended/--no-extended", help="Add traces, SNR and intervals.")
     ] = True
     controls: Annotated[
-        bool, Option("--controls/--no-controls", help="Shuffled rewards and a random policy.")
+        bool, Option("--controls/--no-controls", help="Add shuffled rewards and a random policy.")
     ] = True
     library: Annotated[
-        str, flag("library", "Who wrote the checkpoint.", metavar="auto|gradiometer|rl4co")
+        str, flag("library", "Format of the checkpoint.", metavar="auto|gradiometer|rl4co")
     ] = "auto"
     trust_checkpoint: Annotated[
         bool,
         Option(
             "--trust-checkpoint",
-            help="Open a checkpoint of rl4co, which runs whatever is in it.",
+            help="Open an rl4co checkpoint, which can execute arbitrary code.",
         ),
     ] = False
     any_algorithm: Annotated[
         bool,
         Option(
-            "--any-algorithm", help="Also where the checkpoint was trained with another algorithm."
+            "--any-algorithm", help="Allow a checkpoint that was trained with another algorithm."
         ),
     ] = False
     run: Annotated[
-        str, flag("run", "Folder of the run; runs/variance-TIME unless told, none for none.")
+        str, flag("run", "Folder of the run; default runs/variance-TIME; none: no run.")
     ] = ""
-    json: Annotated[bool, Option("--json", help="Print one JSON object and nothing else.")] = False
+    json: Annotated[bool, Option("--json", help="Print the result as one JSON object.")] = False
 
 
 # Diagnose
@@ -245,65 +246,65 @@ class VarianceRequest:
 @command(DIAGNOSE)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorRequest:
-    """Why does this policy not learn? The cause first, its evidence, what to change and how to make
-    sure."""
+    """Find out why a policy does not learn: the cause, the evidence, the fix and a way to confirm
+    it."""
 
     paths: Annotated[
         list[str],
         log_path(
-            "RUN_OR_LOG...", "Run folders, or logs of SB3, TRL, verl, CleanRL, W&B, CSV, JSONL."
+            "RUN_OR_LOG...", "Run folders, or logs: SB3, TRL, verl, CleanRL, W&B, CSV, JSONL."
         ),
     ] = field(default_factory=list)
     since: Since = None
     name: Names = field(default_factory=list)
-    format: Annotated[str, Option(metavar="text|markdown|html", help="How to say it.")] = "text"
-    output: Annotated[str, Option("--output", "-o", metavar="FILE", help="Write it to a file.")] = (
-        ""
+    format: Annotated[str, Option(metavar="text|markdown|html", help="Format of the report.")] = (
+        "text"
     )
+    output: Annotated[
+        str, Option("--output", "-o", metavar="FILE", help="Write the report to a file.")
+    ] = ""
     fail_on: Annotated[
         str,
         Option(
             metavar="warn|critical|state:STATE",
-            help="Exit with 1 at a finding this bad, or at a state; several with commas.",
+            help="Exit with code 1 at this severity or state; separate several with commas.",
         ),
     ] = "none"
     verbose: Annotated[
-        bool, Option("--verbose", "-v", help="Every finding whole, and every rule left out.")
+        bool, Option("--verbose", "-v", help="Show every finding in full and all skipped checks.")
     ] = False
     confirm: Annotated[
         bool,
         Option(
             "--confirm",
-            help="Run the experiments that would prove the first findings: a lab, or --probe.",
+            help="Run experiments that test the first findings; needs a lab run or --probe.",
         ),
     ] = False
     probe: Annotated[
         str,
         Option(
             metavar="MODULE:FUNCTION",
-            help="Your own experiment: takes a gm.Experiment, returns numbers.",
+            help="Your experiment for --confirm: takes a gm.Experiment, returns numbers.",
         ),
     ] = ""
-    schema: Annotated[
-        bool, Option("--schema", help="Print the JSON schema of --json, and nothing else.")
-    ] = False
+    schema: Annotated[bool, Option("--schema", help="Print only the JSON schema of --json.")] = (
+        False
+    )
     json: Json = False
 
 
 @command(DIAGNOSE, allow_interspersed_args=False, ignore_unknown_options=True)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditRequest:
-    """Run a training to its first optimizer step, stop it, and say what is wired wrong;
+    """Run a script up to its first optimizer step and check how loss and optimizer are wired;
     gm.audit(...) checks more."""
 
     script: Script
     arguments: ScriptArguments = field(default_factory=list)
-    steps: Annotated[
-        int, Option(min=1, help="Stop when every optimizer has stepped this often.")
-    ] = 1
+    steps: Annotated[int, Option(min=1, help="Stop after this many steps of every optimizer.")] = 1
     fail_on: Annotated[
         str,
-        Option(metavar="warn|critical", help="Exit with 1 if a check at or above this fails."),
+        Option(metavar="warn|critical", help="Exit with code 1 if a check of this severity fails."),
     ] = "none"
     json: Json = False
 
@@ -311,8 +312,8 @@ class AuditRequest:
 @command(DIAGNOSE)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertsRequest:
-    """Do the experts learn different things? Three questions answered, with intervals, and what to
-    try next."""
+    """Test whether the experts learn different things: three questions, answers with intervals, and
+    what to try next."""
 
     run: Annotated[str, log_path("RUN", "A run folder, its run.db, a dynamics.db, or a log.")]
     since: Since = None
@@ -322,40 +323,40 @@ class ExpertsRequest:
 @command(DIAGNOSE, cls=ScriptLast)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WiringRequest:
-    """What the loss is made of, as its graph says: terms, coefficients, the blocks each trains, and
-    parts without a gradient; of a run, or of a script that is run for a few steps."""
+    """Show how the loss is built: its terms and coefficients, the blocks each term trains, and
+    parts without a gradient. Takes a run, or a script to run for a few steps."""
 
     run: Annotated[
         str,
         log_path(
-            "RUN|SCRIPT", "A run folder, its run.db, or a training script (options before it)."
+            "RUN|SCRIPT", "A run folder, its run.db, or a script (put our options before it)."
         ),
     ]
     arguments: ScriptArguments = field(default_factory=list)
     module: Annotated[bool, Option("-m", help="SCRIPT is a module, as for `python -m`.")] = False
     step: Annotated[
         int | None,
-        Option(metavar="STEP", help="Of a run: as it was at this step; else the newest."),
+        Option(metavar="STEP", help="For a run: the step to show; default the newest."),
     ] = None
     steps: Annotated[
         int | None,
-        Option(min=1, help="Of a script: stop it after this many measured steps; else 5."),
+        Option(min=1, help="For a script: stop after this many measured steps; default 5."),
     ] = None
     out: Annotated[
-        str, Option("--out", "-o", metavar="DIR", help="Of a script: keep the run there.")
+        str, Option("--out", "-o", metavar="DIR", help="For a script: keep the run in DIR.")
     ] = ""
     svg: Annotated[
-        str, Option(metavar="FILE", help="Write the diagram of the page's Wiring tab to a file.")
+        str, Option(metavar="FILE", help="Write the diagram of the Wiring tab to a file.")
     ] = ""
-    theme: Annotated[str, Option(metavar="light|dark", help="Of that file.")] = "light"
+    theme: Annotated[str, Option(metavar="light|dark", help="Theme of the SVG file.")] = "light"
     json: Json = False
 
 
 @command(DIAGNOSE)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayRequest:
-    """Are the advantages computed right? Which recipe explains what the update did, of the right
-    ones and of those people write by mistake."""
+    """Check how the advantages were computed: which formula explains the updates, the correct one
+    or a common mistake."""
 
     run: Annotated[str, log_path("RUN", "A run folder, or its run.db.")]
     json: Json = False
@@ -367,7 +368,7 @@ class ReplayRequest:
 @command(LOOK)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShowRequest:
-    """What a run measured: last, mean, min and max of every series, block by block."""
+    """Print the last, mean, min and max value of every series of a run, by block."""
 
     run: Annotated[
         str,
@@ -377,24 +378,22 @@ class ShowRequest:
         ),
     ]
     layers: Annotated[
-        bool, Option("--layers", help="Also every layer, not only the named blocks.")
+        bool, Option("--layers", help="Show every layer, not only the named blocks.")
     ] = False
-    match: Annotated[
-        str, Option(help="Only series whose name matches this regular expression.")
-    ] = ""
+    match: Annotated[str, Option(help="Show only series that match this regular expression.")] = ""
     json: Json = False
 
 
 @command(LOOK)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsRequest:
-    """The catalogue: what each metric means, when it is healthy, and what to do when it is not."""
+    """Explain the metrics: meaning, healthy range, and what to do outside it."""
 
     name: Annotated[
         str,
         Argument(
             metavar="[NAME]",
-            help="A metric, a series of a run, or another library's name.",
+            help="A metric, a series of a run, or the name another library uses.",
             autocompletion=completing.metrics,
         ),
     ] = ""
@@ -404,40 +403,40 @@ class MetricsRequest:
 @command(LOOK)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class McpRequest:
-    """Let a coding assistant read the runs of a folder: a server of the Model Context Protocol on
-    standard input and output."""
+    """Let a coding assistant read the runs in a folder (a Model Context Protocol server on standard
+    input and output)."""
 
     path: Annotated[
-        str, Argument(metavar="[DIR]", help="Runs and logs below it; else runs/, or here.")
+        str, Argument(metavar="[DIR]", help="Folder of runs and logs; default runs/, or this one.")
     ] = ""
 
 
 @command(LOOK)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeRequest:
-    """Runs in a browser, live: verdict, gradients, terms, estimators, experts, comparisons and
+    """Show runs live in a browser: verdict, gradients, terms, estimators, experts, comparisons and
     findings."""
 
     path: Annotated[
         str,
         log_path(
             "[DIR|RUN]",
-            "A folder of runs, a run, or a log; unless told ./runs, or this folder.",
+            "A folder of runs, a run, or a log; default ./runs, or this folder.",
             show_default=False,
         ),
     ] = ""
     port: Annotated[
         int | None,
         Option(
-            "--port", "-p", min=0, max=65535, help="Where to listen; the first free from 8765 on."
+            "--port", "-p", min=0, max=65535, help="Port; default the first free one from 8765 on."
         ),
     ] = None
-    open_browser: Annotated[bool, Option("--open", help="Open it in the browser.")] = False
+    open_browser: Annotated[bool, Option("--open", help="Open the page in the browser.")] = False
     host: Annotated[
         str,
         Option(
             metavar="HOST",
-            help="The address to listen on; any but this machine's own needs --token.",
+            help="The address to listen on; any address but localhost needs --token.",
         ),
     ] = "127.0.0.1"
     token: Annotated[
@@ -445,37 +444,36 @@ class ServeRequest:
         Option(
             metavar="TOKEN",
             envvar="GRADIOMETER_TOKEN",
-            help="Only who has it may look.",
+            help="Require this token to view.",
             show_default=False,
         ),
     ] = ""
     write: Annotated[
         bool,
-        Option("--write", help="Let the page name, tag, archive and delete runs (to a bin)."),
+        Option("--write", help="Allow the page to name, tag, archive and delete runs (to a bin)."),
     ] = False
 
 
 @command(LOOK)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompareRequest:
-    """Several runs beside each other: where each ended up, means over seeds, and the settings that
-    differ."""
+    """Compare several runs: final values, means over seeds, and the settings that differ."""
 
     runs: Annotated[
         list[str], log_path("RUN...", "Run folders, folders of runs, or logs; two or more.")
     ]
     match: Annotated[
         str,
-        Option(metavar="REGEX", help="Every series whose name this regular expression finds."),
+        Option(metavar="REGEX", help="Compare all series that match this regular expression."),
     ] = ""
     metric: Annotated[
-        list[str], Option(metavar="NAME", help="A series; again, or with commas, for more.")
+        list[str], Option(metavar="NAME", help="A series; repeat, or separate with commas.")
     ] = field(default_factory=list)
     group: Annotated[
         str,
         Option(
             metavar="none|seed|name|KEY",
-            help="Mean ± std over runs alike in this; seed where that helps.",
+            help="Show mean ± std over runs that share this; default seed where useful.",
         ),
     ] = ""
     json: Json = False
@@ -484,8 +482,8 @@ class CompareRequest:
 @command(LOOK, cls=StepLists)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlotRequest:
-    """Figures and their numbers: gradient analyses, replicates and experts of a run; of several
-    runs, their experts."""
+    """Draw figures and write their numbers: gradient analyses, replicates and experts of a run, or
+    the experts of several runs."""
 
     run: Annotated[
         list[str],
@@ -503,28 +501,28 @@ class PlotRequest:
     ] = ""
     step: Annotated[
         list[str],
-        Option(metavar="N...", help="Only these steps, e.g. --step 1 11 21; all unless told."),
+        Option(metavar="N...", help="Only these steps, e.g. --step 1 11 21; default all."),
     ] = field(default_factory=list)
-    list_steps: Annotated[bool, Option("--list-steps", help="Only say what there is to draw.")] = (
-        False
-    )
+    list_steps: Annotated[
+        bool, Option("--list-steps", help="Only list the steps that can be drawn.")
+    ] = False
     output_dir: Annotated[
         str,
         Option(
             metavar="DIR",
-            help="Where the files go; unless told, a folder NAME_ID in gradient_analysis_outputs"
+            help="Folder for the files; default NAME_ID in gradient_analysis_outputs"
             " (replicates: variance_outputs, experts: expert_outputs).",
         ),
     ] = ""
-    format: Annotated[str, Option(metavar="png|pdf|svg", help="What the figures are.")] = "png"
+    format: Annotated[str, Option(metavar="png|pdf|svg", help="Format of the figures.")] = "png"
     json: Json = False
 
 
 @command(LOOK, allow_extra_args=True, ignore_unknown_options=True)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FigureRequest:
-    """Compare analysis steps side by side: --step0-dir DIR --step20-dir DIR ..., any steps, folders
-    `plot` wrote."""
+    """Compare analysis steps in one figure: --step0-dir DIR --step20-dir DIR ..., with folders
+    written by `plot`."""
 
     context: typer.Context
     """Its `args` are the folders: typer has no options whose names hold a number."""
@@ -536,7 +534,7 @@ class FigureRequest:
 @command(LOOK)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportRequest:
-    """A run in the files of other tools; dynamics-db holds its experts only."""
+    """Export a run to the format of another tool; dynamics-db contains only its experts."""
 
     run: Annotated[str, log_path("RUN", "A run folder, or a log with the same series.")]
     to: Annotated[
@@ -544,18 +542,16 @@ class ExportRequest:
         Option(metavar="FORMAT", help="tensorboard, wandb, csv, parquet, jsonl, dynamics-db."),
     ]
     output: Annotated[
-        str, Option("--output", "-o", metavar="PATH", help="The file, or the folder.")
+        str, Option("--output", "-o", metavar="PATH", help="The file or folder to write.")
     ]
-    overwrite: Annotated[
-        bool, Option("--overwrite", help="Replace what was exported there before.")
-    ] = False
+    overwrite: Annotated[bool, Option("--overwrite", help="Replace an earlier export.")] = False
     json: Json = False
 
 
 @command(LOOK)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportRequest:
-    """Make a run of another tool's log, and say which of its names the catalogue does not know."""
+    """Convert another tool's log to a run, and list the names that the catalogue does not know."""
 
     log: Annotated[
         str,
@@ -575,7 +571,7 @@ class ImportRequest:
 @command(LOOK)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckRequest:
-    """Is a run still what was written? Its structure and every checksum; exits with 1 if not."""
+    """Verify the structure and checksums of a run; exits with code 1 if it is damaged."""
 
     run: Annotated[str, log_path("RUN", "A run folder, or the run.db in it.")]
     json: Json = False
@@ -584,18 +580,16 @@ class CheckRequest:
 @command(LOOK)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PruneRequest:
-    """Remove old sketches and histograms from a run; curves and findings stay."""
+    """Delete old sketches and histograms from a run; curves and findings stay."""
 
     run: Annotated[str, log_path("RUN", "A run folder, or the run.db in it.")]
-    keep: Annotated[
-        int, Option(min=0, help="How many steps of each sketch and histogram stay.")
-    ] = 100
+    keep: Annotated[int, Option(min=0, help="Steps to keep of each sketch and histogram.")] = 100
     json: Json = False
 
 
 @command(LOOK)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvRequest:
-    """Versions, which extras are here, and the pip line for those that are not."""
+    """Show versions, installed extras, and the pip command for missing extras."""
 
     json: Json = False

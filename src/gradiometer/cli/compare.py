@@ -73,7 +73,7 @@ def compare(request: CompareRequest) -> None:
         books = {name: quantities(run.names(), run.facts) for name, run in runs.items()}
         if not any(books.values()):
             raise UsageError(
-                f"these {len(runs)} runs hold no series yet: there is nothing to compare"
+                f"these {len(runs)} runs contain no series yet: there is nothing to compare"
             )
         named = _named(request.metric, books)
         wanted = chosen(list(books.values()), match=request.match, names=named)
@@ -230,7 +230,7 @@ def _print(made: _Comparison, *, hidden: int) -> None:
     for metric, readings in made.metrics.items():
         _print_metric(out, made, metric, readings)
     if hidden:
-        out.print(f"{hidden} more series match: a narrower --match, or --json")
+        out.print(f"{hidden} more series match: narrow --match, or use --json")
     _print_differences(out, made)
 
 
@@ -272,7 +272,7 @@ def _plus_minus(pair: tuple[float, float] | None) -> str:
 def _print_differences(out: Console, made: _Comparison) -> None:
     found = made.differences
     if len(found.unknown) == len(made.runs):
-        out.print("none of these runs wrote a config down")
+        out.print("none of these runs has a config")
         return
     if found.unknown:
         out.print(f"{some(found.unknown, SIDE_BY_SIDE)} without a config")

@@ -23,11 +23,11 @@ __all__ = ["Confirmations", "as_lines", "as_markdown", "prepared"]
 
 NOT_OURS = (
     "this is no run of a lab that could be trained again here:"
-    " give an experiment of yours, --probe module:function"
+    " give your own experiment, --probe module:function"
 )
 NO_LABS = (
     "the experiments on a run of a lab need gradiometer-labs, which is not installed: pip install"
-    ' "gradiometer[labs]"; or give an experiment of yours, --probe module:function'
+    ' "gradiometer[labs]"; or give your own experiment, --probe module:function'
 )
 
 
@@ -64,7 +64,7 @@ class Confirmations:
 
         findings = worth_confirming(diagnosis.findings)
         if not findings:
-            print("nothing to confirm: no finding asks for action", file=sys.stderr)
+            print("nothing to confirm: no finding needs action", file=sys.stderr)
             return
         with open_log(self.path) as run:
             facts = dict(run.facts)

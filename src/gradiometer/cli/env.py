@@ -32,7 +32,7 @@ def env(request: EnvRequest) -> None:
     ]
     out.print(table("", "extra", "packages", rows=rows))
     if found["install"]:
-        out.print("\nto add what is missing:")
+        out.print("\nto install missing extras:")
     for line in found["install"].values():
         out.print(f"  {line}")
 

@@ -29,12 +29,11 @@ def figure(request: FigureRequest) -> None:
     if mode and mode.lower() not in MODES:
         raise UnknownName("mode", mode, MODES, hint=f"(there are {', '.join(MODES)})")
     if not out:
-        raise UsageError("say where the figure goes: --out FILE.png, .pdf or .svg")
+        raise UsageError("name the output file: --out FILE.png, .pdf or .svg")
     target = Path(out)
     if not target.suffix:
         raise UsageError(
-            f"--out {out} has no suffix: it says the format, one of"
-            f" {', '.join(f'.{f}' for f in FORMATS)}"
+            f"--out {out} has no suffix; use one of {', '.join(f'.{f}' for f in FORMATS)}"
         )
     kind = check_format(target.suffix)
     steps = [read_folder(folder, step=step) for step, folder in sorted(folders.items())]

@@ -57,7 +57,10 @@ def _print(log: str, done: Imported) -> None:
             f"not in the catalogue, kept under their own names: {_some(done.unknown)}",
             soft_wrap=True,
         )
-    for how, names in (("as told", done.told), ("by their words", done.guessed)):
+    for how, names in (
+        ("as you specified", done.told),
+        ("by a guess from their names", done.guessed),
+    ):
         if names:
             words = tuple(f"{column} as {meaning}" for column, meaning in names.items())
             out.print(f"read {how}: {_some(words)}", soft_wrap=True)

@@ -17,8 +17,8 @@ def mcp(request: McpRequest) -> None:
     server = make_server(Path(request.path) if request.path else usual)
     if sys.stdin.isatty():
         print(
-            "An assistant starts this command and speaks to it; docs/guide/assistants.md says how."
-            " Ctrl-C ends it.",
+            "A coding assistant starts this command; docs/guide/assistants.md explains how."
+            " Press Ctrl-C to stop.",
             file=sys.stderr,
         )
     server.run("stdio")

@@ -36,7 +36,7 @@ def metrics(request: MetricsRequest) -> None:
         ]
         console().print(table("name", "from", "meaning", rows=rows))
         console().print(
-            "\n`gradiometer metrics NAME` says when it is healthy and what to do when it is not"
+            "\n`gradiometer metrics NAME` shows the healthy range and what to do outside it"
         )
 
 

@@ -69,7 +69,9 @@ def _check(request: VarianceRequest, compare: list[str], values: list[int]) -> N
     if not 0 <= request.seed < 2**62:
         raise UsageError(f"--seed is a whole number from 0 to 2**62; found {request.seed}")
     if request.num_loc < 4:
-        raise UsageError(f"--num_loc {request.num_loc} leaves no choice of a tour: use 4 or more")
+        raise UsageError(
+            f"--num_loc {request.num_loc} is too small for a choice of tours: use 4 or more"
+        )
     for rollouts in [request.num_starts, *(values if curve == "rollouts" else [])]:
         if rollouts is not None and rollouts < 2:
             raise UsageError(
@@ -82,13 +84,11 @@ def _check(request: VarianceRequest, compare: list[str], values: list[int]) -> N
     if curve and curve not in CURVES:
         raise UsageError(f"--curve is {' or '.join(CURVES)}; found {curve!r}")
     if curve and compare:
-        raise UsageError("--curve and --compare are two questions: ask one at a time")
+        raise UsageError("--curve and --compare cannot be combined")
     if curve and not values:
         raise UsageError("--curve needs --values, e.g. --curve rollouts --values 4 8 16")
     if (curve or compare) and not request.extended:
-        raise UsageError(
-            "--curve and --compare are made of the extended pass: leave --no-extended out"
-        )
+        raise UsageError("--curve and --compare need the extended pass: omit --no-extended")
 
 
 def _opened(request: VarianceRequest, *, algorithm: str | None) -> OpenedPolicy:

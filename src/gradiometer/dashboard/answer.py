@@ -36,7 +36,7 @@ PICTURE_BYTES = 3
 NO_RUN = Empty(
     title="No runs here yet",
     cause="No run.db, and no log that can be read, lies in the served folder.",
-    fix="Start a training with the meter, or try the demo; the page notices by itself.",
+    fix="Start a training with the meter, or try the demo; the page updates automatically.",
     code="gradiometer demo",
 )
 

@@ -161,7 +161,7 @@ def _not_said(diagnosis: Diagnosis, width: int, *, verbose: bool) -> Iterator[st
     if diagnosis.unknown_keys:
         keys = diagnosis.unknown_keys
         words = some(keys, len(keys) if verbose else 6)
-        yield from _wrapped(f"not in the catalogue, and not read: {words}", width)
+        yield from _wrapped(f"not in the catalogue, ignored: {words}", width)
 
 
 def checks_run(diagnosis: Diagnosis) -> str:
@@ -177,12 +177,14 @@ def named_lines(diagnosis: Diagnosis) -> list[str]:
     lines = []
     outcomes = [each for each in diagnosis.named if each.meaning in metrics.OUTCOMES]
     for each in outcomes:
-        how = {"guessed": ", by its words", "told": ", as told"}.get(each.how, "")
+        how = {"guessed": " (a guess from its name)", "told": ", as you specified"}.get(
+            each.how, ""
+        )
         others = f", not {_columns(each.instead_of)}" if each.instead_of else ""
         change = "" if each.how == "told" else f"; --name {each.meaning}=COLUMN changes it"
         lines.append(f"read `{each.column}` as {each.meaning}{how}{others}{change}")
     rest = [each for each in diagnosis.named if each not in outcomes]
-    for how, words in (("told", "as told"), ("guessed", "by their words")):
+    for how, words in (("told", "as you specified"), ("guessed", "by a guess from their names")):
         said = [f"`{each.column}` as {each.meaning}" for each in rest if each.how == how]
         if said:
             lines.append(f"read {words}: {some(said, 6)}")
@@ -198,7 +200,7 @@ def _in_no_log(diagnosis: Diagnosis, width: int) -> Iterator[str]:
     lack = lacking(diagnosis)
     if diagnosis.unknown_keys and not diagnosis.looked and not diagnosis.findings:
         yield from _wrapped(
-            "Say which column is what: --name reward=COLUMN, and so on for entropy, approx_kl, ..."
+            "Assign the columns: --name reward=COLUMN, and so on for entropy, approx_kl, ..."
             " (`gradiometer metrics` lists the meanings); the names of 30 tools are known.",
             width,
             "  ",
@@ -212,12 +214,11 @@ def _in_no_log(diagnosis: Diagnosis, width: int) -> Iterator[str]:
         )
     if lack.measured:
         words = (
-            f"{lack.measured} need gradients and loss terms, which only the training can show."
-            " Measure them:"
+            f"{lack.measured} need gradients and loss terms, which no log contains. Measure them:"
         )
         yield from _wrapped(words, width, "  ")
         yield from (f"      {line}" for line in measure_it(diagnosis.log_of).splitlines() if line)
-        yield from _wrapped("or leave the script as it is: gradiometer run train.py", width, "    ")
+        yield from _wrapped("or run your script unchanged: gradiometer run train.py", width, "    ")
 
 
 def _most_telling(skipped: Sequence[Skipped]) -> list[Skipped]:
@@ -234,7 +235,7 @@ def several_as_text(found: RunsDiagnosis, *, width: int = 100) -> str:
     """Several runs: what they share, which differ and in what, then a line each, worst first."""
     lines = [counted_states(found)]
     if found.in_most:
-        lines += ["", "in most of them:"]
+        lines += ["", "in most runs:"]
         for each in found.in_most:
             start = f"  {each.count} of {len(found.runs)}  "
             lines += _beside(start, f"{each.id}: {each.title}", width)
@@ -243,7 +244,7 @@ def several_as_text(found: RunsDiagnosis, *, width: int = 100) -> str:
     name = min(40, max(map(len, found.names), default=0))
     for diagnosis, label in zip(found.runs, found.names, strict=True):
         lines += _beside(f"{label[-name:]:<{name}}  ", diagnosis.verdict, width)
-    return "\n".join([*lines, "", "gradiometer doctor PATH tells one of them in full."])
+    return "\n".join([*lines, "", "gradiometer doctor PATH prints the full report of one run."])
 
 
 def counted_states(found: RunsDiagnosis) -> str:
@@ -262,7 +263,9 @@ def contrast_words(found: RunsDiagnosis) -> list[tuple[str, str]]:
     for kind, listed in (("setting", contrast.settings), ("series", contrast.series)):
         told += [(kind, f"{each.name}: {each.here}; the others {each.others}") for each in listed]
     if contrast.only_own:
-        told.append(("setting", "none but the seed or the name: chance, or what no config holds"))
+        told.append(
+            ("setting", "only the seed or the name: chance, or something outside the config")
+        )
     return told
 
 

@@ -72,9 +72,9 @@ def _once(why: str) -> str:
 
 def _state(run: RunData, serious: Sequence[Finding]) -> tuple[State, str]:
     if run.last_step is None:
-        return "too-early", "nothing was recorded yet"
+        return "too-early", "no data was recorded yet"
     if not run.source.names():
-        return "not-a-run", "nothing in it goes over steps"
+        return "not-a-run", "it contains no series over steps"
     diverged = _diverged(run)
     if diverged:
         return "broken", diverged + _and(serious)
@@ -106,7 +106,7 @@ def _judged(run: RunData, outcome: Outcome, serious: Sequence[Finding]) -> tuple
     if not rose:
         return _stands(run, outcome, serious)
     if outcome.course == "unclear":
-        return "concern", f"{said}; it may rise, but its noise wanders as far{_and(serious)}"
+        return "concern", f"{said}; it may be rising, but its noise is as large{_and(serious)}"
     return _rose(outcome, serious)
 
 
@@ -120,7 +120,7 @@ def _rose(outcome: Outcome, serious: Sequence[Finding]) -> tuple[State, str]:
     if outcome.came_down and outcome.lost >= limits.large_part:
         return "concern", f"{said}: {outcome.lost:.0%} of the gain is lost{_and(serious)}"
     if outcome.below_baseline:
-        return "concern", f"{said}: it rests below a simple rule{_and(serious)}"
+        return "concern", f"{said}: it stays below a simple baseline{_and(serious)}"
     return ("concern" if serious else "healthy"), said + _and(serious)
 
 
@@ -132,12 +132,15 @@ def _stands(run: RunData, outcome: Outcome, serious: Sequence[Finding]) -> tuple
     if outcome.course != "fell" and _warms_up(run):
         return "too-early", f"{said}, and the learning rate is still in its warm-up{_and(serious)}"
     if outcome.course == "unclear" and len(outcome.series) < limits.enough_rows:
-        return "too-early", f"{said}: too few for this much noise{_and(serious)}"
+        return "too-early", f"{said}: too few points for this much noise{_and(serious)}"
     if outcome.course == "unclear" and outcome.visible and _all_at_once(outcome):
         early = f"all of it in the first {limits.early_gain:.0%} of the run"
-        return "not-learning", f"{said}, {early}, and wanders since{_and(serious)}"
+        return "not-learning", f"{said}, {early}, and drifts since then{_and(serious)}"
     if outcome.course == "unclear" and outcome.visible:
-        return "too-early", f"{said}, and its noise wanders as far: too few to tell{_and(serious)}"
+        return (
+            "too-early",
+            f"{said}, but its noise is as large: too few points to tell{_and(serious)}",
+        )
     return "not-learning", said + (_and(serious) or _what_would_tell(run))
 
 
@@ -154,8 +157,8 @@ def _what_would_tell(run: RunData) -> str:
     wanted = ("entropy", "approx_kl", "grad/<block>/norm/raw", "explained_variance")
     names = {"grad/<block>/norm/raw": "grad_norm"}
     missing = [names.get(name, name) for name in wanted if not run.has(name)]
-    tell = f". What would tell: {', '.join(missing)}" if missing else ""
-    return f". It did not learn, and this log does not show why{tell}"
+    tell = f". Log these to find out: {', '.join(missing)}" if missing else ""
+    return f". It did not learn; no cause identified{tell}"
 
 
 def _too_few(outcome: Outcome) -> str:
@@ -191,7 +194,7 @@ def _no_signal(run: RunData, outcome: Outcome) -> str:
     if idle is not None and len(idle.finite) >= thresholds.value("course/min_rewards"):
         share = float(idle.finite.last(0.5).values.mean())
         if share >= limits.idle:
-            return f"{share:.0%} of the groups have one reward: no gradient"
+            return f"{share:.0%} of the groups have identical rewards: no gradient"
     return ""
 
 
@@ -258,19 +261,19 @@ def _without_outcome(run: RunData, serious: Sequence[Finding]) -> tuple[State, s
             f"{longest.name} has {points} and {least} are needed{_and(serious)}",
         )
     if len(run.source.steps()["step"]) <= 1:
-        return "not-a-run", "there is one row, and nothing that goes over steps" + _and(serious)
+        return "not-a-run", "there is only one row, so no series over steps" + _and(serious)
     critical = [each for each in serious if each.severity == "critical"]
     if critical and critical[0].basis == "proved":
-        return "broken", f"nothing here says how well the policy does{_and(critical)}"
+        return "broken", f"no metric measures how well the policy does{_and(critical)}"
     hole = _hole(run)
     like = [name for name in run.source.names() if LIKE_OUTCOME.search(name)]
     maybe = [name for name in like or run.unknown if not name.startswith(OURS)]
-    tell = f". It might be {some(maybe, int(limits.measures))}: tell us with --name reward=COLUMN"
+    tell = f". It might be {some(maybe, int(limits.measures))}: assign it with --name reward=COLUMN"
     if not maybe:
         tell = "" if isinstance(run.source, Log) else ". Log it: meter.log(reward=...)"
     return (
         "unknown",
-        f"nothing here is known to say how well the policy does{hole}{tell}{_and(serious)}",
+        f"no known metric measures how well the policy does{hole}{tell}{_and(serious)}",
     )
 
 

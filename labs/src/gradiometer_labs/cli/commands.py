@@ -27,7 +27,7 @@ class ClinicLists(WordLists):
 @command(LABS)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabsRequest:
-    """The small real trainings, and the faults they can be given."""
+    """List the labs (small real trainings) and the faults that can be injected."""
 
     json: Json = False
 
@@ -35,79 +35,77 @@ class LabsRequest:
 @command(LABS)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainRequest:
-    """Train a lab, watched by the meter, e.g. `gradiometer train cartpole seed=2
+    """Train a lab and measure its gradients, e.g. `gradiometer train cartpole seed=2
     run=runs/seed-2`."""
 
     lab: Annotated[
         str,
         Argument(
             metavar="LAB",
-            help="Which lab; `gradiometer labs` lists them.",
+            help="The lab; `gradiometer labs` lists them.",
             autocompletion=completing.labs,
         ),
     ]
     overrides: Annotated[
         list[str],
         Argument(
-            metavar="[KEY=VALUE]...", help="What to change.", autocompletion=complete_overrides
+            metavar="[KEY=VALUE]...", help="Settings to change.", autocompletion=complete_overrides
         ),
     ] = field(default_factory=list)
     config_name: Annotated[
-        str | None, Option("--config-name", metavar="NAME", help="A lab's named configuration.")
+        str | None, Option("--config-name", metavar="NAME", help="A named configuration.")
     ] = None
     config: Annotated[
         str | None,
-        Option(
-            "--config", metavar="FILE", help="A case study: a YAML file, or one a lab comes with."
-        ),
+        Option("--config", metavar="FILE", help="A case study: a YAML file, or one from the lab."),
     ] = None
     variation: Annotated[
         str | None,
-        Option("--variation", metavar="NAME", help="Which variation of the case study."),
+        Option("--variation", metavar="NAME", help="The variation of the case study."),
     ] = None
 
 
 @command(LABS, cls=ClinicLists)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClinicRequest:
-    """Break real trainings on purpose, and count how often the doctor names the cause, and how
-    often it cries wolf."""
+    """Inject faults into real trainings, and count how often the doctor finds the cause and how
+    often it raises a false alarm."""
 
     labs: Annotated[list[str], Option(metavar="LAB...", help="Only these labs.")] = field(
         default_factory=list
     )
     faults: Annotated[
-        list[str], Option(metavar="FAULT...", help="Only these faults; none: controls.")
+        list[str], Option(metavar="FAULT...", help="Only these faults; none: only controls.")
     ] = field(default_factory=list)
-    seeds: Annotated[int, Option(min=1, help="Trainings of each fault.")] = 3
-    controls: Annotated[int, Option(min=0, help="Healthy trainings of each ward and kind.")] = 4
-    engine: Annotated[str, Option(metavar="processes|ray|serial", help="Who does the work.")] = (
-        "processes"
-    )
-    workers: Annotated[int, Option(min=0, help="How many at once; 0: one a core.")] = 0
+    seeds: Annotated[int, Option(min=1, help="Trainings per fault.")] = 3
+    controls: Annotated[int, Option(min=0, help="Healthy trainings per setup and kind.")] = 4
+    engine: Annotated[
+        str, Option(metavar="processes|ray|serial", help="How to run the trainings.")
+    ] = "processes"
+    workers: Annotated[int, Option(min=0, help="Parallel trainings; 0: one per core.")] = 0
     quick: Annotated[
-        bool, Option("--quick", help="A few patients, in three minutes; fails if they are missed.")
+        bool, Option("--quick", help="Run a few faults in three minutes; fail if one is missed.")
     ] = False
     out: Annotated[
-        str, Option(help="Where runs and results go; what is there already is not trained again.")
+        str, Option(help="Folder for runs and results; existing runs are not trained again.")
     ] = "runs/clinic"
-    report: Annotated[str, Option(metavar="FILE.md", help="Write the page with all figures.")] = ""
+    report: Annotated[str, Option(metavar="FILE.md", help="Write a page with all results.")] = ""
     sweep: Annotated[
         bool,
         Option(
             "--sweep",
-            help="Train nothing: recall against false alarms for other thresholds, on kept runs and"
-            " made-up logs.",
+            help="Train nothing: compute recall and false alarms for other thresholds, on existing"
+            " runs and synthetic logs.",
         ),
     ] = False
     only: Annotated[
         list[str],
-        Option(metavar="NAME...", help="--sweep: only these rules, or thresholds (group/name)."),
+        Option(metavar="NAME...", help="--sweep: only these checks, or thresholds (group/name)."),
     ] = field(default_factory=list)
     wild: Annotated[
         str,
         Option(
-            metavar="FOLDER", help="--sweep: also logs with labels: labels.jsonl and their files."
+            metavar="FOLDER", help="--sweep: also use labelled logs: labels.jsonl and its files."
         ),
     ] = ""
     json: Json = False

@@ -191,7 +191,7 @@ export function createHome(host, store, act) {
     const text = `${[shown + (visible.length ? `: ${tallyOf(visible)}` : ""), ...rest].join(" · ")}${filter.problem ? ` · ${filter.problem}` : ""}`;
     if (said.textContent !== text) said.textContent = text;
     said.classList.toggle("trouble", Boolean(filter.problem));
-    const nothing = !all.length ? ["No runs here yet", "No run.db, and no log that can be read, lies in the served folder. Start a training with the meter, or try gradiometer demo; the page notices by itself."] : !visible.length ? ["No run matches", "Clear the filter to see them all."] : null;
+    const nothing = !all.length ? ["No runs here yet", "The served folder contains no run.db and no readable log. Start a training with the meter, or try gradiometer demo; the page updates automatically."] : !visible.length ? ["No run matches", "Clear the filter to see them all."] : null;
     empty.replaceChildren(...(nothing ? [el("div", { class: "empty whole" }, el("h2", { class: "empty-title" }, nothing[0]), el("p", {}, nothing[1]))] : []));
     grid.box.hidden = Boolean(nothing);
   }

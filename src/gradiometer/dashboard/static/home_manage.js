@@ -86,7 +86,7 @@ export function createManager(act) {
       if (one) Object.assign(change, { name: name.value, note: note.value });
       done({ action: "edit", runs: ids, ...change }, "Saved.");
     };
-    dialogOf(one ? `Edit ${one.name}` : `Edit ${counted(all.length)}`, [field("Name", name), field(one ? "Tags, with spaces between" : "Tags that all of them have, with spaces between", tags), field("Note", note)], { text: "Save", does: save });
+    dialogOf(one ? `Edit ${one.name}` : `Edit ${counted(all.length)}`, [field("Name", name), field(one ? "Tags, with spaces between" : "Tags that all selected runs share, separated by spaces", tags), field("Note", note)], { text: "Save", does: save });
   }
 
   function deleteDialog() {

@@ -18,7 +18,7 @@ export function bindKeys(bindings) {
     { class: "help", "aria-labelledby": "help-title" },
     el("header", {}, el("h2", { id: "help-title" }, "Keyboard"), iconButton("close", "Close", () => dialog.close())),
     el("dl", {}, rows.map(([key, words]) => el("div", {}, el("dt", {}, el("kbd", {}, key)), el("dd", {}, words)))),
-    el("p", { class: "dim" }, "Drag over a chart to zoom all of them, double-click to go back. A double click in a legend leaves one line alone."),
+    el("p", { class: "dim" }, "Drag over a chart to zoom all of them, double-click to go back. Double-click a legend entry to show only that line."),
   );
   document.body.append(dialog);
 

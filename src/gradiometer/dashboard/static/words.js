@@ -141,7 +141,7 @@ function answerCard(answer) {
       answer.sound_reading && [el("dt", {}, "With the routing weight taken out"), el("dd", {}, answer.sound_reading)],
     ),
     answer.missing.length > 0 &&
-      el("div", { class: "dim" }, "Missing to say more:", el("ul", {}, answer.missing.map((each) => el("li", {}, each)))),
+      el("div", { class: "dim" }, "Log these for a better answer:", el("ul", {}, answer.missing.map((each) => el("li", {}, each)))),
   );
 }
 
@@ -160,10 +160,10 @@ export function emptyBox(empty, whole = false) {
 const ADVICE = {
   "unknown-run": "The link may be older than the folder, or the run was moved. These runs are here:",
   "unknown-view": "Choose a tab above.",
-  "bad-request": "Something in the address does not fit this view. Start again without its parameters:",
-  forbidden: "Open the address that gradiometer serve printed.",
+  "bad-request": "The URL has a parameter that does not fit this view. Start again without parameters:",
+  forbidden: "Open the URL that gradiometer serve printed.",
   unreadable: "Choose another run, or look at the file the message names.",
-  fault: "This is our fault, not yours. The terminal of gradiometer serve shows the details; trying again may help.",
+  fault: "This is a bug in Gradiometer. The terminal of gradiometer serve shows the details; reloading may help.",
 };
 
 /**

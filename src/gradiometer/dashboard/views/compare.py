@@ -63,8 +63,8 @@ SAID = {
     BY_NAME: "name without its number",
 }
 NOTHING = Empty(
-    title="These runs hold no series yet",
-    cause="Nothing was measured or logged in any of them.",
+    title="These runs have no data yet",
+    cause="Nothing was measured or logged in these runs.",
     fix="Wait for the first measured step, or choose other runs.",
 )
 
@@ -294,7 +294,7 @@ def _header(
             ),
         ]
     elif by != UNGROUPED:
-        lines.append(f"Grouped by {SAID.get(by, by)}, every run stands by itself.")
+        lines.append(f"Grouped by {SAID.get(by, by)}, every run is its own group.")
     if num_wanted > MOST_CHARTS:
         lines.append(
             f"{MOST_CHARTS} of {num_wanted} matching series are drawn: a narrower match shows the"
@@ -328,7 +328,7 @@ def _differing(members: Sequence[_Member], found: Differences) -> str:
         said += f" Of versions, git and the rest {others} differ, {alike} are equal."
     labels = {member.run.id: member.label for member in members}
     if found.unknown and len(found.unknown) == len(members):
-        return "None of these runs wrote a config down."
+        return "None of these runs has a config."
     unknown = [labels[run] for run in found.unknown]
     return said + (
         f" Without a config: {', '.join(unknown[:FEW])}{', ...' * (len(unknown) > FEW)}."

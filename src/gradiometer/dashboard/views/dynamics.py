@@ -95,11 +95,11 @@ with gm.watch(model, optimizer, run="runs/moe", experts=experts) as meter:
         optimizer.zero_grad()
 """
 FIX = (
-    "Experts beside a router in a module are found by gm.watch itself; others are named with"
-    " experts=, every one of them: who is not named is not in the charts. They must be looked at"
-    " after backward() and before optimizer.step() and zero_grad(), or there is no gradient to see."
-    " The dynamics.db of another tool needs none of this: `gradiometer serve dynamics.db` shows it"
-    " as it is."
+    "gm.watch hooks experts next to a router in a module automatically. Name all others with"
+    " experts=: experts you don't name are not plotted. They must be measured"
+    " after backward() and before optimizer.step() and zero_grad(), while there is a gradient."
+    " For the dynamics.db of another tool, run `gradiometer serve dynamics.db`; nothing else is"
+    " needed."
 )
 
 
@@ -115,7 +115,7 @@ QUESTIONS = {
     "Does it last, or collapse to consensus?": "Does the difference last?",
 }
 SENTENCES = {
-    "waking up": "Yes: their gradient grows beside that of the middle weights.",
+    "waking up": "Yes: their gradient grows relative to that of the middle weights.",
     "not waking up": "No: their gradient stays as small as it was.",
     "genuine": "Yes: they differ by more than their share of the samples.",
     "explained by routing": "No: they only get more or fewer samples than each other.",
@@ -138,7 +138,7 @@ NO_TIERS = Empty(
 NO_RMS = Empty(
     title="Routing cannot be divided out",
     cause="top_rms, bottom_rms, middle_rms and routing_weight were not measured: the chart above"
-    " mostly shows how often the router asks each expert.",
+    " mostly shows how often the router uses each expert.",
     fix="Measure with gm.watch: it records them beside the norms. A dynamics.db has no column for"
     " them.",
 )
@@ -435,8 +435,8 @@ def _none_kept(run: OpenRun) -> Empty:
         )
     return Empty(
         title="No histograms of experts",
-        cause="They are kept in tier deep, and this run was measured in another.",
-        fix='Measure with tier="deep"; keep= says how many steps of histograms stay on disk.',
+        cause="They are stored only in tier deep; this run used another tier.",
+        fix='Measure with tier="deep"; keep= sets how many steps of histograms stay on disk.',
         code='gm.watch(model, optimizer, run="runs/moe", tier="deep")',
     )
 
@@ -874,7 +874,7 @@ def _cause(run: OpenRun) -> str:
     if said:
         return f"The run says why. {' '.join(said)}"
     if "experts_every" in (meter := log.facts.get("meter", {})) and meter["experts_every"] is None:
-        return "The meter was told never to look at experts (experts_every=None)."
+        return "The meter was set not to measure experts (experts_every=None)."
     return (
         "The meter found no experts beside a router in this model, or was told to leave them out"
         " (experts=False)."

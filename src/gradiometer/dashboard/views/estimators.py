@@ -22,7 +22,7 @@ __all__ = ["estimators"]
 
 NO_STUDY = Empty(
     title="No replicates in this run",
-    cause="Replicates take the gradient of one policy again and again with fresh samples; a "
+    cause="Replicates estimate the gradient of one policy repeatedly on fresh samples; a "
     "training does not do that.",
     fix="Measure a checkpoint: it becomes a run of its own. Look at that run here, alone or beside"
     " others.",

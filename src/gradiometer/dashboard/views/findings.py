@@ -48,7 +48,7 @@ MOST_CHARTS, MOST_OF_ONE = 40, 4
 """Charts of the view, and of one finding: after that a finding has words only."""
 MOST_TIMELINES = 4
 MOST_SAID, MOST_WHYS = 6, 3
-SAID_LIVE = "said during the training; the run as it is now does not show it"
+SAID_LIVE = "reported during the training; the complete run does not show it"
 
 LEVELS = {
     "explained_variance": (Level(value=0.0, label="as good as a constant"),),
@@ -245,11 +245,11 @@ def _header(
     rest = [diagnosis for run, diagnosis in pairs if run.id not in {each.id for each, _ in told}]
     if rest:
         fine = sum(diagnosis.state == "healthy" for diagnosis in rest)
-        lines.append(f"{len(rest)} more runs: {fine} of them healthy.")
+        lines.append(f"{len(rest)} more runs: {fine} healthy.")
     if reading and len(pairs) > 1:
         lines.append(
-            f"The doctor is still reading {reading} of {len(pairs)} runs; what it finds appears by"
-            " itself."
+            f"The doctor is still reading {reading} of {len(pairs)} runs; its findings appear"
+            " automatically."
         )
     live = sum(case.live for case in shown)
     if live:
@@ -276,13 +276,11 @@ def _found_said(diagnosis: Diagnosis) -> str:
     looked = checks_run(diagnosis)
     if not serious:
         return (
-            f"{diagnosis.verdict} "
-            + (f"Worth knowing, not acting on: {notes}. " if notes else "")
-            + looked
+            f"{diagnosis.verdict} " + (f"For information only: {notes}. " if notes else "") + looked
         )
     return (
         f"{counted(serious, 'finding')} to act"
-        f" on{f', {notes} worth knowing' if notes else ''}. {looked}"
+        f" on{f', {notes} for information' if notes else ''}. {looked}"
     )
 
 
@@ -319,7 +317,7 @@ def _skipped_table(request: ViewRequest, diagnoses: Sequence[Diagnosis]) -> list
         return []
     columns = [
         "metric",
-        "checks it would enable",
+        "checks it enables",
         *(["runs concerned"] if many else []),
         "how to get it",
     ]
@@ -330,7 +328,7 @@ def _skipped_table(request: ViewRequest, diagnoses: Sequence[Diagnosis]) -> list
             kind="table",
             title=f"{counted(num, 'check')} skipped: missing data",
             section="What could not be checked",
-            subtitle="by what they lack, the metric that would enable most first",
+            subtitle="grouped by missing metric, the most useful metric first",
             wide=True,
             table=TableOf(columns=columns, cells=cells),
         )

@@ -379,7 +379,7 @@ def clipping(curves: Curves) -> list[Chart]:
     if charts or not _is_metered(curves.request.focus):
         return charts
     empty = Empty(
-        title="No clip was seen",
+        title="No clipping was detected",
         cause=(
             "No call of clip_grad_norm_ or clip_grad_value_ covered a block while the meter looked."
         ),

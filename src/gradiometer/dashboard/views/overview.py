@@ -140,7 +140,7 @@ def _no_norm(request: ViewRequest) -> Empty:
     run = request.focus
     more = lacking(request.latest_diagnosis(run).diagnosis).measured
     fix = "Put the meter around the training" + (
-        f": it lets {more} more rules of the doctor look." if more else "."
+        f": it lets {more} more checks run." if more else "."
     )
     return Empty(
         title="No gradient norm",
@@ -208,7 +208,7 @@ def _about_health(blocks: RunBlocks, without: Sequence[str]) -> str:
     told = []
     if without:
         names = [block_title(block) for block in without]
-        told.append(f"No health yet, for want of a gradient: {some(names, 8)}")
+        told.append(f"No health yet, because there is no gradient: {some(names, 8)}")
     if not blocks.named and len(blocks.layers) > MOST_STRIPS:
         told.append(f"its {len(blocks.layers)} layers are on the tab Gradients")
     return " · ".join(told)
@@ -280,7 +280,7 @@ def _nothing(request: ViewRequest) -> Empty:
     return Empty(
         title="Nothing was recorded yet",
         cause=f"{called(request, request.focus)} has no series.",
-        fix="The first measured step brings them; this page notices by itself. Without a meter,"
+        fix="The first measured step adds data; this page updates automatically. Without a meter,"
         " this is how to begin:",
         code=watch_it(),
     )

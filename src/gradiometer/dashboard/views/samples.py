@@ -17,9 +17,9 @@ __all__ = ["samples"]
 
 NO_SAMPLES = Empty(
     title="No texts in this run",
-    cause="Nobody gave the meter prompts and completions.",
-    fix="Give them where you have them; at most 32 a call are kept, the highest, the lowest and"
-    " some between. TRL's callback does it by itself with log_completions=True.",
+    cause="The meter received no prompts and completions.",
+    fix="Log them in your training; each call stores at most 32, the highest, the lowest and"
+    " some between. TRL's callback logs them with log_completions=True.",
     code="meter.log_samples(prompts, completions, rewards, credit=advantages)",
 )
 MOST_ROWS = 200
@@ -85,7 +85,7 @@ def _controls(steps: Sequence[int], at: str, order: str, find: str) -> list[Cont
     choices = [Option(value=ALL, label="all steps")]
     choices += [Option(value=str(step), label=f"step {step:,}") for step in steps]
     orders = [Option(value=value, label=label) for value, (label, _) in ORDERS.items()]
-    hint = "Words that the prompt or the completion holds"
+    hint = "Words in the prompt or the completion"
     return [
         Control(kind="slider", name="step", label="Step", value=at, options=choices),
         Control(kind="choice", name="order", label="First", value=order, options=orders),
@@ -98,11 +98,11 @@ def _table(kept: Sequence[TextSample], order: str) -> Chart:
     return Chart(
         id="samples",
         kind="table",
-        title=f"What was written, {ORDERS[order][0]} first"
+        title=f"Texts, {ORDERS[order][0]} first"
         if order != "step"
-        else "What was written, as it came",
+        else "Texts in the original order",
         subtitle="Credit: how strongly the update makes a text more likely (above 0) or less."
-        " Of TRL it is the advantage.",
+        " With TRL it is the advantage.",
         table=TableOf(columns=["step", "reward", "credit", "prompt", "completion"], cells=cells),
         wide=True,
     )

@@ -37,9 +37,9 @@ __all__ = ["terms"]
 
 NO_TERMS = Empty(
     title="No loss terms in this run",
-    cause="A loss is a sum, and nobody told the meter of what: neither meter.terms nor a gradient"
+    cause="The meter does not know the terms of the loss: neither meter.terms nor a gradient"
     " analysis was used.",
-    fix="Give the terms where you add them up, and go backward from their sum; or analyse a"
+    fix="Pass the terms where you add them up, and call backward on their sum; or analyse a"
     " checkpoint by groups of rollouts.",
     code="with meter.terms(policy=pg, value=0.5 * vf, entropy=-0.01 * ent) as loss:\n"
     "    loss.backward()\n"
@@ -53,8 +53,8 @@ FIRST_REACH, REACH_FACTOR = 64, 16
 REACH = "Reach of the terms"
 SPLIT = "While training"
 DEAD, STILL = (
-    "no gradient path: in the loss, but no weight feels it",
-    "a path, but exactly zero arrives",
+    "no gradient path: in the loss, but it trains no weight",
+    "a path, but the gradient is exactly zero",
 )
 FEW = 5
 """Runs that are named in a line."""
@@ -109,7 +109,7 @@ def _dead_lines(
             whose.setdefault(term, []).append(run.label)
     return [
         f"{term} has no gradient path{f' in {some(names, FEW)}' if len(request.runs) > 1 else ''}."
-        " It is in the loss, but no weight feels it: look for no_grad, detach, .item() or numpy on"
+        " It is in the loss, but it trains no weight: look for no_grad, detach, .item() or numpy on"
         " the way."
         for term, names in whose.items()
     ]
@@ -139,8 +139,8 @@ def _reach(states: Mapping[str, Mapping[str, str]], section: str) -> Iterator[Ch
             else "Which term has a path to which block"
         ),
         section=section,
-        subtitle="path: a gradient arrives; zero: there is a path, and exactly zero arrives; "
-        "none: no path",
+        subtitle="path: a gradient arrives; zero: a path, but the gradient is exactly zero;"
+        " none: no path",
         table=TableOf(columns=["term", *blocks, "in words"], cells=cells),
         info=info_of("grad/<block>/term/<term>/norm"),
         wide=bool(dead),
@@ -441,10 +441,10 @@ def reach_words(states: Mapping[str, Mapping[str, str]], block: str) -> str:
     none = [term for term, row in states.items() if row.get(block) == "none" and term not in dead]
     zero = [term for term, row in states.items() if row.get(block) == "zero"]
     told = [
-        f"{term} has no gradient path: it is in the loss, but no weight feels it." for term in dead
+        f"{term} has no gradient path: it is in the loss, but it trains no weight." for term in dead
     ]
     told += [f"No path to {block}: {', '.join(none)}."] if none else []
-    told += [f"Exactly zero arrives at {block}: {', '.join(zero)}."] if zero else []
+    told += [f"The gradient on {block} is exactly zero: {', '.join(zero)}."] if zero else []
     return " ".join(told)
 
 

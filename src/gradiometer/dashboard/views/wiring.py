@@ -19,10 +19,10 @@ from gradiometer.store.wiring import VALUE, wiring_steps
 __all__ = ["wiring"]
 
 NO_WIRING = Empty(
-    title="No loss was read in this run",
-    cause="The drawing comes from the autograd graph of a loss, which is there only while a"
-    " training is watched.",
-    fix="Run the script under the meter, unchanged; the first measured step is enough.",
+    title="No loss graph in this run",
+    cause="The drawing comes from the autograd graph of a loss, which exists only during a"
+    " training.",
+    fix="Run the unchanged script with the meter; the first measured step is enough.",
     code="gradiometer run train.py",
 )
 MOST_DRAWINGS = 4
@@ -75,7 +75,9 @@ def _diagram(request: ViewRequest, run: OpenRun, step: int | None) -> LossDiagra
 def _header(request: ViewRequest, drawn: Sequence[tuple[OpenRun, LossDiagram]]) -> list[str]:
     if not drawn:
         return []
-    lines = ["The loss as its own graph has it: a line is as wide as its gradient is large."]
+    lines = [
+        "The loss, drawn from its autograd graph. The width of a line shows its gradient norm."
+    ]
     missing = len(request.runs) - len(drawn)
     if missing:
         lines.append(f"{missing} of the chosen runs are not drawn: no loss was read in them.")
@@ -159,7 +161,7 @@ def _cosines(request: ViewRequest, drawn: Sequence[tuple[OpenRun, LossDiagram]])
             if parts is not None and parts["block"] in found.blocks:
                 label = f"{parts['term_a']}, {parts['term_b']} in {block_said(parts['block'])}"
                 lines.append(request.line(run, name, label, role=label))
-    title = "Which terms pull against each other: cosines, below 0 against"
+    title = "Which terms conflict: cosines below 0"
     chart = _lines("cosines", title, lines, drawn, Axis(title="cosine", low=-1, high=1), COSINE)
     if chart is not None:
         yield chart
@@ -172,7 +174,7 @@ def _credit(request: ViewRequest, drawn: Sequence[tuple[OpenRun, LossDiagram]]) 
         for name, label in CREDIT.items()
         if name in run.names
     ]
-    title = "Credit: which share of the samples a step pushes up"
+    title = "Credit: share of samples that a step makes more likely"
     axis = Axis(title="share", low=0, high=1)
     chart = _lines("credit", title, lines, drawn, axis, *CREDIT)
     if chart is not None:

@@ -838,7 +838,7 @@ def _lasting_missing(
         )
     elif any(course.change <= -MIN_DRIFT_DECADES and course.p_fall >= LEVEL for course in open_):
         missing.append(
-            "more steps: half of it is gone, and the series wanders too much to call it a trend"
+            "more steps: half of it is gone, but the series is too noisy to call it a trend"
         )
     elif not missing and any(fate.verdict == "undecided" for fate in fates.values()):
         missing.append(

@@ -642,10 +642,10 @@ def _places(names: Names) -> Iterator[tuple[tuple[str, str, str], str]]:
 
 
 HOW = (
-    "`gm.watch` finds experts by itself where a module holds them beside a router, and measures"
-    " them every experts_every steps (10 unless told); where it finds none, name them with"
-    " experts=. Logging by hand: after backward() and before optimizer.step() and zero_grad(), and"
-    " every expert, not only 0 and 1"
+    "`gm.watch` hooks experts next to a router automatically and measures them every experts_every"
+    " steps (default 10). If it finds none, name them with experts=. If you log them yourself, do"
+    " so after backward() and before optimizer.step() and zero_grad(), for every expert, not only"
+    " 0 and 1"
 )
 
 

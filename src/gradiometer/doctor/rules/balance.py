@@ -88,10 +88,10 @@ def _sign(pair: Pair, strength: Strength, bound: float, **said: str) -> Sign:
     """
     cause: {how}
     fix: lower vf_coef by about {times} times, or scale rewards: value targets of order one
-    fix: or part the networks (SB3: policy_kwargs=dict(share_features_extractor=False)) and clip
-      each by itself
+    fix: or separate the networks (SB3: policy_kwargs=dict(share_features_extractor=False)) and clip
+      each one separately
     confirm: Set the value coefficient to zero for a few hundred steps from a checkpoint: if the
-      reward starts to move, the critic was in the way.
+      reward starts to improve, the critic was the problem.
     see: F37
     see: Andrychowicz et al. 2021, What Matters in On-Policy RL
     """,
@@ -176,8 +176,8 @@ def _common_clip(run: RunData) -> tuple[Evidence, str] | None:
 @rule(
     "regulariser-dominates",
     """
-    cause: The weights follow the regulariser, or stand where the two cancel: its coefficient is too
-      large, or the policy's gradient is small because advantages carry no signal.
+    cause: The weights follow the regulariser, or settle where the two cancel: its coefficient is
+      too large, or the policy's gradient is small because advantages carry no signal.
     fix: lower the coefficient of {term} by about {times} times (SB3: ent_coef; verl: entropy_coeff,
       kl_loss_coef; TRL: beta); an auxiliary loss you did not ask for: find where it is inherited
     fix: if the policy's gradient is the small one, look at the spread of the rewards within groups
@@ -239,9 +239,9 @@ def _standoff(run: RunData, pair: Pair) -> bool:
     """
     cause: Two terms of like size cancel, so little of either reaches the weights{end}
     fix: lower the coefficient of the one that matters less ({weaker})
-    fix: or part the weights they share; or project the conflict away (PCGrad)
-    confirm: Drop each of the two in turn for a few hundred steps and see which the reward was
-      waiting for.
+    fix: or give them separate weights; or project the conflict away (PCGrad)
+    confirm: Drop each of the two in turn for a few hundred steps and see which one lets the reward
+      rise.
     see: Yu et al. 2020, PCGrad, arXiv 2001.06782
     see: F37
     """,

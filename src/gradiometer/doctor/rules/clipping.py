@@ -70,8 +70,7 @@ CLIP_ALWAYS_ACTIVE_WORDS = words(
       cancels and nothing is lost; with plain SGD it is a smaller learning rate, and every step has
       the same length.
     fix: {key}: nothing to do while the reward rises; to clip outliers only, set it near {size}
-    confirm: Train once with the threshold ten times as high: under Adam the curves must lie on each
-      other.
+    confirm: Train once with the threshold ten times as high: under Adam the curves must coincide.
     see: arXiv 1412.6980 (Adam does not see the scale of a gradient)
     see: arXiv 1905.11881
     """
@@ -99,7 +98,7 @@ def clip_always_active(run: RunData) -> Verdict:
     now, spread = level(clip.ratio.last(0.5)), robust_sigma(log10(clip.ratio).last(0.5).values)
     steady = spread < limits.varies
     return finding(
-        f"The gradient clip of {where(clip.ratio)} is active at every step, with a "
+        f"Clipping is active at every step on {_place(clip)}, with a "
         f"{'steady ratio near' if steady else 'ratio that varies around'} {fmt(now)}",
         shown(
             clip.ratio,
@@ -119,7 +118,7 @@ def clip_always_active(run: RunData) -> Verdict:
     """
     cause: A clip is meant for outliers; this one rescales every gradient by another factor, so that
       noisy and clear batches count alike, or leaves so little that Adam's ε or the learning rate
-      eats the rest.
+      removes the rest.
     fix: {key}: raise it to about {size}, the median raw norm
     fix: normalise advantages or rewards first if the raw norm is that large because of their scale
     fix: Adam's eps = 1e-5 (CleanRL, SB3) matters at clipped elements below it: use 1e-8
@@ -146,7 +145,7 @@ def over_clipping(run: RunData) -> Verdict:
         else f"the factor varies by {10**spread:.1f} times from step to step"
     )
     return finding(
-        f"The clip of {where(clip.ratio)} leaves {f'{now:.1%}' if now >= 1e-3 else fmt(now)} of the"
+        f"Clipping on {_place(clip)} leaves {f'{now:.1%}' if now >= 1e-3 else fmt(now)} of the"
         f" gradient, and {harm}",
         shown(
             clip.ratio,
@@ -159,6 +158,12 @@ def over_clipping(run: RunData) -> Verdict:
         key=_key(run, clip.ratio),
         size=_advice(clip, now),
     )
+
+
+def _place(clip: Clip) -> str:
+    """What a clip covers, in words."""
+    block = where(clip.ratio)
+    return "the whole model" if block == "all" else block
 
 
 def _always(clip: Clip) -> bool:

@@ -87,8 +87,8 @@ UNRELATED_WORDS = words(
 @rule(
     "misaligned-data",
     """
-    cause: A transition is stored from parts of different steps, so each action is praised for what
-      another one did. Usual places: a buffer that writes the reward before its index moves on, an
+    cause: A transition is stored from parts of different steps, so each action gets the credit of
+      another one. Usual places: a buffer that writes the reward before its index moves on, an
       auto-reset that returns the next episode's observation, a frame skip that keeps the wrong
       reward.
     fix: Store (observation, action, reward, done) of one env.step call together, before the

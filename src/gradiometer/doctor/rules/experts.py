@@ -57,8 +57,8 @@ def _measured(run: RunData, shares: list[routers.Share]) -> list[routers.Share]:
 @rule(
     "expert-starved",
     """
-    cause: The router has learned, or was set, to leave it out, and an expert that is not asked has
-      nothing to learn from.
+    cause: The router has learned, or was set, to leave it out, and an expert that gets no tokens
+      has nothing to learn from.
     fix: Raise the coefficient of the balance loss (transformers: router_aux_loss_coef), or use a
       bias that balances loads
     fix: Add noise to the router's logits at the start, and look for a bias or mask on this expert's
@@ -87,7 +87,7 @@ def expert_starved(run: RunData) -> Verdict:
 @rule(
     "expert-dominates",
     """
-    cause: A router that finds one expert slightly better asks it more, trains it more, and finds it
+    cause: A router that finds one expert slightly better uses it more, trains it more, and finds it
       better still; its gradient grows with its load.
     fix: Raise the coefficient of the balance loss (transformers: router_aux_loss_coef), or set a
       capacity factor

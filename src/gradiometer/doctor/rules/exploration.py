@@ -51,8 +51,8 @@ def _discrete(run: RunData) -> Series:
 @rule(
     "entropy-collapse",
     """
-    cause: The policy became nearly deterministic before it found anything better: samples are all
-      alike, advantages vanish, and no gradient leads out again.
+    cause: The policy became nearly deterministic before it found anything better: all samples are
+      the same, advantages vanish, and no gradient leads out again.
     fix: raise {coefficient} (try ×5), and make sure its gradient reaches the policy
     fix: or let unlikely actions grow: raise {clip_high} (DAPO's clip-higher)
     fix: anneal the sampling temperature more slowly, and start again from before the collapse
@@ -94,11 +94,11 @@ def entropy_collapse(run: RunData) -> Verdict:
 declare(
     "action-noise-grows",
     """
-    cause: The bonus on the entropy of a Gaussian has no upper end, so where the reward says little
-      the standard deviation grows for its own sake; actions are then cut at their bounds.
+    cause: The bonus on the entropy of a Gaussian has no upper end, so if the reward carries little
+      signal, the standard deviation grows without limit; actions are then cut at their bounds.
     fix: lower {key} (÷10), or bound the standard deviation
-    fix: check that the reward answers to the actions at all: scale, sign, delay
-    confirm: Evaluate with the mean action: if that scores clearly more, the noise is what costs.
+    fix: check that the reward depends on the actions at all: scale, sign, delay
+    confirm: Evaluate with the mean action: if that scores clearly higher, the noise costs return.
     see: F18
     """,
     family="exploration",
@@ -112,12 +112,12 @@ declare(
 declare(
     "action-collapse",
     """
-    cause: The policy repeats itself, so it sees nothing that could tell it better.
+    cause: The policy repeats itself, so it never sees anything better.
     fix: raise the entropy bonus or ε, and start again from before the collapse: see since_step
-    fix: check the action mask and the scale of observations: a saturated first layer answers
-      everything alike
+    fix: check the action mask and the scale of observations: a saturated first layer gives the same
+      output for every input
     confirm: Play some episodes with uniformly random actions: if their return is not lower, the
-      policy learnt nothing.
+      policy learned nothing.
     see: F42
     see: RLExplorer
     """,
@@ -224,7 +224,7 @@ def _bonus_leads(run: RunData) -> Evidence | None:
     fix: {change}
     fix: settings: {keys}; make sure the schedule counts the same steps as the trainer
     confirm: Print ε at the first, the tenth and the last update, and play episodes without ε: if
-      they are better than those with it, the schedule hides what was learnt.
+      they are better than those with it, the schedule hides what was learned.
     see: F41
     see: Mnih et al. 2015
     see: RLExplorer

@@ -246,7 +246,7 @@ def reward_term_dead(run: RunData) -> Verdict:
             since=int(progress.series.steps[0]),
             reading=f"{fmt(progress.end)} ± {fmt(progress.spread)} over the last half",
         )
-        title = f"The {progress.noun} is {fmt(progress.end)} throughout: it tells nothing apart"
+        title = f"The {progress.noun} is constant at {fmt(progress.end)}: nothing to learn from"
         return drafted(run, sign, title, values={"key": key})
     parts = _means(run)
     if not parts:

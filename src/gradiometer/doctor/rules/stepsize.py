@@ -371,8 +371,8 @@ def _apart_at_once(run: RunData, kl: Series, bound: float) -> Sign | None:
 @rule(
     "kl-strangled",
     """
-    cause: Every step the task makes is taken back by the penalty; or the policy does not move for
-      another reason.
+    cause: The penalty undoes every step of the task; or the policy does not move for another
+      reason.
     fix: Lower {key}{known} 10 times or more
     fix: If kl_ref is exactly zero: the reference may be the policy itself (no copy), or the
       learning rate is too small

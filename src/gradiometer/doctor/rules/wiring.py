@@ -263,7 +263,7 @@ def _no_path(run: RunData, term: str, step: int) -> Draft:
 
 DEAD_REWARDS_WORDS = words(
     """
-    cause: Its advantages were given to meter.terms, but no term of the loss hangs on them.
+    cause: Its advantages were given to meter.terms, but no term of the loss depends on them.
     fix: Add these advantages to those that the policy term uses, or leave them out of meter.terms
     confirm: Scale this reward by ten: today the policy gradient does not change.
     """
@@ -369,9 +369,9 @@ def _switched_off(run: RunData, term: str) -> bool:
 @wired(
     "hidden-term",
     """
-    cause: The loss that went backward holds a term meter.terms was not given (an auxiliary loss a
-      model adds by itself, gradients left over from an earlier backward), or a hook changes
-      gradients on their way.
+    cause: The loss contains a term that was not given to meter.terms (an auxiliary loss a model
+      adds by itself, gradients left over from an earlier backward), or a hook changes gradients on
+      their way.
     fix: Give every part of the loss to meter.terms, also what a model adds by itself (transformers:
       router_aux_loss_coef)
     fix: Call zero_grad() for every parameter before each backward, also for those of no optimizer:
@@ -501,7 +501,7 @@ UNREACHED_WORDS = words(
     """
     cause: Its output is detached, computed under torch.no_grad(), replaced by a stored value, or
       not used by the loss.
-    fix: Compute what {module} puts out with gradients inside the update, and let a term of the loss
+    fix: Compute the output of {module} with gradients inside the update, and let a term of the loss
       depend on it
     fix: If it is not to be trained, say so: requires_grad_(False), and leave it out of the
       optimizer
@@ -539,8 +539,8 @@ def _unreached(run: RunData, block: str, whole: Series) -> Draft:
 
 SILENT_WORDS = words(
     """
-    cause: There is a path, and nothing passes: dead ReLUs, a mask or a clamp, or a product with an
-      exact zero.
+    cause: There is a path, but no gradient passes: dead ReLUs, a mask or a clamp, or a product with
+      an exact zero.
     fix: Look at the outputs of this block: what multiplies them is zero on every sample
     confirm: Replace the ReLU behind it by a leaky one, or take the mask away, for one batch: a
       gradient appears.
@@ -730,8 +730,8 @@ SCALE = "grad/all/term/scale"
 @wired(
     "gradient-not-invariant",
     """
-    cause: Once by hand, and once more by the trainer or accelerator. Adam hides it; clips, SGD and
-      weight decay feel it.
+    cause: Once by hand, and once more by the trainer or accelerator. Adam hides it; clipping, SGD
+      and weight decay are affected.
     fix: Divide the loss by gradient_accumulation_steps in one place only: accelerate and
       transformers do it in backward
     confirm: gm.audit(..., micro_batches=loss_of, batch=batch): one batch as 1×N and as N×1 must

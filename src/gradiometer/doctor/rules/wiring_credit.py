@@ -74,7 +74,7 @@ def ratio_always_one(run: RunData) -> Verdict:
     "entropy-sign",
     """
     cause: The loss falls when the entropy of the policy falls: what was meant as a bonus is a
-      penalty. Exploration is driven out from the first step on.
+      penalty. Exploration is suppressed from the first step on.
     fix: Subtract the bonus from the loss: loss = policy_loss - coefficient * entropy
     fix: Look for a sign that was turned twice: an `entropy_loss` that is already negative, or a
       negative coefficient

@@ -154,9 +154,9 @@ class Watcher:
         if self._opening:
             return
         where = "keeps no run" if meter.run is None else f"keeps {meter.run}"
-        self.own_meter = f"the script has a meter of its own, which {where}"
+        self.own_meter = f"the script has its own meter, which {where}"
         if not self.stepped_back and not self._options.quiet:
-            say(f"{self.own_meter}: `gradiometer run` steps back")
+            say(f"{self.own_meter}: `gradiometer run` records nothing")
         self.stepped_back = True
         self.retire()
         if self._options.steps is not None:  # nobody would count them
