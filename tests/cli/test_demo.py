@@ -24,7 +24,7 @@ def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_wrong_line_costs_the_return_is_named_at_step_0_and_repaired() -> None:
-    done = python("-m", "gradiometer", "demo", "--no-serve", "--updates", "16", env=PLAIN)
+    done = python("-m", "gradiometer", "demo", "--no-serve", "--updates", "30", env=PLAIN)
     assert done.returncode == 0, done.stderr
     ends = {name: float(end) for name, end in re.findall(r"(\w+) +-\d\S+ +(-\S+)\n", done.stdout)}
     assert ends["healthy"] > -6

@@ -76,14 +76,14 @@ Names = Annotated[
 @command(MEASURE)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoRequest:
-    """Break a small training with one changed line, find the cause and fix it. Takes half a
+    """Break a small training with one changed line, find the cause and fix it. Takes about a
     minute."""
 
     serve: Annotated[
         bool,
         Option("--serve/--no-serve", help="On a terminal, open the runs in a browser at the end."),
     ] = True
-    updates: Annotated[int, Option(min=5, help="PPO updates per training.")] = 20
+    updates: Annotated[int, Option(min=5, help="PPO updates per training.")] = 40
     out: Annotated[str, Option(metavar="DIR", help="Folder for scripts and runs.")] = "runs/demo"
 
 

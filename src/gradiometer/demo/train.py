@@ -13,7 +13,7 @@ from torch.distributions import Normal
 
 __all__ = ["main"]
 
-BOATS, LENGTH, GAMMA, LAMBDA = 32, 50, 0.97, 0.95
+BOATS, LENGTH, GAMMA, LAMBDA = 16, 50, 0.97, 0.95
 
 
 class Boats:
@@ -78,8 +78,8 @@ def rollout(model: Pilot, boats: Boats) -> tuple[list[Tensor], float]:
 def update(
     model: Pilot, optimizer: torch.optim.Optimizer, batch: list[Tensor], entropy_coef: float
 ) -> float:
-    """Four passes over the rollout in small batches."""
-    for indices in (torch.randperm(BOATS * LENGTH).split(400) for _ in range(4)):
+    """Two passes over the rollout in small batches."""
+    for indices in (torch.randperm(BOATS * LENGTH).split(400) for _ in range(2)):
         for index in indices:
             states, actions, old_log_probs, advantages, returns = (part[index] for part in batch)
             advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
@@ -100,7 +100,7 @@ def update(
 def main() -> None:
     """Train, and print a line an update."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--updates", type=int, default=25)
+    parser.add_argument("--updates", type=int, default=40)
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--entropy-coef", type=float, default=0.01)
     parser.add_argument("--seed", type=int, default=1)
