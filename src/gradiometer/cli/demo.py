@@ -25,7 +25,7 @@ from gradiometer.errors import GradiometerError, MissingExtra, UsageError
 from gradiometer.store.reader import load
 from gradiometer.words import number
 
-__all__ = ["demo"]
+__all__ = ["Stage", "demo"]
 
 RUN_FILES = ("run.db", "run.db-wal", "run.db-shm", "run.lock")
 PRINTED = re.compile(r"update (?P<update>\d+) return (?P<reward>\S+) ")
