@@ -1,5 +1,7 @@
-"""Draw the pictures of the docs from real runs: `python docs/pictures.py dead_term` after
-`gradiometer demo --no-serve`, `... tabs` after the commands of docs/guide/tabs.md."""
+"""Draw the pictures of the docs from real runs: `python docs/pictures.py demo` after
+`gradiometer demo --no-serve`, `... tabs` after the commands of docs/guide/tabs.md, `... dead_term`
+after `gradiometer train cartpole run=runs/cartpole/healthy` and the same with
+`fault=entropy_no_grad run=runs/cartpole/broken`."""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ import numpy as np
 import gradiometer as gm
 
 PICTURES = Path(__file__).parent / "pictures"
-DEMO = Path("runs/demo")
+DEMO, CARTPOLE = Path("runs/demo"), Path("runs/cartpole")
 COLOURS = {"policy": "#3b6fb6", "entropy": "#d1603d"}
 TABS = {
     "overview": "overview?run=broken",
@@ -41,7 +43,7 @@ def dead_term() -> None:
         2, 2, figsize=(9, 4.6), sharex=True, sharey="row", height_ratios=(1, 1.6)
     )
     for column, name in enumerate(("healthy", "broken")):
-        run = gm.load(DEMO / name)
+        run = gm.load(CARTPOLE / name)
         steps, reward = run.series("reward")
         axes[0, column].plot(steps, reward, color="0.35", linewidth=1.2)
         axes[0, column].set_title(
@@ -86,13 +88,23 @@ def wiring() -> None:
     from gradiometer.charts.wiring import read_diagram
     from gradiometer.charts.wiringsheets import draw_wiring
 
-    with gm.load(DEMO / "broken") as run:
+    with gm.load(DEMO / "dead_entropy") as run:
         drawing = draw_wiring(read_diagram(run, "ppo-cartpole"))
     (PICTURES / "wiring.svg").write_text(as_svg_file(drawing), encoding="utf-8")
 
 
 def tabs(*wanted: str) -> None:
     """A photograph of each tab of the dashboard, over runs/tabs; `tabs:wiring` of one."""
+    views = {name: view for name, view in TABS.items() if not wanted or name in wanted}
+    _photographs(Path("runs/tabs"), {f"tab_{name}": view for name, view in views.items()})
+
+
+def demo() -> None:
+    """The broken run of `gradiometer demo` beside the healthy one."""
+    _photographs(DEMO, {"dashboard": "overview?run=broken&run=healthy"}, width=1440)
+
+
+def _photographs(root: Path, views: dict[str, str], width: int = 1280) -> None:
     import uvicorn
     from PIL import Image
     from playwright.sync_api import sync_playwright
@@ -101,23 +113,22 @@ def tabs(*wanted: str) -> None:
     from gradiometer.dashboard.server import bind
 
     listening = bind("127.0.0.1", 0)
-    server = uvicorn.Server(uvicorn.Config(create_app(Path("runs/tabs")), log_level="warning"))
+    server = uvicorn.Server(uvicorn.Config(create_app(root), log_level="warning"))
     threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True).start()
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-lcd-text"]
         )
-        page = browser.new_page(viewport={"width": 1280, "height": 900})
-        for name, view in TABS.items():
-            if wanted and name not in wanted:
-                continue
+        page = browser.new_page(viewport={"width": width, "height": 900})
+        for name, view in views.items():
             page.goto(f"http://127.0.0.1:{listening.getsockname()[1]}/{view}")
-            page.wait_for_selector(f"html[data-ready={name}]", timeout=60_000)
+            tab = view.partition("?")[0]
+            page.wait_for_selector(f"html[data-ready={tab}]", timeout=60_000)
             time.sleep(4)  # the doctor reads in the background, and charts are drawn one by one
             photograph = (
                 Image.open(io.BytesIO(page.screenshot())).convert("RGB").quantize(256, kmeans=1)
             )
-            photograph.save(PICTURES / f"tab_{name}.png", optimize=True)
+            photograph.save(PICTURES / f"{name}.png", optimize=True)
         browser.close()
     server.should_exit = True
 
@@ -192,6 +203,7 @@ if __name__ == "__main__":
     PICTURES.mkdir(exist_ok=True)
     made = {
         "dead_term": dead_term,
+        "demo": demo,
         "runs": runs,
         "tabs": tabs,
         "timeline": timeline,

@@ -187,7 +187,8 @@ export function createHome(host, store, act) {
   function showWords(all, filter) {
     const away = all.filter((row) => row.archived).length;
     const shown = visible.length === all.length ? `${count(all.length)} runs` : `${count(visible.length)} of ${count(all.length)} runs`;
-    const rest = [unread ? `${count(unread)} still being read` : "", away && !option("archived") && !filter.archived ? `${away} archived` : ""].filter(Boolean);
+    const hidden = unread - visible.filter((row) => !row.state).length; // the others are in the tally
+    const rest = [hidden > 0 ? `${count(hidden)} more still being read` : "", away && !option("archived") && !filter.archived ? `${away} archived` : ""].filter(Boolean);
     const text = `${[shown + (visible.length ? `: ${tallyOf(visible)}` : ""), ...rest].join(" · ")}${filter.problem ? ` · ${filter.problem}` : ""}`;
     if (said.textContent !== text) said.textContent = text;
     said.classList.toggle("trouble", Boolean(filter.problem));
