@@ -71,8 +71,9 @@ def check(folder: Path, *, measured: bool = True) -> None:
         with gm.load(path) as run:
             events = [(e.kind, e.message) for e in run.events() if e.kind in FACTS | {"fault"}]
             assert events == [], path
-            tables = run.tables("proofs")
-            assert tables or not run.series("grad/all/norm/raw")[0].size, path
+            trained = "grad/all/norm/raw" in run.names()  # a probe's run has neither
+            tables = run.tables("proofs") if trained else []
+            assert tables or not trained, path
             states = set(tables[-1].content.values()) if tables else set()
             assert "found" not in states
 
@@ -125,5 +126,6 @@ def test_no_fact_is_claimed_of_an_example(tmp_path: Path, example: Path) -> None
 @pytest.mark.proof
 @pytest.mark.parametrize("lab", sorted(LABS))
 def test_no_fact_is_claimed_of_a_lab(tmp_path: Path, lab: str) -> None:
-    limited(tmp_path, "train", lab, "run=kept")
+    # Steps before the meter watches are not among those that are counted here.
+    limited(tmp_path, "train", lab, "run=kept", *(["warm_start_steps=0"] if lab == "bugs" else []))
     check(tmp_path)
