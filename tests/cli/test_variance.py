@@ -169,7 +169,7 @@ def test_one_replicate_says_that_intervals_are_undefined(
         (["--engine", "threads"], "serial, processes, ray"),
         (["--curve", "rollouts"], "--values"),
         (["--curve", "n", "--values", "2"], "rollouts or k"),
-        (["--curve", "k", "--values", "2", "--compare", "pomo"], "one at a time"),
+        (["--curve", "k", "--values", "2", "--compare", "pomo"], "cannot be combined"),
         (["--compare", "pomo", "--no-extended"], "--no-extended"),
         (["--num_instances", "0"], "1 or more"),
         (["--reduction", "max"], "mean, sum, source"),
