@@ -8,8 +8,8 @@ from gradiometer.doctor.replayed import replayed, replayed_groups
 from gradiometer.doctor.rules.wiring_replay import said
 from gradiometer.doctor.rundata import RunData
 from gradiometer.errors import UsageError
-from gradiometer.maths.grouprecipes import ReplayedGroups
-from gradiometer.maths.recipes import ReplayedRecipes
+from gradiometer.maths.grouprecipes import GroupFit, ReplayedGroups
+from gradiometer.maths.recipes import Fit, ReplayedRecipes
 from gradiometer.store.importers import open_log
 
 __all__ = ["replay"]
@@ -19,10 +19,7 @@ def replay(request: ReplayRequest) -> None:
     """Fit every recipe and print how much of the update each explains."""
     with warnings_in_a_line(), open_log(request.run) as run:
         data = RunData(run)
-        if (groups := replayed_groups(data)) is not None:
-            _show_groups(str(run.path), run.name, groups, json=request.json)
-            return
-        found = replayed(data)
+        found = replayed_groups(data) or replayed(data)
         if found is None:
             raise UsageError(
                 f"{run.path} keeps no rollouts with the credit of their samples. `gradiometer run"
@@ -35,115 +32,70 @@ def replay(request: ReplayRequest) -> None:
             _print(run.name, found)
 
 
-def _show_groups(path: str, name: str, found: ReplayedGroups, *, json: bool) -> None:
-    """Of answers in groups."""
-    if json:
-        print_json({"run": path, **_plain_groups(found)})
-        return
-    out = console()
-    out.print(f"{name}: {_verdict_of_groups(found)}", highlight=False)
-    rows = [
-        (
-            said(fit),
-            f"{fit.r2:.1%}",
-            fit.lengths,
-            "right" if fit.recipe.right and not fit.flipped else "",
-        )
-        for fit in found.fits
-    ]
-    out.print(table("recipe", "explains", "weighs", "", rows=rows, right=("explains",)))
-    out.print(
-        f"{found.samples} answers of first passes; nothing is fitted but one factor a backward, and"
-        " whether each answer or each token weighs the same.",
-        highlight=False,
-    )
-
-
-def _verdict_of_groups(found: ReplayedGroups) -> str:
+def _verdict(found: ReplayedRecipes | ReplayedGroups) -> str:
     if found.wrong is not None:
         return f"Advantages {said(found.wrong)} explain the update; the right recipe does not."
-    if found.is_on_padding:
+    if isinstance(found, ReplayedGroups) and found.is_on_padding:
         return f"{found.on_padding:.0%} of the tokens outside the mask are trained."
     if found.checked:
         return f"The right recipe explains the update: {found.right.recipe.words}."
     return "No recipe explains the update, so nothing can be said."
 
 
-def _plain_groups(found: ReplayedGroups) -> dict[str, object]:
-    return {
-        "verdict": _verdict_of_groups(found),
-        "samples": found.samples,
-        "checked": found.checked,
-        "wrong": None if found.wrong is None else found.wrong.recipe.name,
-        "on_padding": found.on_padding,
-        "fits": [
-            {
-                "recipe": fit.recipe.name,
-                "words": said(fit),
-                "right": fit.recipe.right and not fit.flipped,
-                "r2": fit.r2,
-                "flipped": fit.flipped,
-                "weighs": fit.lengths,
-            }
-            for fit in found.fits
-        ],
-    }
-
-
-def _verdict(found: ReplayedRecipes) -> str:
-    if found.wrong is not None:
-        return f"Advantages {said(found.wrong)} explain the update; the right recipe does not."
-    if found.checked:
-        best = found.right
-        return f"The right recipe explains the update: {best.recipe.words}."
-    return "No recipe explains the update, so nothing can be said."
-
-
-def _plain(found: ReplayedRecipes) -> dict[str, object]:
+def _plain(found: ReplayedRecipes | ReplayedGroups) -> dict[str, object]:
+    padding = {"on_padding": found.on_padding} if isinstance(found, ReplayedGroups) else {}
     return {
         "verdict": _verdict(found),
         "samples": found.samples,
         "checked": found.checked,
         "wrong": None if found.wrong is None else found.wrong.recipe.name,
+        **padding,
         "fits": [
             {
                 "recipe": fit.recipe.name,
                 "words": said(fit),
-                "right": fit.recipe.right and not fit.flipped,
+                "right": _is_right(fit),
                 "r2": fit.r2,
                 "flipped": fit.flipped,
-                "gamma": fit.gamma,
-                "lambda": fit.lam,
+                **_fitted(fit),
             }
             for fit in found.fits
         ],
     }
 
 
-def _print(name: str, found: ReplayedRecipes) -> None:
+def _is_right(fit: Fit | GroupFit) -> bool:
+    return fit.recipe.right and not fit.flipped
+
+
+def _fitted(fit: Fit | GroupFit) -> dict[str, object]:
+    """What was fitted beside the one factor."""
+    if isinstance(fit, GroupFit):
+        return {"weighs": fit.lengths}
+    return {"gamma": fit.gamma, "lambda": fit.lam}
+
+
+def _print(name: str, found: ReplayedRecipes | ReplayedGroups) -> None:
+    if isinstance(found, ReplayedGroups):
+        columns: tuple[str, ...] = ("weighs",)
+        right: tuple[str, ...] = ("explains",)
+        how = (
+            "answers of first passes; nothing is fitted but one factor a backward, and whether each"
+            " answer or each token weighs the same."
+        )
+    else:
+        columns, right = ("discount", "decay"), ("explains", "discount", "decay")
+        how = "samples of first epochs; discount and decay fitted on one half, R² of the other."
+    rows = [
+        (
+            said(fit),
+            f"{fit.r2:.1%}",
+            *(x if isinstance(x, str) else f"{x:g}" for x in _fitted(fit).values()),
+            "right" if _is_right(fit) else "",
+        )
+        for fit in found.fits
+    ]
     out = console()
     out.print(f"{name}: {_verdict(found)}", highlight=False)
-    rows = table(
-        "recipe",
-        "explains",
-        "discount",
-        "decay",
-        "",
-        rows=[
-            (
-                said(fit),
-                f"{fit.r2:.1%}",
-                f"{fit.gamma:g}",
-                f"{fit.lam:g}",
-                "right" if fit.recipe.right and not fit.flipped else "",
-            )
-            for fit in found.fits
-        ],
-        right=("explains", "discount", "decay"),
-    )
-    out.print(rows)
-    out.print(
-        f"{found.samples} samples of first epochs; discount and decay fitted on one half, R² of"
-        " the other.",
-        highlight=False,
-    )
+    out.print(table("recipe", "explains", *columns, "", rows=rows, right=right))
+    out.print(f"{found.samples} {how}", highlight=False)
