@@ -88,7 +88,7 @@ def wiring() -> None:
     from gradiometer.charts.wiring import read_diagram
     from gradiometer.charts.wiringsheets import draw_wiring
 
-    with gm.load(DEMO / "dead_entropy") as run:
+    with gm.load(CARTPOLE / "broken") as run:
         drawing = draw_wiring(read_diagram(run, "ppo-cartpole"))
     (PICTURES / "wiring.svg").write_text(as_svg_file(drawing), encoding="utf-8")
 
