@@ -42,6 +42,8 @@ def _beside(name: str) -> ModuleType:
 
 forkserver = _beside("forkserver")
 _beside("curves")
+_beside("nvml")
+_beside("command_lines")
 
 WHOLE_FILE_IS_SLOW = re.compile(r"^pytestmark = (\[[^\]]*)?pytest\.mark\.slow\b", re.MULTILINE)
 # Those that take longest begin first, so that no worker is left with one at the end.

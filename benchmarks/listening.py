@@ -3,16 +3,17 @@ and environment together take of SB3's PPO.
 
     python -m benchmarks listening
 
-A backward is that of one multiplication, so that nothing hides behind it, with and without a meter
-whose next measured step never comes. An environment step is CartPole's, with and without a
-listener. Of PPO (SB3's defaults, CartPole) the time inside the hooks of credit is added up, and
-each of its environment steps is charged what was measured of one before.
+A backward that is not measured is timed with torch's own left out, whose spread is larger than what
+a meter adds; the meter's next measured step never comes. A training step is a small network's, with
+its backward, clip and Adam. An environment step is CartPole's, with and without a listener. Of PPO
+(SB3's defaults, CartPole, 49,152 steps) the time inside the hooks of credit is added up, and each
+of its environment steps is charged what was measured of one before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -20,19 +21,22 @@ import torch
 from torch import nn
 
 import gradiometer as gm
+from benchmarks.models import mlp
 from benchmarks.rows import Row, Scale, clock, measured
 from benchmarks.timing import in_turns, seconds_of
 from gradiometer.capture import environment
 
 __all__ = ["rows"]
 
-BACKWARDS, STEPS, ROLLOUT = 2_000, 4_000, 2_048
+BACKWARDS, TRAINED, STEPS = 20_000, 300, 4_000
+ROLLOUT, ROLLOUTS = 2_048, 24
 MICRO = 1e6
 
 
 def rows(scale: Scale) -> Iterator[Row]:
-    """A backward, an environment step, and their share of a training."""
+    """A backward, a training step, an environment step, and the share of a training."""
     yield backward(scale)
+    yield training_step(scale)
     taken = steps(scale)
     each = taken["heard"] - taken["alone"]
     yield measured(
@@ -41,26 +45,32 @@ def rows(scale: Scale) -> Iterator[Row]:
         unit="µs more",
         note=clock(taken, "alone", "heard"),
     )
-    shares = [share(scale, float(cost)) for cost in each]
+    shares = [share(scale, float(np.median(each)))]
     yield measured("credit and environment, of SB3's PPO", shares, unit="of its time", at_most=0.01)
 
 
 def backward(scale: Scale) -> Row:
-    """One that is not measured."""
+    """One that is not measured, without what torch does in it."""
     calls = scale.of(BACKWARDS, 50)
-    weight = torch.ones((), requires_grad=True)
+    torchs, tensor = torch.autograd.backward, torch.ones((), requires_grad=True)
 
     def alone() -> None:
         for _ in range(calls):
-            (2.0 * weight).backward()  # type: ignore[no-untyped-call]
+            torch.autograd.backward(tensor)
 
     def beside_a_meter() -> None:
-        with ExitStack() as stack:
-            stack.enter_context(idle_meter())
+        with idle_meter():
             inside.append(seconds_of(alone))
 
+    def nothing(*args: Any, **kwargs: Any) -> None:
+        """In the place of torch's."""
+
     inside: list[float] = []
-    taken = in_turns({"alone": alone, "watched": beside_a_meter}, rounds=scale.rounds())
+    torch.autograd.backward = nothing
+    try:
+        taken = in_turns({"alone": alone, "watched": beside_a_meter}, rounds=scale.rounds())
+    finally:
+        torch.autograd.backward = torchs
     watched = np.array(inside[-len(taken["alone"]) :])
     taken = {"alone": taken["alone"] / calls, "watched": watched / calls}
     return measured(
@@ -72,16 +82,53 @@ def backward(scale: Scale) -> Row:
     )
 
 
-def idle_meter() -> Any:
-    """Past its first steps, and with none to come."""
+def training_step(scale: Scale) -> Row:
+    """One that is not measured: backward, clip and step of a 2 × 64 network."""
+    number = scale.of(TRAINED, 20)
+
+    def trained(watched: bool) -> Callable[[], None]:
+        model = mlp()
+        optimizer = torch.optim.Adam(model.parameters())
+        if watched:
+            stack.enter_context(
+                gm.watch(model, optimizer, run=None, quiet=True, every=1_000_000, budget=None)
+            )
+        inputs = torch.randn(64, 4)
+
+        def steps() -> None:
+            for _ in range(number):
+                optimizer.zero_grad()
+                sum(part(inputs).square().mean() for part in model.children()).backward()
+                nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+                optimizer.step()
+
+        steps()
+        return steps
+
+    with ExitStack() as stack:
+        candidates = {"alone": trained(False), "watched": trained(True)}
+        taken = {
+            name: seconds / number
+            for name, seconds in in_turns(candidates, rounds=scale.rounds()).items()
+        }
+    return measured(
+        "a training step of a 2 × 64 network that is not measured",
+        (taken["watched"] - taken["alone"]) * MICRO,
+        unit="µs more",
+        note=clock(taken, "alone", "watched"),
+    )
+
+
+@contextmanager
+def idle_meter() -> Iterator[None]:
+    """Past its first step, and with none to come."""
     model = nn.Linear(8, 1)
     optimizer = torch.optim.Adam(model.parameters())
-    meter = gm.watch(model, optimizer, run=None, quiet=True, every=1_000_000)
-    for _ in range(2):
-        model(torch.randn(8, 8)).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return meter
+    with gm.watch(model, optimizer, run=None, quiet=True, every=1_000_000, budget=None):
+        for _ in range(2):
+            model(torch.randn(8, 8)).sum().backward()
+            optimizer.step()
+        yield
 
 
 def steps(scale: Scale) -> dict[str, Any]:
@@ -112,16 +159,15 @@ def steps(scale: Scale) -> dict[str, Any]:
 
 
 def share(scale: Scale, step: float) -> float:
-    """Of a PPO training of four rollouts the part that credit took, and environment steps at
-    `step` seconds each."""
+    """Of a PPO training the part that credit took, and environment steps at `step` seconds each."""
     from stable_baselines3 import PPO
 
     from gradiometer.integrations.sb3 import GradiometerCallback
 
-    rollout = scale.of(ROLLOUT, 64)
+    rollout, rollouts = scale.of(ROLLOUT, 64), scale.of(ROLLOUTS, 2)
     model = PPO("MlpPolicy", "CartPole-v1", n_steps=rollout, seed=0, device="cpu", verbose=0)
     callback = GradiometerCallback(run=None)
-    seconds = seconds_of(lambda: model.learn(4 * rollout, callback=callback))
+    seconds = seconds_of(lambda: model.learn(rollouts * rollout, callback=callback))
     assert callback.meter is not None
-    spent = callback.meter._observer.credit.seconds + 4 * rollout * max(step, 0.0)
+    spent = callback.meter._observer.credit.seconds + rollouts * rollout * max(step, 0.0)
     return float(spent / seconds)

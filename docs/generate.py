@@ -18,9 +18,10 @@ import subprocess
 import sys
 import textwrap
 import tomllib
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import gradiometer
 from gradiometer import errors
@@ -28,6 +29,7 @@ from gradiometer.cli.main import app
 from gradiometer.doctor.faultmap import FAULT_IDS, FAULT_NAMES
 from gradiometer.doctor.rule import rules
 from gradiometer.doctor.schema import SPOKEN, VERSION, schema
+from gradiometer.doctor.trainers import SETTINGS
 from gradiometer.errors import UsageError
 from gradiometer.metrics import CATALOGUE, Alias, Metric
 from gradiometer.store.formats import formats
@@ -40,14 +42,113 @@ REFERENCE = DOCS / "reference"
 MADE = "<!-- Made by docs/generate.py; edit the code, not this page. -->\n\n"
 
 
+class Family(NamedTuple):
+    """A page of the metrics reference."""
+
+    page: str
+    title: str
+    about: str
+    names: str
+    """A pattern: a metric belongs to the first family whose pattern its name begins with."""
+
+
+FAMILIES = (
+    Family("experts", "Experts", "Experts and routers.", r"grad/(<layer>/)?expert/|router/"),
+    Family(
+        "terms",
+        "Loss terms and rewards",
+        "The gradient of each loss term and of each reward function.",
+        r"grad/(<block>|all)/(term|reward)/",
+    ),
+    Family(
+        "gradients",
+        "Gradients and updates",
+        "Gradients per block and layer, the steps of the optimizer, and the meter itself.",
+        r"grad/|optimizer/|meter/",
+    ),
+    Family(
+        "credit",
+        "Credit and episodes",
+        "The credit c = -dL/dlog π(a|s) of each action, and the episodes of the environment.",
+        r"credit/|env/",
+    ),
+    Family(
+        "anatomy",
+        "Anatomy",
+        "Gradients by reward-variance bucket ([guide](../guide/anatomy.md)).",
+        r"grad_norm/|actor/|trainer/",
+    ),
+    Family(
+        "variance",
+        "Replicates",
+        "The variance of gradient estimators ([guide](../guide/replicates.md)).",
+        r"variance/",
+    ),
+    Family(
+        "outcome",
+        "Logged: rewards, episodes, groups",
+        "How well the policy does, and the data it is trained on.",
+        r"(val/)?(rewards?\b|reward_(?!lag)|step_reward|best_reward|returns/|success|best_success"
+        r"|majority|turns|\w*_length|truncated|aborted|eos_|floor|filter_kept|groups_"
+        r"|zero_variance|preference/|token_accuracy)",
+    ),
+    Family(
+        "training",
+        "Logged: policy, critic, losses",
+        "What trainers log about updates: losses, entropy, KL, ratios, clipping, the critic.",
+        "",
+    ),
+)
+ORDER = ("gradients", "terms", "credit", "outcome", "training", "anatomy", "variance", "experts")
+
+
+def family_of(name: str) -> Family:
+    """The page of a metric."""
+    return next(each for each in FAMILIES if re.match(each.names, name))
+
+
 def metrics_page() -> str:
-    """Every metric of the catalogue."""
+    """The index of the catalogue: every metric with a link to its page."""
     intro = (
         "# Metrics\n\nA name is a slash path. `<block>` is `all`, a named block such as `actor`, or"
-        " `layer.<module path>`.\n*From* is the lowest tier that measures it, or *logged* when you"
-        " give it to `meter.log`.\n"
+        " `layer.<module path>`.\n`gradiometer metrics NAME` prints the entry of a metric.\n"
     )
-    return MADE + intro + "".join(_metric(metric) for metric in CATALOGUE.values())
+    families = {each.page: each for each in FAMILIES}
+    return MADE + intro + "".join(_index(families[page]) for page in ORDER)
+
+
+def _index(family: Family) -> str:
+    head = f"\n## {family.title}\n\n{family.about} [All entries](metrics-{family.page}.md).\n\n"
+    rows = (
+        f"| [`{metric.name}`](metrics-{family.page}.md#{_anchor(metric.name)})"
+        f" | {_sentence(metric.meaning)} |\n"
+        for metric in _members(family)
+    )
+    return f"{head}| metric | meaning |\n|---|---|\n{''.join(rows)}"
+
+
+def _anchor(title: str) -> str:
+    """Of a heading, as mkdocs and GitHub make it."""
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+
+
+def _sentence(words: str) -> str:
+    """The first one, safe in a table."""
+    return re.split(r"(?<=[.])\s+(?=[A-Z`])", words)[0].replace("|", "\\|")
+
+
+def _members(family: Family) -> list[Metric]:
+    return [each for each in CATALOGUE.values() if family_of(each.name) is family]
+
+
+def family_page(family: Family) -> str:
+    """Every metric of a family."""
+    intro = (
+        f"# {family.title}\n\n{family.about}\n*From* is the lowest tier that measures it, or"
+        " *logged* when you give it to `meter.log` or it comes from a log.\n"
+        "[All metrics](metrics.md).\n"
+    )
+    return MADE + intro + "".join(_metric(metric) for metric in _members(family))
 
 
 def _metric(metric: Metric) -> str:
@@ -76,12 +177,12 @@ def _metric(metric: Metric) -> str:
 def names_page() -> str:
     """What the names of other tools are read as."""
     intro = (
-        "# Names of other tools\n\nWhat `gradiometer doctor`, the dashboard and `compare` read"
-        " under which name. Case, separators and camel case do not\nmatter (`EpRewMean` is"
-        " `ep_rew_mean`); a leading `train` may be there or not; `eval` before a name makes it"
-        " held-out.\n`<...>` stands for one word or more. A name that is not here is read by its"
-        " words where they leave no doubt, and the\nreport says so; `--name reward=COLUMN` says"
-        " it for good.\n"
+        "# Names of other tools\n\nHow `gradiometer doctor`, the dashboard and `compare` interpret"
+        " the names of other tools. Case, separators and camel case do\nnot matter (`EpRewMean` is"
+        " `ep_rew_mean`); a leading `train` is optional; `eval` before a name means held-out."
+        " `<...>` stands\nfor one word or more. The meaning of an unlisted name is guessed from its"
+        " words if they are unambiguous, and the report says\nso; `--name reward=COLUMN` sets it"
+        " yourself.\n"
     )
     found: dict[str, list[str]] = {}
     for metric in CATALOGUE.values():
@@ -121,8 +222,8 @@ def findings_page() -> str:
     lines = [
         MADE + "# Findings\n",
         (
-            "What `gradiometer doctor` can find. A rule whose metrics are missing says so, and how"
-            " to log them.\n"
+            "Everything that `gradiometer doctor` can find. A check whose metrics are missing is"
+            " skipped, and the report says how to log them.\n"
         ),
     ]
     family = ""
@@ -251,16 +352,16 @@ def _refused() -> str:
 
 LOGS = """# Which logs we read
 
-`gradiometer doctor`, `show`, `import`, `plot`, `serve` and `gm.load` take a file or a folder. A
-file is known by what is in it, whatever it is called. Names mean what [these tables](names.md)
-say; all others are kept as they are.
+`gradiometer doctor`, `show`, `import`, `plot`, `serve` and `gm.load` take a file or a folder. The
+format is detected from the content, not from the file name. Names have the meaning given in
+[these tables](names.md); all other names are kept unchanged.
 
-| Tool | What to give | Steps | What is taken |
+| Tool | What to give | Steps | What is read |
 |---|---|---|---|
 {table}
 
-A log that is compressed (gzip, bzip2, xz) or alone in a zip or tar is simply read. Checkpoints,
-datasets and tables of results are no logs: the error says what the file looked like.
+Compressed logs (gzip, bzip2, xz) and logs alone in a zip or tar are read directly. Checkpoints,
+datasets and tables of results are not logs; the error describes the content of the file.
 
 ```text
 $ gradiometer doctor config.yaml
@@ -269,28 +370,47 @@ $ gradiometer doctor config.yaml
 
 ## Steps
 
-The first of these names whose column holds whole numbers, rises, and differs from row to row; in
-any case, with spaces, `_` or `-`. `12/600`, `1,200` and `3k` are numbers. A fraction of an epoch
-is no step. Where no column counts, the rows are counted, and that is said.
-`run.facts["imported"]` has the column (`step`) and what it counts (`x_axis`).
+The step column is the first of these names whose column has whole numbers, rises, and differs from
+row to row; case, spaces, `_` and `-` do not matter. `12/600`, `1,200` and `3k` are numbers. A
+fraction of an epoch is not a step. If no column counts steps, rows are counted, and a message says
+so. `run.facts["imported"]` contains the column (`step`) and what it counts (`x_axis`).
 
 {steps}
 
 ## Folders
 
-A folder is searched up to three levels deep. Of several files of one training the surest is read,
-and what was left is named. Of several files of one kind with the same columns each is a run: the
-doctor judges all of them, `gm.load` opens the longest. `--json` has the longest run at its top
-level, and each under `runs`.
+A folder is searched up to three levels deep. If several files belong to one training, the most
+reliable is read and the others are listed. If several files of one kind have the same columns, each
+is a run: the doctor judges all of them, and `gm.load` opens the longest. `--json` has the longest
+run at its top level, and each run under `runs`.
 
-## Runs that were resumed or begun again
+## Runs that were resumed or restarted
 
-Where the steps of a series fall back, the log goes on from an earlier checkpoint or begins again.
-A resume takes the place of all that came after its first step. A fresh start is another run: the
-last that has at least half as many rows as the longest is read, and the others are counted
-(`runs`, `run` in `run.facts["imported"]`). Both are said. A row or two that come late are only
-put in order.
+If the steps of a series go back, the training was resumed from an earlier checkpoint or restarted.
+After a resume, the new data replaces everything after its first step. A restart is another run: the
+last one with at least half as many rows as the longest is read, and the others are counted (`runs`,
+`run` in `run.facts["imported"]`). A message reports both. One or two late rows are only sorted.
 """
+
+
+def settings_page() -> str:
+    """What trainers call the settings that a fix names."""
+    intro = (
+        "# Setting names\n\nA fix names a setting as your trainer does, if the log or the run shows"
+        " which trainer it was. These are the names it knows.\n[Recipes](../guide/recipes.md) show"
+        " how to use each trainer.\n"
+    )
+    trainers = sorted({name for names in SETTINGS.values() for name in names}, key=str.lower)
+    tables = (
+        f"\n## {trainer}\n\n| sets | called |\n|---|---|\n"
+        + "".join(
+            f"| {setting} | {names[trainer]} |\n"
+            for setting, names in SETTINGS.items()
+            if trainer in names
+        )
+        for trainer in trainers
+    )
+    return MADE + intro + "".join(tables)
 
 
 def errors_page() -> str:
@@ -453,6 +573,7 @@ def source_rows() -> list[dict[str, str]]:
 
 PAGES = {
     "metrics.md": metrics_page,
+    **{f"metrics-{each.page}.md": partial(family_page, each) for each in FAMILIES},
     "names.md": names_page,
     "commands.md": commands_page,
     "errors.md": errors_page,
@@ -460,6 +581,7 @@ PAGES = {
     "findings.md": findings_page,
     "doctor-json.md": doctor_json_page,
     "logs.md": logs_page,
+    "settings.md": settings_page,
     "sources.md": sources_page,
 }
 

@@ -31,7 +31,8 @@ from typing import Any, NoReturn
 
 __all__ = ["Done", "ForkServer", "Job", "close", "python", "together"]
 
-# A name after a colon is an attribute that is imported when somebody asks for it.
+# A name after a colon is an attribute that is imported when somebody asks for it; with brackets it
+# is called. Nothing that reads the environment when it is imported, as typer.rich_utils does.
 PRELOAD = (
     "torch.distributed.fsdp",
     "torch._dynamo",
@@ -43,7 +44,15 @@ PRELOAD = (
     "gradiometer.cli.main",
     "gradiometer.cli.doctor",
     "gradiometer.cli.show",
-    "pydantic",
+    "gradiometer.cli.compare",
+    "gradiometer.doctor.rule:rules()",
+    "gradiometer.store.formats.console",
+    "gradiometer.store.formats.csv_files",
+    "gradiometer.store.formats.json_files",
+    "gradiometer.store.formats.tensorboard",
+    "pydantic.main",
+    "pydantic.type_adapter",
+    "rich.markdown",
 )
 PATIENCE = 120.0
 """Seconds that a process has; one that hangs is one failed test."""
@@ -247,7 +256,9 @@ if __name__ == "__main__":
     DEFAULT_WARNINGS = [each for each in warnings.filters if each[0] != "error"]
     for preloaded in PRELOAD:
         imported, _, attribute = preloaded.partition(":")
-        getattr(importlib.import_module(imported), attribute or "__name__")
+        found = getattr(importlib.import_module(imported), attribute.strip("()") or "__name__")
+        if attribute.endswith("()"):
+            found()
     gc.collect()
     gc.freeze()  # a collection in a forked process would copy every page
     if (to_do := serve()) is not None:

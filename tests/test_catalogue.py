@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from pathlib import Path
 
 import gymnasium
 import numpy as np
 import pytest
 import torch
+from nvml import nvml_with_cards
 from torch import nn
 
 import gradiometer as gm
@@ -240,6 +242,19 @@ def played_run(folder: Path) -> list[str]:
     return gm.load(folder).names()
 
 
+def system_run(folder: Path) -> list[str]:
+    """Processor and memory, and a graphics card as NVML tells of it."""
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "pynvml", nvml_with_cards(1))
+        meter = gm.watch(model, optimizer, run=folder, budget=None, system=True)
+    with meter:
+        model(torch.randn(4, 3)).sum().backward()
+        optimizer.step()
+    return gm.load(folder).names()
+
+
 SMALL_SOKOBAN = [
     "model.hidden_size=16",
     "model.num_layers=1",
@@ -268,7 +283,7 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         "sokoban": sokoban_runs,
     }
     runs |= {"tsp": tsp_runs, "prismatic": prismatic_run, "logged": logged_run}
-    runs |= {"played": played_run}
+    runs |= {"played": played_run, "system": system_run}
     return [name for key, run in runs.items() for name in run(folder / key)]
 
 

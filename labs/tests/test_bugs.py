@@ -96,6 +96,7 @@ def test_the_teacher_slips_as_often_as_told_and_never_forgets_the_end() -> None:
 # The policy
 
 
+@pytest.mark.slow
 def test_answers_are_drawn_as_often_as_the_policy_says() -> None:
     pieces = Pieces(config=TINY)
     policy = AnswerPolicy(TINY, pieces.routing)
@@ -184,6 +185,7 @@ def test_a_seed_gives_the_same_weights_twice_whatever_the_global_state(config: C
     assert not torch.equal(first, other)
 
 
+@pytest.mark.slow
 def test_watching_changes_nothing() -> None:
     often, rarely = (
         weights(train(dataclasses.replace(MIXED, every=every)).model) for every in (1, 50)

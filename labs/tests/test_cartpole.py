@@ -215,6 +215,7 @@ def test_a_shared_trunk_is_trained_by_both_heads() -> None:
         )
 
 
+@pytest.mark.slow
 def test_a_training_can_start_from_weights_in_a_file(tmp_path: Path) -> None:
     trained = train(SHORT)
     save_weights(trained.model, tmp_path / "trained.pt")
@@ -267,6 +268,7 @@ def test_a_fault_that_would_change_nothing_is_refused(
         train(dataclasses.replace(SHORT, fault=fault, **changes))
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_weights_whatever_the_global_state() -> None:
     first = train(SHORT)
     torch.manual_seed(99)
@@ -277,6 +279,7 @@ def test_the_same_seed_gives_the_same_weights_whatever_the_global_state() -> Non
     assert not torch.equal(weights(first.model), weights(other.model))
 
 
+@pytest.mark.slow
 def test_training_leaves_the_settings_of_torch_alone() -> None:
     def settings() -> tuple[Any, ...]:
         return (
@@ -302,6 +305,7 @@ def test_a_short_training_leaves_the_same_policy_untrained_far_behind() -> None:
     assert trained.entropy < untrained.entropy < np.log(2)
 
 
+@pytest.mark.slow
 def test_progress_is_told_after_each_rollout() -> None:
     told: list[TrainingProgress] = []
     result = train(dataclasses.replace(SHORT, total_steps=3_500), told.append)
@@ -311,6 +315,7 @@ def test_progress_is_told_after_each_rollout() -> None:
     assert result.env_steps == 3_000
 
 
+@pytest.mark.slow
 def test_the_run_keeps_the_gradients_and_the_scalars_under_their_canonical_names(
     tmp_path: Path,
 ) -> None:

@@ -134,6 +134,7 @@ def test_the_target_is_a_copy_that_follows_only_when_it_is_renewed() -> None:
         assert setup.model.last.weight.requires_grad
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_weights() -> None:
     first, again = train(SHORT), train(SHORT)
     other = train(dataclasses.replace(SHORT, seed=2))
@@ -142,6 +143,7 @@ def test_the_same_seed_gives_the_same_weights() -> None:
     assert math.isnan(first.entropy)
 
 
+@pytest.mark.slow
 def test_the_run_keeps_what_a_value_based_agent_is_judged_by(tmp_path: Path) -> None:
     train(dataclasses.replace(SHORT, run=str(tmp_path / "run")))
     with gm.load(tmp_path / "run") as run:

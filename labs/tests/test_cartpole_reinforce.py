@@ -79,6 +79,7 @@ def test_an_episode_is_cut_off_where_it_has_earned_the_most() -> None:
         assert max(setup.episodes.lengths) == 9
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_weights() -> None:
     first, again = train(SHORT), train(SHORT)
     assert torch.equal(weights(first.model), weights(again.model))

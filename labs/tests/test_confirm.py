@@ -88,12 +88,14 @@ def test_every_coefficient_is_a_setting_of_its_lab() -> None:
         configure(labs.find(name).config(), experiments.brief)
 
 
+@pytest.mark.slow
 def test_an_entropy_that_no_weight_feels_changes_no_bit_of_them() -> None:
     found = confirm("dead-term", probe_for("cartpole", *CARTPOLE, "fault=entropy_no_grad"))
     assert found.outcome == "supported"
     assert re.match(r"the weights after \d+ batches are bit-identical", found.seen)
 
 
+@pytest.mark.slow
 def test_a_healthy_entropy_term_does_change_the_weights() -> None:
     found = confirm("dead-term", probe_for("cartpole", *CARTPOLE))
     assert found.outcome == "refuted"
@@ -123,6 +125,7 @@ def test_a_fault_that_is_a_wrong_setting_is_not_made_twice() -> None:
     assert probe_for("cartpole", "fault=entropy_no_grad").saved["fault"] == "entropy_no_grad"
 
 
+@pytest.mark.slow
 def test_a_training_is_the_users_own_from_its_first_step() -> None:
     """Settings, seed and schedules of the whole training, stopped early: its first rewards are
     those of the run."""
@@ -216,6 +219,7 @@ def test_what_a_lab_has_no_setting_for_is_said() -> None:
     assert "ends after 5 batches" in short.seen
 
 
+@pytest.mark.slow
 def test_neither_the_runs_folder_nor_the_random_numbers_are_touched(tmp_path: Path) -> None:
     place = tmp_path / "mine"
     place.mkdir()

@@ -217,6 +217,7 @@ def test_what_is_kept_is_what_the_environment_did_also_where_an_episode_is_cut_o
     assert len(steps) == 203
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_weights_whatever_the_global_state() -> None:
     first = train(SHORT)
     torch.manual_seed(99)
@@ -227,6 +228,7 @@ def test_the_same_seed_gives_the_same_weights_whatever_the_global_state() -> Non
     assert not torch.equal(weights(first.model), weights(other.model))
 
 
+@pytest.mark.slow
 def test_progress_is_told_after_each_round_of_episodes() -> None:
     told: list[TrainingProgress] = []
     result = train(dataclasses.replace(SHORT, total_steps=1_300), told.append)
@@ -236,6 +238,7 @@ def test_progress_is_told_after_each_round_of_episodes() -> None:
     assert (result.env_steps, result.episodes) == (1_200, 6)
 
 
+@pytest.mark.slow
 def test_a_fixed_temperature_stays(tmp_path: Path) -> None:
     result = train(
         dataclasses.replace(SHORT, learn_alpha=False, alpha=0.3, run=str(tmp_path / "run"))
@@ -245,6 +248,7 @@ def test_a_fixed_temperature_stays(tmp_path: Path) -> None:
         assert run.series("entropy_coef")[1].tolist() == pytest.approx([0.3, 0.3])
 
 
+@pytest.mark.slow
 def test_the_run_keeps_the_gradients_and_the_scalars_under_their_canonical_names(
     tmp_path: Path,
 ) -> None:
@@ -289,6 +293,7 @@ def terms_of(run: Any, block: str) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_a_training_goes_on_from_the_weights_of_another(tmp_path: Path) -> None:
     torch.manual_seed(8)
     model = SacModel(0.07)

@@ -195,6 +195,7 @@ def logged_by(fault: str, place: Path) -> dict[str, float]:
         return {name: float(run.series(name)[1][-1]) for name in run.names()}
 
 
+@pytest.mark.slow
 def test_what_is_logged_tells_these_faults_from_health(tmp_path: Path) -> None:
     healthy = logged_by("none", tmp_path / "healthy")
     assert abs(healthy["score_z"]) < 4
@@ -211,6 +212,7 @@ def test_what_is_logged_tells_these_faults_from_health(tmp_path: Path) -> None:
     assert logged_by("dead_relus", tmp_path / "dead")["dormant_fraction"] == 1.0
 
 
+@pytest.mark.slow
 def test_a_training_whose_numbers_are_not_finite_goes_on_to_its_end_and_says_so(
     tmp_path: Path,
 ) -> None:

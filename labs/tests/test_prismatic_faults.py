@@ -145,6 +145,7 @@ def test_a_loss_shifted_twice_scores_the_character_after_the_next() -> None:
     )
 
 
+@pytest.mark.slow
 def test_validation_is_not_shifted_with_the_loss() -> None:
     config = dataclasses.replace(TINY, steps=40, batch_size=8, val_size=16, every=20)
     wrong, right = (
@@ -227,6 +228,7 @@ def test_a_high_learning_rate_is_a_setting_and_changes_no_other(dose: str, rate:
     assert pieces.config == dataclasses.replace(TINY, learning_rate=rate)
 
 
+@pytest.mark.slow
 @variants
 def test_a_training_starts_from_the_weights_of_another(tmp_path: Path, config: Config) -> None:
     before = train(config).model

@@ -162,6 +162,7 @@ def test_level_seeds_belong_to_their_key() -> None:
     assert not set(seeds) & {seed for each in others for seed in each}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

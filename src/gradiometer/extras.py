@@ -26,6 +26,7 @@ def extras() -> dict[str, tuple[str, ...]]:
     return groups
 
 
+@cache  # each run asks for all that is loaded, and the metadata of thirty packages is 40 ms
 def version_of(package: str) -> str:
     """Which version is installed, or `missing`."""
     try:

@@ -216,6 +216,9 @@ def _listed() -> Iterator[tuple[str, Alias]]:
                 )
 
 
+PLACEHOLDER = re.compile(r"<([a-z_]+)>")
+
+
 def _target(text: str, metrics: Mapping[str, Metric]) -> tuple[str, dict[str, str]]:
     """`rewards/<function>/mean` is the metric `rewards/<function>/<statistic>` with its parts."""
     if text in metrics:
@@ -227,20 +230,26 @@ def _target(text: str, metrics: Mapping[str, Metric]) -> tuple[str, dict[str, st
 
 
 def _parts(template: str, name: str) -> dict[str, str] | None:
-    found = re.fullmatch(re.sub(r"<([a-z_]+)>", r"(?P<\1>[^/]+)", template), name)
+    found = _pattern(template).fullmatch(name)
     return None if found is None else found.groupdict()
+
+
+@cache
+def _pattern(template: str) -> re.Pattern[str]:
+    return re.compile(PLACEHOLDER.sub(r"(?P<\1>[^/]+)", template))
 
 
 CATALOGUE: dict[str, Metric] = _read()
 
 
 @cache
-def _patterns() -> tuple[tuple[re.Pattern[str], Metric], ...]:
-    """The names with placeholders as regular expressions; a placeholder never spans a slash."""
+def _patterns(slashes: int) -> tuple[tuple[re.Pattern[str], Metric], ...]:
+    """The names with placeholders and so many slashes as regular expressions; a placeholder never
+    spans a slash, so a series with another number of them is none of these."""
     return tuple(
-        (re.compile(re.sub(r"<[a-z_]+>", "[^/]+", name)), metric)
+        (_pattern(name), metric)
         for name, metric in CATALOGUE.items()
-        if "<" in name
+        if "<" in name and name.count("/") == slashes
     )
 
 
@@ -248,7 +257,7 @@ def key(template: str, **parts: str) -> str:
     """The series that a name of the catalogue stands for once its placeholders are filled."""
     if template not in CATALOGUE:
         raise KeyError(f"{template!r} is not in the catalogue")
-    return re.sub(r"<([a-z_]+)>", lambda found: parts[found[1]], template)
+    return PLACEHOLDER.sub(lambda found: parts[found[1]], template)
 
 
 def parse(template: str, name: str) -> dict[str, str] | None:
@@ -316,10 +325,10 @@ def _reading(name: str, around: Surroundings) -> Meaning | None:
         return Meaning(name=name, metric=metric, order=(OWN, 0.0, 0.0, 0.0, name))
     if (found := _listed_as(name, around)) is not None:
         return found
-    for pattern, metric in _patterns():
-        if pattern.fullmatch(name):
-            parts, order = _parts(metric.name, name) or {}, (OWN, 0.0, 0.0, 0.0, name)
-            return Meaning(name=name, metric=metric, parts=parts, order=order)
+    for pattern, metric in _patterns(name.count("/")):
+        if held := pattern.fullmatch(name):
+            order = (OWN, 0.0, 0.0, 0.0, name)
+            return Meaning(name=name, metric=metric, parts=held.groupdict(), order=order)
     return _in_patterns(name, around) or _without_place(name, around) or _by_words(name, around)
 
 

@@ -21,7 +21,8 @@ from benchmarks.rows import MIN_ROUNDS, Row, Scale, counted, measured, three_dig
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "benchmarks.md"
 TOGETHER = (
-    ("reductions", "meter", "alternatives", "trainers", "store", "commands", "doctor", "experts"),
+    ("meter", "store", "doctor"),
+    ("reductions", "alternatives", "trainers", "commands", "experts"),
     ("memory", "anatomy", "replicates", "distributed", "parsers"),
     ("integrations", "listening"),
     ("dashboard", "home"),

@@ -8,6 +8,8 @@ from types import ModuleType
 
 import pytest
 
+from gradiometer.capture import pools
+
 
 @pytest.fixture(scope="session")
 def ranked() -> ModuleType:
@@ -19,3 +21,9 @@ def ranked() -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture
+def as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is the host's own, whose memory numpy may read without waiting for anybody."""
+    monkeypatch.setattr(pools, "HOST", ())

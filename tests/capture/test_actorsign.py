@@ -36,6 +36,10 @@ def learn(folder: Path, kind: str, sign: float) -> dict[str, str]:
                 chosen = normal.rsample()
                 both = critic(torch.cat([states, chosen], 1))
                 loss = (0.1 * normal.log_prob(chosen) - sign * both).mean()
+            elif kind == "sampled":  # no way through the critic
+                chosen = normal.sample()
+                both = critic(torch.cat([states, chosen], 1))
+                loss = (0.1 * normal.log_prob(chosen) - both).mean()
             elif kind == "leaking":  # a baseline that was not detached is no actor's critic
                 chosen = normal.sample()
                 both = critic(torch.cat([states, chosen], 1))
@@ -51,6 +55,7 @@ def learn(folder: Path, kind: str, sign: float) -> dict[str, str]:
     return states_of
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["deterministic", "soft"])
 def test_the_sign_of_an_actor_that_goes_through_its_critic_is_checked(
     tmp_path: Path, kind: str
@@ -64,4 +69,13 @@ def test_the_sign_of_an_actor_that_goes_through_its_critic_is_checked(
 
 
 def test_a_baseline_in_a_policy_gradient_is_not_judged(tmp_path: Path) -> None:
-    assert ID not in learn(tmp_path / "run", "leaking", 1.0)
+    states = learn(tmp_path / "run", "leaking", 1.0)
+    assert not {ID, "recipe-mismatch"} & set(states)
+
+
+def test_an_actor_that_draws_without_a_gradient_is_told(tmp_path: Path) -> None:
+    assert learn(tmp_path / "run", "sampled", 1.0)["recipe-mismatch"] == "found"
+    said = next(x for x in diagnose(tmp_path / "run").findings if x.id == "recipe-mismatch")
+    assert (said.basis, said.severity) == ("proved", "critical")
+    assert "does not go through its critic" in said.title
+    assert "rsample" in said.fix[0]

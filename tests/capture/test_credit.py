@@ -28,6 +28,9 @@ from gradiometer.maths.credit import correlation, returns_to_go, summary
 ADVANTAGES = torch.tensor([1.0, -2.0, 0.0, 4.0, -1.0, 0.0, 3.0, 2.0])
 N = len(ADVANTAGES)
 
+BESIDE = {"credit/action_share", "credit/input_spread", "credit/input_largest", "credit/entropy"}
+"""Of the samples, whatever they were given."""
+
 Loss = Callable[[Tensor], Tensor]
 """From the outputs of a layer [N, 4] to a policy loss with ADVANTAGES."""
 
@@ -48,7 +51,7 @@ def credit_of(
         return {
             name: float(kept.series(name)[1][-1])
             for name in kept.names()
-            if name.startswith("credit/")
+            if name.startswith("credit/") and name not in BESIDE
         }
 
 
@@ -286,3 +289,59 @@ def test_returns_stop_at_the_end_of_an_episode() -> None:
     rewards = np.array([[1.0], [1.0], [1.0]])
     paid = returns_to_go(rewards, np.array([[False], [True], [False]]), 0.5)
     assert paid[:, 0].tolist() == [1.5, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("style", ["mse_loss", "by hand"])
+def test_what_a_program_need_not_log_is_read_off_its_loss(style: str, tmp_path: Path) -> None:
+    """Entropy, ratios and their clipping, the critic's fit, actions and inputs, against numpy."""
+    torch.manual_seed(0)
+    actor, critic = nn.Linear(3, 4), nn.Linear(3, 1)
+    optimizer = torch.optim.SGD([*actor.parameters(), *critic.parameters()], lr=0.0)
+    x, targets, chosen = torch.randn(N, 3), torch.randn(N), torch.tensor([0, 1, 1, 1, 2, 1, 3, 1])
+    with torch.no_grad():
+        old = Categorical(logits=actor(x)).log_prob(chosen) + torch.randn(N) * 0.3
+    with gm.watch(nn.ModuleList([actor, critic]), optimizer, run=tmp_path, budget=None, quiet=True):
+        for _ in range(2):
+            policy = Categorical(logits=actor(x))
+            ratio = (policy.log_prob(chosen) - old).exp()
+            entropy = policy.entropy()
+            clipped = torch.minimum(ratio * ADVANTAGES, torch.clamp(ratio, 0.8, 1.25) * ADVANTAGES)
+            values = critic(x).squeeze(-1)
+            if style == "mse_loss":
+                fit = nn.functional.mse_loss(values, targets)
+            else:
+                fit = 0.5 * ((values - targets) ** 2).mean()
+            optimizer.zero_grad()
+            (-clipped.mean() - 0.01 * entropy.mean() + 0.5 * fit).backward()
+            optimizer.step()
+    r, v, t = (each.detach().double().numpy() for each in (ratio, values, targets))
+    expected = {
+        "credit/entropy": float(entropy.detach().mean()),
+        "credit/ratio_error": np.abs(r - 1).mean(),
+        "credit/ratio_largest": r.max(),
+        "credit/clip_fraction": ((r < 0.8) | (r > 1.25)).mean(),
+        "credit/value_loss": ((v - t) ** 2).mean(),
+        "credit/explained_variance": 1 - (t - v).var() / t.var(),
+        "credit/action_share": 5 / 8,
+        "credit/input_spread": x.double().numpy().std(),
+        "credit/input_largest": float(x.abs().max()),
+    }
+    assert 0 < expected["credit/clip_fraction"] < 1
+    with gm.load(tmp_path) as kept:
+        assert kept.events("fault") == []
+        found = {name: float(kept.series(name)[1][-1]) for name in expected}
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_fit_of_action_values_is_not_told_as_that_of_returns(tmp_path: Path) -> None:
+    """A loss without a policy: its values may be of actions, and their targets no returns."""
+    torch.manual_seed(0)
+    critic = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(critic.parameters(), lr=0.0)
+    with gm.watch(critic, optimizer, run=tmp_path, budget=None, quiet=True):
+        chosen = critic(torch.randn(N, 3)).gather(1, torch.zeros(N, 1).long())
+        nn.functional.mse_loss(chosen, torch.randn(N, 1)).backward()
+        optimizer.step()
+    with gm.load(tmp_path) as kept:
+        assert "credit/value_slope" in kept.names()
+        assert not {"credit/value_loss", "credit/explained_variance"} & set(kept.names())

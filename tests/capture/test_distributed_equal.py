@@ -18,6 +18,8 @@ pytestmark = pytest.mark.slow
 OF_ONE_PROCESS = {"alignment", "micro_batches", "additivity_error", "scale"}
 """Micro-batches are not told apart under DDP, and the ranks' gradients not compared with the sum of
 the terms."""
+OF_ENOUGH_SAMPLES = {"value_loss", "explained_variance"}
+"""Of credit, which is of a rank's own samples: half of a micro-batch may be too few."""
 
 
 @pytest.mark.parametrize(
@@ -38,7 +40,7 @@ def test_the_numbers_are_those_of_one_process(
     assert not many.events("fault")
     assert {
         name.rpartition("/")[2] for name in set(one.names()) - set(many.names())
-    } <= OF_ONE_PROCESS
+    } <= OF_ONE_PROCESS | OF_ENOUGH_SAMPLES
     more = set(many.names()) - set(one.names())
     if "hook" in options:  # of one process it has no backward, only gradients set by hand
         more &= ranked.without_terms(many)

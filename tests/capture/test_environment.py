@@ -116,6 +116,22 @@ def test_a_rollout_is_found_again_by_its_observations_though_buffers_are_reused(
     assert (view.rounds, view.num_collections) == (2, 1)
 
 
+def test_rollouts_of_a_short_script_are_kept_and_later_ones_within_their_share(
+    view: EnvironmentView, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it costs at first: acting alone takes no time, and no share of it would be left."""
+    monkeypatch.setattr(environment, "MAX_SHARE", 0.0)
+    env = Counting()
+    play(env, [1] * 2048)
+    view.round_ended(0)
+    assert view.collection is not None
+    assert len(view.collection) == 2048
+    play(env, [1] * environment.FREE)
+    view.round_ended(1)
+    assert view.collection is None
+    assert view.steps == 2048 + environment.FREE
+
+
 def test_an_environment_that_answers_oddly_is_left_alone(view: EnvironmentView) -> None:
     class Odd(Counting):
         def step(self, action: Any) -> Any:
@@ -151,6 +167,7 @@ def test_a_class_of_the_script_goes_to_a_worker_process(view: EnvironmentView) -
     assert pickle.loads(sent)().step(2)[1] == 2.0
 
 
+@pytest.mark.slow
 def test_weights_are_the_same_bits_with_an_environment_that_is_recorded(tmp_path: Path) -> None:
     def train(*, watched: bool) -> tuple[list[torch.Tensor], list[float], torch.Tensor]:
         torch.manual_seed(0)
@@ -189,6 +206,7 @@ def test_weights_are_the_same_bits_with_an_environment_that_is_recorded(tmp_path
     assert torch.equal(ours_rng, plain_rng)
 
 
+@pytest.mark.slow
 def test_no_graph_and_no_tensor_is_kept_from_step_to_step(tmp_path: Path) -> None:
     policy = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(policy.parameters(), 1e-3)

@@ -145,6 +145,7 @@ def test_lists_of_different_shapes_or_shared_weights_are_no_experts() -> None:
     assert found_in(model) == []
 
 
+@pytest.mark.slow
 def test_experts_of_hugging_face_are_found(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     common = {
@@ -1018,6 +1019,7 @@ def wide(num: int = 2) -> nn.Module:
     return block
 
 
+@pytest.mark.slow
 def test_thresholds_that_stand_still_are_kept_for_longer_and_longer(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = Stack(wide)

@@ -103,6 +103,7 @@ def test_the_weights_of_every_optimizer_are_measured_anew(tmp_path: Path) -> Non
         assert update / ratio == pytest.approx(size, rel=0.01)  # step 30 is a multiple of ten
 
 
+@pytest.mark.slow
 def test_saying_the_step_at_every_iteration_keeps_the_budget_and_the_lag(tmp_path: Path) -> None:
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)

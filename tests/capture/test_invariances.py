@@ -44,6 +44,7 @@ def near(a: float, b: float) -> Any:
     return a == pytest.approx(b, rel=1e-4, abs=1e-6)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(gradients)
 def test_squared_norms_add_up_over_disjoint_blocks(numbers: list[list[float]]) -> None:
@@ -86,6 +87,7 @@ def test_the_order_of_elements_does_not_matter(numbers: list[list[float]]) -> No
             assert near(reversed_order[f"grad/all/{name}"], plain[f"grad/all/{name}"]), name
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(gradients)
 def test_every_share_and_cosine_stays_in_its_range(numbers: list[list[float]]) -> None:

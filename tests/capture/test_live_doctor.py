@@ -71,6 +71,7 @@ def test_a_dead_term_stops_the_training_when_asked_to(
     assert said[0].startswith("gradiometer: critical dead-term")
 
 
+@pytest.mark.slow
 def test_a_training_shorter_than_a_look_is_judged_at_its_end(tmp_path: Path) -> None:
     train(tmp_path / "broken", dead=True, seconds=0.2)
     assert [finding.id for finding in gm.load(tmp_path / "broken").findings()] == ["dead-term"]
@@ -155,6 +156,7 @@ def learn(folder: Path, *, seconds: float, heard: Callable[[StateChange], None])
             time.sleep(0.002 if steps < 60 else 0.05)
 
 
+@pytest.mark.slow
 def test_a_training_hears_at_its_end_what_became_of_it(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

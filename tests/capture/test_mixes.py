@@ -298,7 +298,7 @@ drawn = settings(
 
 
 @pytest.mark.slow
-@settings(drawn, max_examples=24)
+@settings(drawn, max_examples=10)
 @given(mixes)
 def test_any_mix_gives_the_numbers_of_the_oracle_and_the_bits_of_the_training(mix: Mix) -> None:
     with tempfile.TemporaryDirectory() as scratch:
@@ -320,7 +320,7 @@ sys.path.insert(0, sys.argv[3])
 import torch
 import test_mixes as mixes
 torch.distributed.init_process_group("gloo", rank=int(sys.argv[1]), world_size=int(sys.argv[2]))
-for number, mix in enumerate(mixes.OF_RANKS):
+for number, mix in enumerate(mixes.OF_RANKS[: int(sys.argv[5])]):
     mixes.check(mix, Path(sys.argv[4]) / str(number))
     torch.distributed.barrier()
 """
@@ -328,11 +328,13 @@ OF_RANKS = [
     Mix(parallel=True, micro_batches=4, no_sync=True, clip="norm"),
     Mix(parallel=True, micro_batches=2, joined=True, optimizer="fused adamw", zero_after=True),
     Mix(parallel=True, micro_batches=2, no_sync=True, precision="scaled", clip="value", tied=True),
-    Mix(parallel=True, compiled=True, frozen=True, optimizer="sgd", tier="deep"),
     Mix(parallel=True, micro_batches=4, no_sync=True, joined=True, tier="light", set_to_none=False),
+    # a compilation in each rank takes longer than all the others
+    Mix(parallel=True, compiled=True, frozen=True, optimizer="sgd", tier="deep"),
 ]
 
 
 @pytest.mark.slow
-def test_so_do_two_ranks(ranks: Callable[..., Any], tmp_path: Path) -> None:
-    ranks(TWO_RANKS, 2, Path(__file__).parent, tmp_path)
+@pytest.mark.parametrize("count", [4, pytest.param(5, marks=pytest.mark.proof)])
+def test_so_do_two_ranks(ranks: Callable[..., Any], tmp_path: Path, count: int) -> None:
+    ranks(TWO_RANKS, 2, Path(__file__).parent, tmp_path, count)

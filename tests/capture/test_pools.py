@@ -17,7 +17,7 @@ from gradiometer.capture import pools
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pools of a few tensors, which are not worth it, to test with."""
+    """Pools of a few tensors, which are not worth it where torch reads them, to test with."""
     monkeypatch.setattr(pools, "FEWEST", 4)
 
 
@@ -71,19 +71,27 @@ def train(folder: Path, steps: int, *, clip: str, **options: Any) -> dict[str, T
 
 
 @pytest.mark.parametrize(
-    ("clip", "options"),
+    ("reads", "clip", "options"),
     [
-        ("all", {}),
-        ("parts", {}),
-        ("parts", {"every": 2}),
-        ("none", {"every": 3}),
-        ("all", {"tier": "light"}),
-        ("all", {"direction": "sketch"}),
+        ("numpy", "all", {}),
+        ("numpy", "parts", {}),
+        ("torch", "parts", {}),  # as on other devices
+        ("numpy", "parts", {"every": 2}),
+        ("numpy", "none", {"every": 3}),
+        ("torch", "none", {"every": 3}),
+        ("numpy", "all", {"tier": "light"}),
+        ("numpy", "all", {"direction": "sketch"}),
     ],
 )
 def test_reading_together_gives_the_numbers_of_reading_one_by_one(
-    clip: str, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    reads: str,
+    clip: str,
+    options: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if reads == "torch":
+        monkeypatch.setattr(pools, "HOST", ())
     together = train(tmp_path / "together", 9, clip=clip, **options)
     monkeypatch.setattr(pools, "SMALL", 0)
     single = train(tmp_path / "single", 9, clip=clip, **options)

@@ -520,6 +520,7 @@ def itself(network: nn.Module) -> nn.Module:
     return network
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "update", "steps", "how", "step"),
     [
@@ -545,6 +546,7 @@ def test_a_target_that_is_no_copy_or_does_not_follow_is_told(
     assert facts(run)[1]["target-network"] == "found"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("update", "steps", "lr", "state"),
     [
@@ -671,6 +673,7 @@ def test_a_late_start_and_gradients_set_by_hand_are_no_empty_steps(
     assert Run(tmp_path / "run" / "run.db").events("not-in-optimizer") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("who", ["another optimizer", "by hand", "nobody: a target"])
 def test_what_somebody_steps_or_nobody_should_is_not_told_to_join(tmp_path: Path, who: str) -> None:
     agent = Agent()

@@ -315,6 +315,7 @@ def run_with_levels(folder: Path, decades: Any) -> gm.Run:
     return gm.load(folder)
 
 
+@pytest.mark.slow
 def test_a_drift_is_found_with_its_significance(tmp_path: Path) -> None:
     run = run_with_levels(tmp_path / "run", lambda step: 0.004 * step)
     assert run.series("grad/all/drift")[1][-1] == pytest.approx(
@@ -325,6 +326,7 @@ def test_a_drift_is_found_with_its_significance(tmp_path: Path) -> None:
     assert "grad/all/period" not in run.names()
 
 
+@pytest.mark.slow
 def test_an_oscillation_is_found_with_its_period(tmp_path: Path) -> None:
     run = run_with_levels(tmp_path / "run", lambda step: 0.3 * math.sin(2 * math.pi * step / 20))
     assert run.series("grad/all/period")[1][-1] == pytest.approx(20, rel=0.1)

@@ -127,6 +127,7 @@ def verdict(run: RunData) -> list[Finding] | Skipped:
     return next(each for each in rules() if each.id == "recipe-mismatch")(run)
 
 
+@pytest.mark.slow
 def test_the_right_recipe_is_checked_and_nothing_is_said(data: Callable[..., RunData]) -> None:
     run = data(right)
     found = replayed(run)
@@ -136,6 +137,7 @@ def test_the_right_recipe_is_checked_and_nothing_is_said(data: Callable[..., Run
     assert verdict(run) == []
 
 
+@pytest.mark.slow
 def test_ends_that_are_not_masked_are_proved(data: Callable[..., RunData]) -> None:
     (said,) = verdict(data(unmasked))
     assert "running on over the ends" in said.title
@@ -143,6 +145,7 @@ def test_ends_that_are_not_masked_are_proved(data: Callable[..., RunData]) -> No
     assert "(1 − done)" in said.fix[0]
 
 
+@pytest.mark.slow
 def test_a_flipped_sign_is_proved(data: Callable[..., RunData]) -> None:
     (said,) = verdict(data(right, sign=-1.0))
     assert "opposite sign" in said.title
@@ -158,6 +161,7 @@ def test_what_is_kept_is_what_happened(data: Callable[..., RunData]) -> None:
         assert rollout.ends.sum() + rollout.cuts.sum() > 0
 
 
+@pytest.mark.slow
 def test_only_a_few_rollouts_are_kept_and_no_hook_stays(tmp_path: Path) -> None:
     net = train(tmp_path / "run", right, updates=14)
     assert not any(part._forward_hooks for part in net.modules())

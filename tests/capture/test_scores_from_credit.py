@@ -99,6 +99,7 @@ def _residuals(policy: Any, actions: torch.Tensor, *, continuous: bool) -> torch
     return nn.functional.one_hot(actions, 2).float() - policy.probs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("continuous", [False, True])
 def test_both_are_what_they_are_by_hand(tmp_path: Path, continuous: bool) -> None:
     by_hand = trained(tmp_path / "run", continuous=continuous)
@@ -113,6 +114,7 @@ def test_both_are_what_they_are_by_hand(tmp_path: Path, continuous: bool) -> Non
         assert "score-not-zero-mean" not in [each.id for each in diagnose(run).findings]
 
 
+@pytest.mark.slow
 def test_actions_of_another_sampler_are_found(tmp_path: Path) -> None:
     trained(tmp_path / "run", continuous=False, sampler="other")
     with gm.load(tmp_path / "run") as run:

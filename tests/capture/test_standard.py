@@ -205,6 +205,7 @@ def test_participation_does_not_underflow(tmp_path: Path) -> None:
     assert series(tmp_path / "run", "grad/all/participation")[0] == pytest.approx(900, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_noise_alone_reads_what_we_say_it_reads(tmp_path: Path) -> None:
     model = nn.Linear(30, 30, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
@@ -315,6 +316,7 @@ def test_with_sketches_no_gradient_is_copied(model: Policy) -> None:
             assert (meter._observer.reader._gradient_of < -1).all()
 
 
+@pytest.mark.slow
 def test_micro_batches_give_alignment_and_noise_scale(tmp_path: Path) -> None:
     """Gradient of part i: x_i = G + noise of known covariance; the truth is known."""
     size, parts = 400, 8
@@ -324,7 +326,7 @@ def test_micro_batches_give_alignment_and_noise_scale(tmp_path: Path) -> None:
     signal = torch.full((size,), 0.1)  # |G|² = 4
     watched = gm.watch(model, optimizer, run=tmp_path / "run", budget=None, sketch_size=1024)
     with watched:
-        for _ in range(400):
+        for _ in range(200):
             optimizer.zero_grad()
             for _ in range(parts):
                 (
@@ -414,6 +416,7 @@ def test_concentration_is_the_entropy_of_the_layers(model: Policy, tmp_path: Pat
     assert run.series("grad/all/concentration")[1][0] == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_the_past_survives_a_checkpoint(model: Policy, tmp_path: Path) -> None:
     def go(meter: gm.Meter, optimizer: torch.optim.Optimizer, steps: int, first: int) -> None:
         for number in range(steps):
@@ -465,6 +468,7 @@ def test_a_pair_says_which_parameters_it_is_of(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_the_error_of_a_sketch_averages_out_of_the_noise_scale(tmp_path: Path) -> None:
     """Two micro-batches G ± d, the same at every step: a fixed hash would err by 25 % for good."""
     torch.manual_seed(5)

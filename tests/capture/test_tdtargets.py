@@ -77,6 +77,7 @@ def facts(folder: Path) -> set[tuple[str, str]]:
         }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bug", ["", "by hand", "scaled"])
 def test_right_targets_are_checked_and_nothing_is_claimed(tmp_path: Path, bug: str) -> None:
     learn(tmp_path / "run", bug)
@@ -89,6 +90,7 @@ def test_right_targets_are_checked_and_nothing_is_claimed(tmp_path: Path, bug: s
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("bug", "fact", "title"),
     [
@@ -109,6 +111,7 @@ def test_one_wrong_line_is_named(
     assert title in first.title
 
 
+@pytest.mark.slow
 def test_a_critic_of_states_and_actions_is_found_by_its_columns(tmp_path: Path) -> None:
     torch.manual_seed(0)
     rng = random.Random(0)

@@ -883,6 +883,7 @@ class Waits(torch.overrides.TorchFunctionMode):
 
 
 @pytest.mark.parametrize("options", [{}, {"terms_memory": 0}])
+@pytest.mark.usefixtures("as_on_a_device")
 def test_splitting_by_terms_and_rewards_waits_for_the_device_once(
     options: dict[str, Any], model: ActorCritic
 ) -> None:

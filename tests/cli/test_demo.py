@@ -24,14 +24,18 @@ def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_a_wrong_line_costs_the_return_is_named_at_step_0_and_repaired() -> None:
-    done = python("-m", "gradiometer", "demo", "--no-serve", "--updates", "16", env=PLAIN)
+@pytest.mark.parametrize("updates", [5, pytest.param(16, marks=pytest.mark.proof)])
+def test_a_wrong_line_costs_the_return_is_named_at_step_0_and_repaired(updates: int) -> None:
+    """After 16 updates the returns tell the trainings apart; the doctor does so from the start."""
+    done = python("-m", "gradiometer", "demo", "--no-serve", "--updates", updates, env=PLAIN)
     assert done.returncode == 0, done.stderr
     ends = {name: float(end) for name, end in re.findall(r"(\w+) +-\d\S+ +(-\S+)\n", done.stdout)}
-    assert ends["healthy"] > -6
-    assert ends["fixed"] > -6
-    assert ends["broken"] < -30
-    assert ends["dead_entropy"] > -6
+    assert set(ends) == {"healthy", "fixed", "broken", "dead_entropy"}
+    if updates == 16:
+        assert ends["healthy"] > -6
+        assert ends["fixed"] > -6
+        assert ends["broken"] < -30
+        assert ends["dead_entropy"] > -6
     acts = re.split(r"^\d\. ", done.stdout, flags=re.MULTILINE)
     assert "CRITICAL shapes-broadcast · proved · since step 0" in acts[2]
     assert not re.search("CRITICAL|WARN", acts[3])

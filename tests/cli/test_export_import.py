@@ -63,7 +63,7 @@ def test_export_writes_a_dynamics_db_and_says_what_is_in_it(run: Path, tmp_path:
 def test_export_overwrites_only_when_told(run: Path, tmp_path: Path) -> None:
     (tmp_path / "x.db").write_text("mine")
     call = ("export", str(run), "--to", "dynamics-db", "-o", "x.db")
-    fails_with(r"x\.db is there already", *call)
+    fails_with(r"x\.db already exists", *call)
     assert (tmp_path / "x.db").read_text() == "mine"
     told = json.loads(gradiometer(*call, "--overwrite", "--json").stdout)
     assert told["file"] == "x.db"

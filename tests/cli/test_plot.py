@@ -103,7 +103,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def exported(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("exported")
-    done = gradiometer("plot", str(run), "--step", "1", "11", "--output-dir", str(folder), "--json")
+    done = sketched("plot", str(run), "--step", "1", "11", "--output-dir", str(folder), "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["steps"] == [1, 11]
     assert {Path(file).name for file in json.loads(done.stdout)["files"]} == names(1) | names(11)
@@ -337,7 +337,7 @@ OF_EXPERTS = [
 
 
 def test_experts_are_drawn_into_a_folder_of_their_own(experts: Path, tmp_path: Path) -> None:
-    done = gradiometer("plot", str(experts))
+    done = sketched("plot", str(experts))
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     (folder,) = (tmp_path / "expert_outputs").iterdir()

@@ -72,6 +72,33 @@ def test_the_doctor_says_it_too(tmp_path: Path) -> None:
     assert "one step late" in first["title"]
 
 
+def test_targets_of_q_learning_have_their_table(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    with Writer(tmp_path / "run") as writer:
+        writer.put(Row(step=0, wall_time=0.0, values={"loss": 1.0}))
+        for step in range(2):
+            rewards, first, second = rng.normal(size=(3, 64))
+            content = {
+                "targets": (rewards + 0.9 * np.maximum(first, second)).tolist(),
+                "rewards": rewards.tolist(),
+                "ends": [0] * 64,
+                "target": [first.tolist(), second.tolist()],
+                "online": [],
+                "critics": 2,
+                "copies": 2,
+                "has_target": True,
+            }
+            writer.put(Table(step=step, name="target-replay", content=content))
+    shown = gradiometer("replay", str(tmp_path / "run"))
+    assert shown.returncode == 0, shown.stderr
+    first_line, rest = shown.stdout.split("\n", 1)
+    assert "Targets with the larger value of both critics" in first_line
+    assert "128 samples" in rest
+    said = json.loads(gradiometer("replay", str(tmp_path / "run"), "--json").stdout)
+    assert (said["wrong"], said["checked"]) == ("twins-largest", False)
+    assert abs(said["fits"][0]["discount"] - 0.9) < 1e-6
+
+
 def test_a_run_without_rollouts_is_told_what_keeps_them(tmp_path: Path) -> None:
     with Writer(tmp_path / "run") as writer:
         writer.put(Row(step=0, wall_time=0.0, values={"loss": 1.0}))

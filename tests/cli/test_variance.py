@@ -221,7 +221,7 @@ def test_a_taken_run_is_told_before_the_work_and_a_failed_append_leaves_whole_li
     Path("taken").mkdir()
     Path("taken/file").write_text("x")
     assert call("--run", "taken", "--save_path", "out.json") == 2
-    assert "taken is there already" in capsys.readouterr().err
+    assert "taken already exists" in capsys.readouterr().err
     assert "tasks" not in capsys.readouterr().err
     Path("log.jsonl").write_text('{"a": 1}')  # cut off by a crash, without its line's end
     assert call("--no-extended", "--run", "none", "--save_path", "log.jsonl") == 0

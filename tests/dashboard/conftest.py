@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import shutil
+import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from starlette.routing import Route
 from gradiometer.dashboard import run_index
 from gradiometer.dashboard.app import STATIC, create_app
 from gradiometer.dashboard.server import bind
+from gradiometer.errors import UsageError
 
 Serve = Callable[[Path], Any]
 
@@ -42,11 +44,25 @@ def hurry(app: Any) -> None:
     broadcast._every = 0.1
 
 
+_ports: list[int] = []
+"""Of the servers of this process. A browser keeps what it has compiled by address, and Plotly at a new
+one costs two seconds: so a server takes the place of one that has ended."""
+
+
+def listening_socket(port: int) -> socket.socket:
+    for number in [port] if port else [*_ports, 0]:
+        with suppress(UsageError):  # somebody listens there
+            found = bind("127.0.0.1", number)
+            _ports.extend({found.getsockname()[1]}.difference(_ports))
+            return found
+    raise AssertionError(f"port {port} is taken")
+
+
 @contextmanager
 def served(root: Path, *, port: int = 0, quick: bool = False, **given: Any) -> Iterator[str]:
     """The address of a server over a folder, with uvicorn and a socket as `gradiometer serve` has
     them; a `quick` one looks for changes ten times as often."""
-    listening = bind("127.0.0.1", port)
+    listening = listening_socket(port)
     app = create_app(root, **given)
     if quick:
         hurry(app)

@@ -369,6 +369,7 @@ def test_thinned_curves_keep_their_spikes_and_means_their_width(tmp_path: Path) 
     )
 
 
+@pytest.mark.slow
 def test_with_many_runs_a_line_has_fewer_points(tmp_path: Path) -> None:
     for seed in range(50):
         write(

@@ -306,6 +306,7 @@ def test_records_of_another_shape_are_an_error_and_a_table_of_that_name_in_a_tra
     assert looked(tmp_path, "training")["empty"] is not None
 
 
+@pytest.mark.slow
 def test_a_gradient_that_does_not_vary_is_nan_and_not_missing(tmp_path: Path) -> None:
     still = [
         BANDITS.study("pomo", kind=BANDITS.Still, random_policy=None),

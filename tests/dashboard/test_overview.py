@@ -467,3 +467,17 @@ def test_a_tick_of_a_live_run_brings_only_new_points(tmp_path: Path) -> None:
     # the verdict names the last step, so that words are sent again; without news of them none are
     assert "verdicts" in tick["parts"]
     assert seen(tmp_path, "r", after=tick["cursor"])["facts"] == []
+
+
+def test_what_the_machine_gave_is_drawn_below_where_it_was_recorded(tmp_path: Path) -> None:
+    told = {"system/cpu": [1.2, 1.3], "system/memory": [300.0, 310.0]}
+    cards = {f"system/gpu/{card}/busy": [0.4, 0.5] for card in range(2)}
+    write(tmp_path / "with", {"reward": [1.0, 2.0], **told, **cards})
+    write(tmp_path / "without", {"reward": [1.0, 2.0]})
+    both = charts(seen(tmp_path, "with", "without"))
+    drawn = {name: chart for name, chart in both.items() if chart["section"] == "System"}
+    assert list(drawn) == ["system-cpu", "system-memory", "system-gpu-busy"]
+    assert [line["name"] for line in drawn["system-gpu-busy"]["lines"]] == list(cards)
+    assert {line["run"] for chart in drawn.values() for line in chart["lines"]} == {"with"}
+    alone = charts(seen(tmp_path, "without"))
+    assert not [chart for chart in alone.values() if chart["section"] == "System"]

@@ -74,6 +74,7 @@ def test_what_is_held_is_weighed_about_as_heavy_as_it_is() -> None:
     assert 0.8 < weighed / taken < 1.3
 
 
+@pytest.mark.slow
 def test_the_memory_of_a_live_run_with_ten_readers_is_flat(tmp_path: Path) -> None:
     """Every reader has a question of its own, so that none is answered for another."""
     import gc

@@ -135,6 +135,7 @@ def test_a_second_server_knows_what_the_first_has_read(
     assert ("state", "a") in DirectSurvey.asked  # its file is another one
 
 
+@pytest.mark.slow
 def test_a_process_that_takes_too_long_is_ended_and_replaced(tmp_path: Path) -> None:
     write_run(tmp_path / "a")
     question = {"what": "card", "path": str(tmp_path / "a"), "root": str(tmp_path)}

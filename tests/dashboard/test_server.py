@@ -85,6 +85,7 @@ def test_a_host_that_others_can_reach_needs_a_token(tmp_path: Path) -> None:
     assert "at least 8" in short.stderr
 
 
+@pytest.mark.slow
 def test_with_a_token_the_printed_address_opens_it_and_no_other_does(tmp_path: Path) -> None:
     with Writer(tmp_path / "runs" / "a") as writer:
         put(writer, 0)

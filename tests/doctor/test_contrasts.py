@@ -27,6 +27,7 @@ def sweep(
     return settings, outcomes
 
 
+@pytest.mark.slow
 def test_the_setting_that_decides_is_named_with_its_medians_and_its_p() -> None:
     settings, outcomes = sweep(16, 10.0)
     (found,) = contrasts(settings, outcomes) or []
@@ -71,6 +72,7 @@ def test_too_few_runs_say_nothing_however_far_apart(num: int) -> None:
     assert told_contrasts({"lr": settings["optim.lr"]}, outcomes, "reward") == ""
 
 
+@pytest.mark.slow
 def test_chance_alone_is_named_no_more_often_than_it_may() -> None:
     found = [bool(contrasts(*sweep(14, 0.0, seed=seed))) for seed in range(300)]
     assert np.mean(found) < 0.08  # 0.05, and two standard errors

@@ -127,6 +127,7 @@ def _starved(found: dict[str, list[Finding]]) -> bool:
     return bool(found["expert-starved"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("token_routed", [False, True], ids=["soft", "top-k"])
 @pytest.mark.parametrize("weights", WEIGHTS)
 def test_answers_tones_and_findings_agree(

@@ -468,6 +468,7 @@ def test_noise_without_an_effect_hardly_ever_gets_a_verdict_of_one(
     assert lasting["lasts"] <= 4
 
 
+@pytest.mark.slow
 def test_at_the_margin_itself_each_side_is_rarely_claimed(planted: ModuleType) -> None:
     waking, divergence, _ = verdict_counts(
         planted, 40, points=120, noise=0.1, phi=0.5, bottom=0.05, size=0.05

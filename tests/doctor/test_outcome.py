@@ -160,6 +160,7 @@ def test_a_short_or_wandering_reward_is_skipped(patients: ModuleType) -> None:
     assert "log it" in skipped("reward-plateau", log({"entropy": np.ones(50)}))
 
 
+@pytest.mark.slow
 def test_the_power_that_is_stated_is_the_power_it_has(patients: ModuleType) -> None:
     """A rise as large as the stated one is seen in four of five runs, with memory in the noise or
     without."""
@@ -678,6 +679,7 @@ def test_held_out_pairs_that_are_told_apart_ever_worse_are_enough(patients: Modu
 # -- all of them
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [50, 500])
 @pytest.mark.parametrize("phi", [0.0, 0.5, 0.9])
 def test_healthy_runs_with_noise_that_remembers_raise_no_warning(
@@ -710,6 +712,7 @@ def test_healthy_runs_with_noise_that_remembers_raise_no_warning(
     assert warned == 0
 
 
+@pytest.mark.slow
 def test_a_fall_is_found_in_noise_alone_less_often_than_its_level(patients: ModuleType) -> None:
     wrong = 0
     for seed in range(60):
@@ -739,6 +742,7 @@ NAMES = (
 )
 
 
+@pytest.mark.slow
 @given(
     st.dictionaries(st.sampled_from(NAMES), VALUES),
     st.integers(-100, 100),

@@ -10,7 +10,9 @@ import pytest
 import gradiometer as gm
 from gradiometer.doctor.rule import Skipped, rules
 from gradiometer.doctor.rundata import RunData
+from gradiometer.maths import targetrecipes
 from gradiometer.maths.recipes import RECIPES, Rollout
+from gradiometer.maths.targetrecipes import LogProbs, TargetBatch, TargetRecipe
 from gradiometer.records import Finding, Row, Table
 from gradiometer.store.writer import Writer
 
@@ -74,3 +76,69 @@ def test_every_wrong_recipe_has_a_fix() -> None:
     from gradiometer.doctor.rules.wiring_replay import FIXES
 
     assert set(FIXES) == {name for name, each in RECIPES.items() if not each.right}
+
+
+def judged_targets(folder: Path, *, gamma: float, **settings: float) -> list[Finding] | Skipped:
+    """A run whose targets are r + γ (1 − end) max Q'."""
+    rng = np.random.default_rng(3)
+    with Writer(folder, facts={"config": settings}) as writer:
+        writer.put(Row(step=0, wall_time=0.0, values={"loss": 1.0}))
+        for step in range(3):
+            rewards, ahead = rng.normal(size=64), rng.normal(4.0, 2.0, (64, 3))
+            ends = (rng.random(64) < 0.1).astype(int)
+            content = {
+                "targets": (rewards + gamma * (1 - ends) * ahead.max(1)).tolist(),
+                "rewards": rewards.tolist(),
+                "ends": ends.tolist(),
+                "target": [ahead.tolist()],
+                "online": [],
+                "critics": 1,
+                "copies": 1,
+                "has_target": True,
+            }
+            writer.put(Table(step=step, name="target-replay", content=content))
+    with gm.load(folder) as run:
+        return next(each for each in rules() if each.id == ID)(RunData(run))
+
+
+def test_a_discount_that_is_not_that_of_the_settings_is_told(tmp_path: Path) -> None:
+    assert judged_targets(tmp_path / "right", gamma=0.97, discount=0.97) == []
+    found = judged_targets(tmp_path / "other", gamma=0.9, discount=0.99)
+    assert not isinstance(found, Skipped)
+    (said,) = found
+    assert (said.severity, said.basis) == ("warn", "proved")
+    assert said.title == "Targets have a discount of 0.9, the settings say 0.99"
+    one = judged_targets(tmp_path / "one", gamma=1.0, discount=0.99)
+    assert not isinstance(one, Skipped)
+    assert [each.severity for each in one] == ["info"]
+    zero = judged_targets(tmp_path / "zero", gamma=0.0)
+    assert not isinstance(zero, Skipped)
+    assert [each.severity for each in zero] == ["critical"]
+
+
+def test_what_does_not_fit_together_is_not_judged(tmp_path: Path) -> None:
+    content = {"targets": [1.0], "rewards": [1.0, 2.0], "ends": [0], "target": [[1.0]]}
+    more = {"online": [], "critics": 1, "has_target": True}
+    with Writer(tmp_path / "run") as writer:
+        writer.put(Row(step=0, wall_time=0.0, values={"loss": 1.0}))
+        for step, odd in enumerate((content | more, content, {"targets": "no"}, [1])):
+            writer.put(Table(step=step, name="target-replay", content=odd))
+    with gm.load(tmp_path / "run") as run:
+        found = next(each for each in rules() if each.id == ID)(RunData(run))
+    assert isinstance(found, Skipped)
+
+
+def test_every_wrong_recipe_of_targets_has_a_fix() -> None:
+    from gradiometer.doctor.rules.wiring_replay import TARGET_FIXES
+
+    x, whole = np.arange(64.0), np.arange(64)
+    table = np.stack([x, x], 1)
+    ends = (x % 8 == 0).astype(np.float64)
+    common = {"targets": x, "rewards": x, "ends": ends, "has_target": True, "copies": 2}
+    choosing = TargetBatch(**common, target=(table,), online=(table,), taken=whole)
+    logs = (LogProbs(normal=x, slopes=(x,)),)
+    soft = TargetBatch(**common, target=(x, x), online=(x, x), critics=2, log_probs=logs)
+    ways = [way for batch in (choosing, soft) for way in targetrecipes._ways([batch])]
+    named = [x for x in vars(targetrecipes).values() if isinstance(x, TargetRecipe)]
+    recipes = [*named, *(way.recipe for way in ways)]
+    assert set(TARGET_FIXES) == {each.name for each in recipes if not each.right}

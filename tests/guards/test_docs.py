@@ -255,3 +255,48 @@ def test_every_file_that_architecture_and_contributing_name_is_there() -> None:
         and not ("/" not in path and path in known)
     ]
     assert missing == []
+
+
+GALLERY = (ROOT / "docs" / "gallery.md").read_text(encoding="utf-8")
+
+
+def test_each_case_of_the_gallery_has_its_picture_and_a_finding_of_the_doctor() -> None:
+    """What is shown are real runs; the words of their fixes are those of the rules of today."""
+    cases = GALLERY.split("\n## ")[1:]
+    rules = {each.id for each in GENERATE.rules()}
+    words = squeezed_words(
+        "".join(
+            file.read_text(encoding="utf-8")
+            for file in (ROOT / "src" / "gradiometer" / "doctor").rglob("*.py")
+        )
+    )
+    assert 6 <= len(cases) <= 12
+    for case in cases:
+        (picture,) = re.findall(r"\((pictures/gallery/[\w-]+\.svg)\)", case)
+        drawn = (ROOT / "docs" / picture).read_text(encoding="utf-8")
+        (id,) = re.findall(r"^[A-Z]+ ([a-z-]+) · ", case, re.MULTILINE)
+        assert id in rules
+        assert f"{id}, step" in drawn
+        line = re.findall(r"^  fix +(?:1\. )?(.+)$", case, re.MULTILINE)[0]
+        fix = squeezed_words(line)  # the name of a setting may be put into it
+        assert any(fix[start : start + 20] in words for start in range(len(fix) - 19)), line
+
+
+def squeezed_words(text: str) -> str:
+    """Letters alone: a string of the code may be broken anywhere."""
+    return re.sub(r"[^a-z]", "", text.lower())
+
+
+def test_the_changed_lines_of_the_gallery_are_in_the_programs() -> None:
+    programs = "".join(
+        file.read_text(encoding="utf-8")
+        for file in [
+            *(ROOT / "labs" / "programs").glob("*.py"),
+            ROOT / "src" / "gradiometer" / "demo" / "train.py",
+        ]
+    )
+    changed = re.findall(
+        r"^- (.+)$", "".join(re.findall(r"```diff\n(.*?)```", GALLERY, re.DOTALL)), re.MULTILINE
+    )
+    assert changed
+    assert [line for line in changed if line not in programs] == []

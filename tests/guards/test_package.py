@@ -130,3 +130,10 @@ def test_the_version_is_the_newest_of_the_changelog() -> None:
         r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE
     )
     assert gradiometer.__version__ == next(each for each in headings if each != "Unreleased")
+
+
+def test_the_citation_and_the_first_page_name_this_version() -> None:
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {gradiometer.__version__}\n" in citation
+    first_page = (ROOT / "docs" / "five-minutes.md").read_text(encoding="utf-8")
+    assert f"# gradiometer {gradiometer.__version__}\n" in first_page

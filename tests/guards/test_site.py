@@ -54,7 +54,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         str(built),
     ]
     done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, env={"NO_MKDOCS_2_WARNING": "1"}
+        command,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={"NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(DOCS)},
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert not done.stderr
@@ -96,7 +100,9 @@ def test_every_page_shows_what_it_is_written_to_show(site: Path) -> None:
     assert "<code>examples/02_dead_term.py</code>" in (site / "guide" / "meter.html").read_text(
         encoding="utf-8"
     )
-    assert "&lt;g_c, g&gt;" in (site / "reference" / "metrics.html").read_text(encoding="utf-8")
+    assert "&lt;g_c, g&gt;" in (site / "reference" / "metrics-terms.html").read_text(
+        encoding="utf-8"
+    )
     assert "<li><code>failed</code>" in (site / "reference" / "api.html").read_text(
         encoding="utf-8"
     )

@@ -53,6 +53,7 @@ def watched(*args: Any, **options: Any) -> Any:
     return gm.watch(*args, **{**options, "budget": None, "tier": "deep"})
 
 
+@pytest.mark.slow
 def test_the_script_has_the_same_weights_with_and_without(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(
         __import__("sys").modules, "cleanrl", SimpleNamespace()

@@ -253,3 +253,13 @@ for i in range(4):
     with ran(script) as kept:
         assert kept.series("reward")[1].tolist() == [1.0, 11.0, 21.0, 31.0]
         assert kept.tables("overheard")[-1].content == {"reward": 12}
+
+
+def test_a_policy_that_is_certain_of_its_actions_has_no_ratio_to_judge(ran: Ran) -> None:
+    """Its ratio is 1 however it moves: a learning rate that is too high ends so."""
+    right = "Categorical(logits=self.actor(x))"
+    assert right in CLEANRL
+    wrong = "Categorical(logits=self.actor(x) + 200 * torch.tensor([1.0, -1.0]))"
+    with ran(CLEANRL.replace(right, wrong)) as kept:
+        assert set(kept.series("credit/ratio_error")[1]) == {0.0}
+        assert kept.events("ratio-always-one") == []

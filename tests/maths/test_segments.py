@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from gradiometer.maths import stats
-from gradiometer.maths.segments import SEGMENTED, Segments
+from gradiometer.maths.segments import SEGMENTED, HostSegments, Segments
 from gradiometer.maths.sketch import Joined, Sketcher
 
 SIZES = (1, 7, 100, 3, 1)
@@ -26,21 +29,35 @@ def test_a_segment_is_read_as_its_tensor(read: object, dtype: torch.dtype) -> No
     assert callable(read)
     one, other = tensors(dtype, 0), tensors(dtype, 1)
     given = (one, other) if read is stats.dot else (one,)
-    segments = Segments(SIZES, torch.device("cpu"))
-    found = SEGMENTED[read](segments, *(torch.cat(each) for each in given))
+    vectors = [torch.cat(each) for each in given]
+    found = [getattr(Segments(SIZES, torch.device("cpu")), SEGMENTED[read])(*vectors)]
+    if dtype in (torch.float32, torch.float64):
+        arrays = [vector.numpy() for vector in vectors]
+        found.append(getattr(HostSegments(SIZES), SEGMENTED[read])(*arrays))
     expected = [read(*each) for each in zip(*given, strict=True)]
-    columns = found if isinstance(found, tuple) else (found,)
     wanted = [each if isinstance(each, tuple) else (each,) for each in expected]
-    for part, column in enumerate(columns):
-        exact = torch.stack([each[part].double() for each in wanted])
-        torch.testing.assert_close(column.double(), exact, rtol=1e-5, atol=1e-6)
+    for columns in (each if isinstance(each, tuple) else (each,) for each in found):
+        for part, column in enumerate(columns):
+            exact = torch.stack([each[part].double() for each in wanted])
+            of_host = torch.as_tensor(np.asarray(column)).double()
+            torch.testing.assert_close(of_host, exact, rtol=1e-5, atol=1e-6)
 
 
-def test_nan_and_inf_stay_where_they_are() -> None:
-    x = torch.tensor([1.0, math.nan, 2.0, math.inf, -3.0, -math.inf])
-    segments = Segments([2, 2, 1, 1], torch.device("cpu"))
+@pytest.fixture(params=["device", "host"])
+def made(request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """Segments of lengths, and what they are given of a list of numbers."""
+    if request.param == "host":
+        return lambda lengths, x: (HostSegments(lengths), np.array(x, dtype=np.float32))
+    return lambda lengths, x: (Segments(lengths, torch.device("cpu")), torch.tensor(x))
+
+
+@pytest.mark.filterwarnings("error")
+def test_nan_and_inf_stay_where_they_are(made: Callable[..., Any]) -> None:
+    given = [1.0, math.nan, 2.0, math.inf, -3.0, -math.inf]
+    segments, x = made([2, 2, 1, 1], given)
     low, high = segments.extreme(x)
-    assert torch.isnan(torch.stack([low[0], high[0], segments.norm(x)[0]])).all()
+    segments.fourths(x)
+    assert np.isnan([float(low[0]), float(high[0]), float(segments.norm(x)[0])]).all()
     assert (low[1:].tolist(), high[1:].tolist()) == (
         [2.0, -3.0, -math.inf],
         [math.inf, -3.0, -math.inf],
@@ -48,9 +65,9 @@ def test_nan_and_inf_stay_where_they_are() -> None:
     assert segments.norm(x)[1:].tolist() == [math.inf, 3.0, math.inf]
 
 
-def test_a_norm_of_huge_elements_does_not_overflow() -> None:
-    segments = Segments([2, 1], torch.device("cpu"))
-    assert segments.norm(torch.tensor([3e30, 4e30, 1e-30])).tolist() == pytest.approx([5e30, 1e-30])
+def test_a_norm_of_huge_elements_does_not_overflow(made: Callable[..., Any]) -> None:
+    segments, x = made([2, 1], [3e30, 4e30, 1e-30])
+    assert segments.norm(x).tolist() == pytest.approx([5e30, 1e-30])
 
 
 @pytest.mark.parametrize("shift", [0, 12_345])

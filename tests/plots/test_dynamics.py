@@ -112,7 +112,7 @@ def holes(tmp_path_factory: pytest.TempPathFactory) -> ExpertRun:
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> ExpertRun:
     folder = tmp_path_factory.mktemp("runs") / "many"
-    return read(RUNS.write_run(folder, experts=64, layers=12, steps=range(0, 100, 10)))
+    return read(RUNS.write_run(folder, experts=32, layers=11, steps=range(0, 100, 10)))
 
 
 @pytest.fixture(scope="module")
@@ -284,10 +284,11 @@ def test_a_point_without_neighbours_is_a_dot(tmp_path: Path) -> None:
     assert all(list(map(float, each.get_xdata())) == [7.0] for each in dots)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_many_experts_are_a_median_with_a_band_and_the_ends_have_names(many: ExpertRun) -> None:
     figure = drawn(draw_dynamics, many)
     ax = panel(figure, "Gradient norm")
-    others = np.array([many.field(norm_of("middle")).row(str(e))[0] for e in range(1, 64)])
+    others = np.array([many.field(norm_of("middle")).row(str(e))[0] for e in range(1, 32)])
     assert list(points(line(ax, WARM[0][2])).values()) == pytest.approx(np.median(others, axis=0))
     heights = [
         path.get_paths()[0].vertices[:, 1]
@@ -298,8 +299,8 @@ def test_many_experts_are_a_median_with_a_band_and_the_ends_have_names(many: Exp
     assert (min(heights[0]), max(heights[0])) == pytest.approx((others.min(), others.max()))
     assert len(figure.legends[0].get_texts()) == 6
     said = words(figure)
-    assert "experts 1–63 (median, band: min to max), top 5 %" in said
-    assert "expert 63 is the lowest" in said
+    assert "experts 1–31 (median, band: min to max), top 5 %" in said
+    assert "expert 31 is the lowest" in said
     assert "expert 1 the highest" in said
 
 
@@ -325,7 +326,7 @@ def test_the_header_holds_the_divergence_at_the_end(
     assert f"expert 1: {first:.2g}" in divergence_words(merged)
     assert "Prismatic: > 0.05 meaningful, < 0.01 converged" in divergence_words(merged)
     assert divergence_words(merged) in words(drawn(draw_dynamics, merged)).replace("\n", " ")
-    assert "over 63 experts, from" in divergence_words(many)
+    assert "over 31 experts, from" in divergence_words(many)
     bare = ExpertRun(source.log, {})
     assert divergence_words(bare) == "divergence: not measured"
 
@@ -426,9 +427,9 @@ def test_zeros_and_nans_have_cells_of_their_own(tmp_path: Path) -> None:
 def test_a_large_heat_map_labels_some_of_its_rows_and_columns(many: ExpertRun) -> None:
     figure = drawn(draw_layers, many)
     ax = panel(figure, "Top 5 %")
-    assert np.asarray(ax.images[0].get_array()).shape == (12, 64)
-    assert [label.get_text() for label in ax.get_xticklabels()] == [str(e) for e in range(0, 64, 8)]
-    assert [label.get_text() for label in ax.get_yticklabels()] == list(map(str, range(12))), (
+    assert np.asarray(ax.images[0].get_array()).shape == (11, 32)
+    assert [label.get_text() for label in ax.get_xticklabels()] == [str(e) for e in range(0, 32, 4)]
+    assert [label.get_text() for label in ax.get_yticklabels()] == list(map(str, range(11))), (
         "9 before 10"
     )
     assert ax.get_ylabel() == "layer  model.layers.*.moe"
@@ -526,12 +527,13 @@ def test_bins_are_where_the_meter_puts_its_counts() -> None:
 def test_histograms_of_many_experts_are_rows_of_a_map(many: ExpertRun) -> None:
     figure = drawn(draw_histograms, many, 50)
     (mesh,) = panel(figure, "step 50").collections
-    table = np.ma.getdata(mesh.get_array()).reshape(64, 34)
-    counts = RUNS.histogram(64, 50, 7)
+    table = np.ma.getdata(mesh.get_array()).reshape(32, 34)
+    counts = RUNS.histogram(32, 50, 7)
     assert table[7] == pytest.approx(counts[1:35] / counts.sum())
-    assert "exact zeros in 63 experts" in words(figure)
+    assert "exact zeros in 31 experts" in words(figure)
 
 
+@pytest.mark.slow
 def test_a_log_of_the_sources_columns_gets_the_figures_it_has_numbers_for(
     source: ExpertRun, tmp_path: Path
 ) -> None:
@@ -621,6 +623,7 @@ def test_the_numbers_behind_the_figures_are_beside_them(holes: ExpertRun, tmp_pa
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("sketched")
 def test_named_steps_give_their_heat_maps_and_histograms_and_no_others(
     holes: ExpertRun, tmp_path: Path

@@ -151,6 +151,7 @@ def test_a_term_that_was_not_in_the_loss_says_so(synthetic: ModuleType) -> None:
     assert heights(panel(figure, "kl")) == []
 
 
+@pytest.mark.slow
 def test_a_term_without_a_gradient_path_is_called_that(synthetic: ModuleType) -> None:
     values = synthetic.metrics(1, terms=("task", "kl"))
     about = {**synthetic.circumstances(), "terms": ["task", "kl"], "dead": ["entropy"]}
@@ -218,6 +219,7 @@ def test_a_broken_axis_keeps_the_order_of_all_numbers() -> None:
     assert [text.get_text() for text in ax.get_yticklabels()][:2] == ["−0.9", "0"]
 
 
+@pytest.mark.slow
 def test_the_comparison_shares_its_axes_and_names_the_steps(synthetic: ModuleType) -> None:
     steps = [from_flat(synthetic.metrics(number), step=number) for number in (0, 20, 40)]
     with styled():
@@ -229,6 +231,7 @@ def test_the_comparison_shares_its_axes_and_names_the_steps(synthetic: ModuleTyp
     assert "(GRPO)" in words(figure)
 
 
+@pytest.mark.slow
 def test_steps_with_other_terms_and_buckets_compare(synthetic: ModuleType) -> None:
     values = synthetic.metrics(1, terms=("task", "entropy"))
     fewer = {name: value for name, value in values.items() if "bucket_6" not in name}
@@ -280,6 +283,7 @@ def test_odd_analyses_are_drawn(case: str, synthetic: ModuleType) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("sketched")
 def test_the_files_of_a_step_have_the_names_of_the_source(
     tmp_path: Path, synthetic: ModuleType, step: AnalysisStep
 ) -> None:
@@ -311,6 +315,7 @@ def test_the_same_figure_gives_the_same_bytes(kind: str, step: AnalysisStep) -> 
     assert made[0] == made[1]
 
 
+@pytest.mark.slow
 def test_a_pdf_carries_its_fonts_as_truetype(step: AnalysisStep) -> None:
     with styled():
         matplotlib.rcParams["pdf.compression"] = 0

@@ -116,6 +116,7 @@ def fuzz(folder: Path, count: int, seed: int) -> Iterator[str]:
         yield f"{name} {number}"
 
 
+@pytest.mark.slow
 def test_mutated_logs_are_read_or_refused(tmp_path: Path) -> None:
     assert len(list(fuzz(tmp_path, 140, seed=1))) == 140
 

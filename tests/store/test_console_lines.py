@@ -10,6 +10,12 @@ import pytest
 from gradiometer.store.console_lines import Bar, LineReader, is_counter, plain
 
 LINES: list[tuple[str, dict[str, float]]] = [
+    (
+        "update 10: mean reward 0.672, loss -0.08",
+        {"update": 10, "mean reward": 0.672, "loss": -0.08},
+    ),
+    ("Iteration 10/200: mean reward 0.5", {"Iteration": 10, "mean reward": 0.5}),
+    ("Step 5: loaded 12 shards", {"Step": 5}),
     # dicts
     (
         "{'loss': 0.1, 'grad_norm': 2e-3, 'epoch': 0.5}",

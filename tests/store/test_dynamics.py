@@ -284,6 +284,7 @@ def test_pruning_keeps_the_view(folder: Path) -> None:
     assert query(folder / "run.db", "SELECT * FROM dynamics") == before
 
 
+@pytest.mark.slow
 def test_as_many_experts_as_sqlite_has_columns_for_are_shown_and_the_rest_is_said(
     folder: Path, tmp_path: Path
 ) -> None:
@@ -311,6 +312,7 @@ def test_as_many_experts_as_sqlite_has_columns_for_are_shown_and_the_rest_is_sai
     assert query(tmp_path / "x.db", "SELECT * FROM dynamics")[1] == shown
 
 
+@pytest.mark.slow
 def test_expert_series_take_no_more_than_30_bytes_a_value(folder: Path) -> None:
     quantities = [
         name.rpartition("/")[2] for name in CATALOGUE if name.startswith("grad/<layer>/expert/")
@@ -576,7 +578,7 @@ def test_nothing_is_overwritten_unless_told_and_a_run_never(folder: Path, tmp_pa
     target = tmp_path / "dynamics.db"
     target.write_text("mine")
     with load(folder) as run:
-        with pytest.raises(UsageError, match=r"dynamics\.db is there already"):
+        with pytest.raises(UsageError, match=r"dynamics\.db already exists"):
             export_dynamics(run, target)
         assert target.read_text() == "mine"
         (tmp_path / "dynamics.db-journal").write_text("of a crash")
@@ -603,6 +605,7 @@ def test_an_export_that_fails_leaves_what_was_there(folder: Path, tmp_path: Path
     assert sorted(file.name for file in tmp_path.iterdir()) == ["run", "x.db"]
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_an_error_and_leaves_nothing(
     folder: Path, tmp_path: Path, execute: Any
 ) -> None:
@@ -717,6 +720,7 @@ def trainings(draw: st.DrawFn) -> dict[int, dict[str, float]]:
     return draw(st.dictionaries(steps, values, min_size=1, max_size=8))
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rows=trainings())
 def test_a_run_that_goes_through_a_dynamics_db_comes_back_the_same(
@@ -789,6 +793,7 @@ def test_an_import_that_is_interrupted_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_large_log_is_imported_in_parts_and_nothing_is_lost(tmp_path: Path) -> None:
     values = {f"x{place}": float(place) for place in range(1000)}
     log = Log("a.jsonl", name="a", run_id="a", rows=[(step, values) for step in range(250)])

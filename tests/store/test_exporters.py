@@ -348,7 +348,7 @@ def test_overwrite_replaces_an_export_and_nothing_else(run: Path, tmp_path: Path
     path = tmp_path / "out"
     with load(run) as opened:
         export_run(opened, path, to=to)  # type: ignore[arg-type]
-        with pytest.raises(UsageError, match="is there already"):
+        with pytest.raises(UsageError, match="already exists"):
             export_run(opened, path, to=to)  # type: ignore[arg-type]
         export_run(opened, path, to=to, overwrite=True)  # type: ignore[arg-type]
         assert path.is_file() or len(list(path.iterdir())) == 1
@@ -389,6 +389,7 @@ NUMBERS = st.floats(allow_nan=True, allow_infinity=True, width=64)
 NAMES = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=8)
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(
     st.dictionaries(

@@ -95,7 +95,7 @@ def test_each_format_says_what_was_written_and_what_it_cannot_hold(
         ),
         (("ppo", "--to", "parqet", "-o", "x"), "did you mean 'parquet'"),
         (("ppo", "--to", "csv", "-o", ""), "-o must name a file"),
-        (("ppo", "--to", "csv", "-o", "taken.csv"), "is there already.*--overwrite"),
+        (("ppo", "--to", "csv", "-o", "taken.csv"), "already exists.*--overwrite"),
         (("ppo", "--to", "csv", "-o", "ppo/run.db", "--overwrite"), "the place of a run"),
         (("ppo", "--to", "tensorboard", "-o", "ppo", "--overwrite"), "holds other files"),
         (("ppo", "--to", "wandb", "-o", "ppo", "--overwrite"), "holds other files"),

@@ -43,7 +43,7 @@ def a_run(folder: Path) -> Path:
 def test_of_several_logs_in_a_folder_the_stated_one_is_read_and_the_others_are_named() -> None:
     with pytest.warns(
         GradiometerWarning,
-        match=r"read is progress\.csv; also there, not read: events\.out\.tfevents\.0$",
+        match=r"read progress\.csv; ignored: events\.out\.tfevents\.0$",
     ):
         log = open_log(FIXTURES / "sb3_ppo")
     assert log.path.name == "progress.csv"
@@ -64,7 +64,7 @@ def test_the_order_of_kinds_is_the_stated_one(tmp_path: Path) -> None:
     while expected:
         name, kind = expected.pop()
         if expected:
-            with pytest.warns(GradiometerWarning, match=f"read is {name}"):
+            with pytest.warns(GradiometerWarning, match=f"read {name}"):
                 log = open_log(folder)
         else:
             log = open_log(folder)
@@ -83,7 +83,7 @@ def test_of_several_runs_in_a_folder_the_longest_is_read_and_each_is_a_run(tmp_p
         (tmp_path / f"seed{seed}.jsonl").write_text(lines)
     (tmp_path / "timing.jsonl").write_text('{"step": 1, "wall": 3, "other": 2}\n')
     (tmp_path / "data.jsonl").write_text('{"prompt": "2 + 2", "answer": 4}\n' * 1000)
-    with pytest.warns(GradiometerWarning, match=r"read is seed2\.jsonl; also there, not read: .*"):
+    with pytest.warns(GradiometerWarning, match=r"read seed2\.jsonl; ignored: .*"):
         log = open_log(tmp_path)
     assert log.newest_step == 11
     seeds = [tmp_path / f"seed{seed}.jsonl" for seed in (2, 1, 0)]
@@ -206,7 +206,7 @@ def test_import_says_whose_names_what_steps_and_what_was_resumed(tmp_path: Path)
     for line in (
         "progress.csv: csv, 2 series at 2 steps (10 to 20), 4 values",
         "names of SB3, steps from time/total_timesteps (environment steps)",
-        "1 value gave way to a later one",
+        "1 value replaced by a later one",
         "not in the catalogue, kept under their own names: my/own",
         "left out, being neither numbers nor tables: note",
     ):

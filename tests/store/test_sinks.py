@@ -345,7 +345,7 @@ def test_wandb_never_costs_a_user_who_counts_steps_a_row(
     with quiet_wandb.init(project="mine") as theirs:
         theirs.log({"loss": -1.0}, step=0)
         with (
-            pytest.warns(GradiometerWarning, match="found no room") as said,
+            pytest.warns(GradiometerWarning, match="were not sent") as said,
             fan(folder, "wandb") as both,
         ):
             for step in range(1, 6):
@@ -363,7 +363,7 @@ def test_wandb_never_costs_a_user_who_counts_steps_a_row(
     assert at.tolist() == values.tolist()  # at our steps, though they travelled in other rows
     assert STEP not in log.names()
     assert len(at) >= 5
-    assert f"{20 - len(at)} of ours found no room" in str(said[0].message)
+    assert f"{20 - len(at)} of them were not sent" in str(said[0].message)
     assert "attach=False" in str(said[0].message)
 
 

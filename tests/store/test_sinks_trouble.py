@@ -374,7 +374,7 @@ def test_wrong_sinks_are_told_before_anything_is_made(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "x.jsonl").write_text('{"step": 0}\n')
     (tmp_path / "events.out.tfevents.1.host.1.0.gradiometer").write_bytes(b"")
-    with pytest.raises(UsageError, match="is there already"):
+    with pytest.raises(UsageError, match="already exists"):
         chosen([sinks.jsonl(path=tmp_path / "x.jsonl")], start)
     with pytest.raises(UsageError, match="event files of another run"):
         chosen([sinks.tensorboard(folder=tmp_path)], start)

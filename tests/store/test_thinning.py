@@ -83,6 +83,7 @@ def test_thinning_keeps_every_extreme_and_counts_every_point(
     assert (found.mean <= found.high + 1e-12).all()
 
 
+@pytest.mark.slow
 def test_sqlite_and_numpy_thin_alike(long_run: Path) -> None:
     with reader.load(long_run) as run:
         steps, values = run.series("v")

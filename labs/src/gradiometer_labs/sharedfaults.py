@@ -72,8 +72,8 @@ def entropy_no_grad(entropy_of: Callable[P, Tensor]) -> Callable[P, Tensor]:
 for _lab in ("cartpole", "sokoban", "sparsify"):
     FaultsOf(_lab)(
         piece="entropy_of",
-        summary="the entropy is computed under torch.no_grad(): the loss shows the bonus, no"
-        " weight ever feels it",
+        summary="the entropy is computed under torch.no_grad(): the loss contains the bonus,"
+        " but it trains no weight",
         expected=("dead-term",),
         catalogue="F19",
     )(entropy_no_grad)

@@ -3,7 +3,8 @@
 Such a loss goes through the critic down to the action. Optimizers make it small, so what the critic
 says must count negatively: dL/dQ < 0. The critic is known by its own loss, a squared error, and the
 actor's by this: it goes through the same layer, and on to parameters that the critic's did not
-reach.
+reach. An actor whose loss has its critic and log-probabilities, all with the same weight, and no
+way through the critic, learns from its entropy alone: actions were drawn with `sample`.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from gradiometer.capture.proofs import ProofLog
 
 __all__ = ["ActorSign"]
 
-ID = "update-opposes-reward"
+ID, RECIPE = "update-opposes-reward", "recipe-mismatch"
 ENOUGH = 8
 """Backward calls that must all say the same."""
+ALIKE = 1e-4
+"""Of their mean: what weights differ by that are the same but for rounding."""
 
 
 class ActorSign:
@@ -34,6 +37,9 @@ class ActorSign:
         """By a weight of the critic's last layer: all that its own loss reaches, by id."""
         self._slopes: list[Tensor] = []
         self._is_over = False
+        self._spreads: list[tuple[Tensor, Tensor]] = []
+        """Of losses without a way through the critic: the mean weight of its log-probabilities, and
+        how far they are from it."""
 
     def graph_seen(self, seen: SeenGraph) -> None:
         """A loss is about to go backward."""
@@ -49,11 +55,48 @@ class ActorSign:
             for layer in seen.layers:
                 if self._goes_through(layer):
                     hooks.observe_node(layer, self._note)
+        elif self._reached and not any(each.reparametrised for each in seen.log_probs):
+            self._look_for_cut(seen)
 
     def _goes_through(self, layer: Any) -> bool:
-        known = [self._reached.get(id(each)) for each in layer_weights(layer)]
-        critic = next((each for each in known if each is not None), None)
+        critic = self._critic_of(layer)
         return critic is not None and bool(set(leaves_of([layer])) - critic)
+
+    def _critic_of(self, layer: Any) -> set[int] | None:
+        """What the critic's own loss reaches, where the layer is the critic's last."""
+        known = [self._reached.get(id(each)) for each in layer_weights(layer)]
+        return next((each for each in known if each is not None), None)
+
+    def _look_for_cut(self, seen: SeenGraph) -> None:
+        """A loss with log-probabilities of actions that no gradient goes through."""
+        if len(self._spreads) >= ENOUGH:
+            self._judge_cut()
+            return
+        critics = [layer for layer in seen.layers if self._critic_of(layer) is not None]
+        if critics and not any(map(self._goes_through, critics)) and len(seen.log_probs) == 1:
+            hooks.observe_node(seen.log_probs[0].node, self._note_weights)
+
+    def _note_weights(self, gradients: tuple[Any, ...]) -> None:
+        if gradients[0] is not None and gradients[0].numel() > 1:
+            weights = gradients[0].detach()
+            self._spreads.append((weights.mean(), weights.std()))
+
+    def _judge_cut(self) -> None:
+        """A policy gradient weighs each sample by its advantage, an entropy all alike."""
+        self._is_over = True
+        if all(
+            float(mean) > 0.0 and float(spread) <= ALIKE * float(mean)
+            for mean, spread in self._spreads
+        ):
+            self._proofs.found(
+                RECIPE,
+                f"in {len(self._spreads)} backward calls of the actor's loss no gradient goes"
+                " through the critic to the actor, and all log-probabilities weigh the same:"
+                " actions are drawn without their gradient",
+                subject="actor",
+                recipe="actor-sampled",
+                calls=len(self._spreads),
+            )
 
     def _note(self, gradients: tuple[Any, ...]) -> None:
         if gradients[0] is not None:

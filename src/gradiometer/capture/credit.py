@@ -22,7 +22,13 @@ from torch import Tensor
 
 from gradiometer.capture import hooks, logprobs
 from gradiometer.capture.hooks import guarded
-from gradiometer.capture.logprobs import Mark, SeenGraph, SeenLogProbs
+from gradiometer.capture.logprobs import (
+    Mark,
+    SeenGraph,
+    SeenLogProbs,
+    TrainedValues,
+    trained_towards,
+)
 from gradiometer.capture.rounds import Recorder
 from gradiometer.capture.statistics import Fetched, Reading
 from gradiometer.maths.credit import correlation, summary
@@ -39,6 +45,14 @@ MOST_OBSERVED = 64
 """Of those, how many are followed down to their observations."""
 OBSERVED_ROWS, OBSERVED_COLUMNS = 512, 64
 """Of observations: rows that are kept, and numbers of each."""
+SCALARS = {
+    "entropy": "credit/entropy_slope",
+    "values": "credit/value_slope",
+    "level": "credit/entropy",
+}
+"""By what they are called among the scalars of a reading."""
+MOST_FITS, FEWEST_FITTED = 4, 8
+"""Errors of values that are looked at in a loss, and samples of each."""
 OF_SEQUENCES = ("sums", "counts", "beyond")
 TELLING = ("actions", "log_probs", "observations", "ratio", "residuals")
 
@@ -71,6 +85,13 @@ class _Backward:
     samples: list[_Samples] = field(default_factory=list)
     entropy: list[Tensor] = field(default_factory=list)
     values: list[Tensor] = field(default_factory=list)
+    fits: list[Tensor] = field(default_factory=list)
+    """Of values in the loss of a policy: n, and n times the mean squared error, its variance and
+    that of the targets."""
+    levels: list[Tensor] = field(default_factory=list)
+    """Of entropies."""
+    ranges: list[tuple[float, float]] = field(default_factory=list)
+    """What ratios are clipped to."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -138,7 +159,9 @@ class CreditReader:
             return
         wide = answer.ndim > 1 and _is_wide(distribution)
         if method == "entropy":
-            logprobs.mark(answer, Mark(kind="entropy", wide=wide))
+            with torch.no_grad():
+                whole = answer.detach().sum(-1) if wide else answer.detach()
+                logprobs.mark(answer, Mark(kind="entropy", wide=wide, level=whole.float().mean()))
         elif isinstance(value, Tensor):
             with torch.no_grad():
                 made = self._log_prob_mark(value, answer, wide=wide)
@@ -216,10 +239,17 @@ class CreditReader:
                 self._hook_log_probs(found, into, ratios, observed=place % every == 0)
         for entropy in seen.entropies:
             hooks.observe_node(entropy.node, self._entropy_note(into, entropy))
+        into.levels += [each.level for each in seen.entropies if each.level is not None]
+        into.ranges += seen.ranges
         for told in self.on_graph:
             told(seen)
         for node, place in seen.errors[:MOST_NODES]:
             hooks.observe_node(node, self._value_note(into, place), leaving=True)
+        # Values that a loss trains without a policy beside them may be those of actions, whose
+        # targets are no returns.
+        if seen.log_probs:
+            fits = (_fit(trained_towards(*each)) for each in seen.errors[:MOST_FITS])
+            into.fits += [each for each in fits if each is not None]
 
     def _hook_log_probs(
         self, found: SeenLogProbs, into: _Backward, ratios: list[Tensor], *, observed: bool
@@ -282,21 +312,36 @@ class CreditReader:
             slopes = [x for _, one in self._kept for x in getattr(one, name)]
             if slopes:
                 reading.add_scalar(f"credit/{name}", torch.stack(slopes).sum())
+        if levels := [x for _, one in self._kept for x in one.levels]:
+            reading.add_scalar("credit/level", torch.stack(levels).mean())
+        for one in (each for _, kept in self._kept for each in kept.fits):
+            reading.add_array("credit/fits", one)
         return samples
 
     def collect(self, samples: list[_Samples], fetched: Fetched) -> CreditBatch | None:
         """The round's credit from what was fetched; None where there was none."""
         num_entropies = sum(len(one.entropy) for _, one in self._kept)
+        ranges = {each for _, one in self._kept for each in one.ranges}
         why = self._unmeasurable
         self.forget()
         rows = [_on_host(each, place, fetched) for place, each in enumerate(samples)]
         values = _values(rows, fetched)
-        values |= _by_length(len(samples), fetched)
+        values |= _by_length(len(samples), fetched) | _of_ratios(rows, ranges)
         if not values and not why:
             return None
         return CreditBatch(
             values=values, samples=rows, num_entropies=num_entropies, unmeasurable=why
         )
+
+
+def _fit(found: TrainedValues | None) -> Tensor | None:
+    """How well values fit their targets, as sums; of a few samples nothing can be said."""
+    if found is None or (number := found.targets.numel()) < FEWEST_FITTED:
+        return None
+    targets = found.targets.reshape(-1).float()
+    errors = targets - found.values.reshape(-1).float()
+    told = [errors.square().mean(), errors.var(correction=0), targets.var(correction=0)]
+    return number * torch.stack([torch.ones_like(told[0]), *told])
 
 
 def _is_wide(distribution: Any) -> bool:
@@ -382,13 +427,60 @@ def _values(rows: list[SampledRows], fetched: Fetched) -> dict[str, float]:
     found: dict[str, float] = {}
     if rows:
         found = summary(np.concatenate([each.credit for each in rows]))
-    for name, metric in (("entropy", "credit/entropy_slope"), ("values", "credit/value_slope")):
+    for name, metric in SCALARS.items():
         if f"credit/{name}" in fetched.scalars:
             found[metric] = fetched.scalars[f"credit/{name}"]
-    ratios = [each.ratio for each in rows if each.ratio is not None]
-    if ratios:
-        found["credit/ratio_error"] = float(np.abs(np.concatenate(ratios) - 1.0).mean())
+    return found | _of_values(fetched) | _of_inputs(rows) | _of_actions(rows)
+
+
+def _of_ratios(rows: list[SampledRows], ranges: set[tuple[float, float]]) -> dict[str, float]:
+    """How far the policy is from the one that sampled, and how much of that is clipped."""
+    told = [each.ratio for each in rows if each.ratio is not None]
+    if not told:
+        return {}
+    ratios = np.concatenate(told)
+    found = {
+        "credit/ratio_error": float(np.abs(ratios - 1.0).mean()),
+        "credit/ratio_largest": float(ratios.max()),
+    }
+    if len(ranges) == 1:
+        ((low, high),) = ranges
+        found["credit/clip_fraction"] = float(((ratios < low) | (ratios > high)).mean())
     return found
+
+
+def _of_values(fetched: Fetched) -> dict[str, float]:
+    """Value loss and explained variance, for programs that log neither."""
+    fits = fetched.arrays.get("credit/fits")
+    if fits is None:
+        return {}
+    number, squares, left, whole = fits.tolist()
+    found = {"credit/value_loss": squares / number}
+    if whole > 0.0:
+        found["credit/explained_variance"] = 1.0 - left / whole
+    return found
+
+
+def _of_inputs(rows: list[SampledRows]) -> dict[str, float]:
+    """Spread and size of what the policy's first layer took."""
+    taken = [each.observations for each in rows if each.observations is not None]
+    if not taken or len({each.shape[1] for each in taken}) > 1:
+        return {}
+    seen = np.concatenate(taken)
+    return {
+        "credit/input_spread": float(seen.std()),
+        "credit/input_largest": float(np.abs(seen).max()),
+    }
+
+
+def _of_actions(rows: list[SampledRows]) -> dict[str, float]:
+    """The share of the most frequent choice; of tokens it would be that of a filler."""
+    told = [each.actions for each in rows if each.actions is not None and each.sums is None]
+    if not told or not all(each.shape[1] == 1 and (each == each.round()).all() for each in told):
+        return {}
+    chosen = np.concatenate(told).reshape(-1)
+    _, counts = np.unique(chosen, return_counts=True)
+    return {"credit/action_share": float(counts.max() / len(chosen))}
 
 
 def _by_length(num: int, fetched: Fetched) -> dict[str, float]:

@@ -52,6 +52,8 @@ SURE = 4
 """Steps that must all say so."""
 
 NEVER_TAKEN, MISMATCHED = "score-not-zero-mean", "sampler-mismatch"
+CERTAIN = 1e-6
+"""A log-prob this close to 0 is of an action that is always taken."""
 ALWAYS_ONE, ENTROPY = "ratio-always-one", "entropy-sign"
 
 
@@ -244,7 +246,11 @@ class CreditNotices:
         rows = sum(rows for _, rows in fresh)
         if self._view.rounds == 1:
             self._judge_first_ratio(ratio, collection, current.step)
-        elif self._view.rounds * rows > EPOCHS * len(collection) and _moves(current):
+        elif (
+            self._view.rounds * rows > EPOCHS * len(collection)
+            and _moves(current)
+            and not any(map(_certain, samples))
+        ):
             self._judge_later_ratio(ratio, current.step)
 
     def _judge_first_ratio(self, ratio: Floats, collection: Collection, step: int) -> None:
@@ -338,6 +344,11 @@ class CreditNotices:
             table[match.rows[near], 3] = collection.rewards[match.places[near]]
             table[match.rows[near], 4] = collection.returns[match.places[near]]
         self._put(Vector(step=step, name="credit/pairs", values=table.reshape(-1)))
+
+
+def _certain(samples: SampledRows) -> bool:
+    """Whether every action had probability 1: the ratio of such a policy is 1 however it moves."""
+    return samples.log_probs is not None and bool(np.all(np.abs(samples.log_probs) < CERTAIN))
 
 
 def _moves(current: Round) -> bool:

@@ -54,11 +54,14 @@ COLUMNS = 64
 """Numbers of an observation that are kept: every second, third, ..."""
 MOST_FIRST = 1 << 20
 """Numbers of an observation that are copied at a reset."""
-FREE = 1000
-"""Steps that are kept whatever they cost."""
+FREE = MOST_TRANSITIONS
+"""Steps that are kept whatever they cost, about a quarter of a second: before the first update
+nothing but acting has taken time, and the rollouts of a short script would never be kept."""
 MAX_SHARE = 0.01
 """Of the thread's own time: beyond it only returns are kept, until half of it."""
 GAMMA = 0.99
+NUMBERS = frozenset({float, int, np.float64, np.float32})
+WHOLE = frozenset({int, np.int64, np.int32})
 
 
 Transition = tuple[Any, Any, Any, Any, Any, Any]
@@ -113,6 +116,7 @@ class EnvironmentRecorder:
         """The environment that was reset before its first step, by id, and what it showed."""
         self._remove: list[hooks.Remove] = []
         self._bases: set[str] = set()
+        self._num_modules = 0
         self._num = 0
         self._keep = True
         self._seconds = 0.0
@@ -120,7 +124,10 @@ class EnvironmentRecorder:
         self._broken = False
 
     def look(self) -> None:
-        """Hook the bases that have been imported since."""
+        """Hook the bases that have been imported since. Asked at every step of a training."""
+        if len(sys.modules) == self._num_modules:
+            return
+        self._num_modules = len(sys.modules)
         told = {"step": told_step, "reset": told_reset}
         for module, name in BASES.items():
             base = getattr(sys.modules.get(module), name, None)
@@ -146,7 +153,10 @@ class EnvironmentRecorder:
         started = time.thread_time() if counted else 0.0
         self._num += 1
         action = args[0] if args else next(iter(kwargs.values()), None)
-        action = action.copy() if type(action) is np.ndarray else _array(action)
+        if type(action) is np.ndarray:
+            action = action.copy()
+        elif type(action) not in WHOLE:
+            action = _array(action)
         inner = time.thread_time() if counted else 0.0
         passing = True
         try:
@@ -191,7 +201,10 @@ class EnvironmentRecorder:
         else:
             observation, reward, terminated, info = result
             terminated, truncated = _told_apart(_array(terminated), info)
-        observation, reward, terminated = _array(observation), _rows(reward), _rows(terminated)
+        if type(observation) is not np.ndarray:
+            observation = _array(observation)
+        if type(reward) not in NUMBERS:  # of a single environment they need no look
+            reward, terminated = _rows(reward), _rows(terminated)
         stream = self._streams.get(id(environment))
         if stream is None or stream.environment() is not environment:
             stream = self._new_stream(environment, reward)
@@ -346,7 +359,7 @@ passing = True
 def told_step(original: Any, environment: Any, args: Any, kwargs: Any) -> Any:
     """In the place of every `step` that is not passed by."""
     recorder = _current
-    if recorder is None or not _is_here(recorder):
+    if recorder is None or (recorder.thread != get_ident() and not _is_here(recorder)):
         return original(environment, *args, **kwargs)
     return recorder.step(original, environment, args, kwargs)
 
@@ -500,6 +513,16 @@ class Collection:
     def following(self) -> list[bytes]:
         """What each transition led to."""
         return self._rows([following for *_, following in self._transitions])
+
+    def led_to(self, places: NDArray[np.int64]) -> Floats | None:
+        """What these transitions led to, one row each; None where that is not known."""
+        parts = self._num or 1
+        steps, part = np.divmod(places, parts)
+        seen = [self._transitions[t][5] for t in steps.tolist()]
+        if not seen or any(each is None for each in seen):
+            return None
+        flat = (np.asarray(each, dtype=np.float32).reshape(parts, -1) for each in seen)
+        return np.stack([rows[n] for rows, n in zip(flat, part.tolist(), strict=True)])
 
     def _rows(self, seen: list[Any]) -> list[bytes]:
         if any(each is None for each in seen):

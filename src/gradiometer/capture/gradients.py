@@ -228,6 +228,8 @@ class GradientReader:
         for each in together:
             part, now = each.part, each.now()
             put_segments(reading, part, segment_columns("gradient", part, now, when="light"))
+        if not others:
+            return
         gradients = StatisticColumns("gradient", "light")
         gradients.take_many(others, self._elements(others))
         gradients.put_into(reading)
@@ -251,6 +253,8 @@ class GradientReader:
         for each in together:
             self._read_together(reading, each, step=step, long_view=long_view)
             self._keep_weights_of(each.part, each.part.among(keep_weights))
+        if not others:
+            return
         gradients = StatisticColumns("gradient", _when(long_view))
         large, read_whole = StatisticColumns("large"), self._large if long_view else ()
         against, kept = StatisticColumns("previous"), StatisticColumns("kept")
@@ -295,6 +299,8 @@ class GradientReader:
         together, others = self.grouped(indices)
         for each in together:
             put_segments(reading, each.part, segment_columns("clipped", each.part, each.now()))
+        if not others:
+            return
         clipped = StatisticColumns("clipped")
         for i in others:
             clipped.take(i, self.grad(i))
@@ -349,6 +355,8 @@ class GradientReader:
         together, others = self.grouped(indices)
         for each in together:
             self._read_update_of(reading, each, dots=dots, keep_as=keep_as)
+        if not others:
+            return
         unchanged = {i for i, mark in self.marks(others).items() if self._noted.get(i) == mark}
         weights, updates = StatisticColumns("weight"), StatisticColumns("update")
         steps, for_next = StatisticColumns("step"), StatisticColumns("kept")
@@ -401,6 +409,8 @@ class GradientReader:
             each.now()
             self._keep_gradients_of(each.part, each.there, step=step, known=~each.there)
             each.part.keep_samples(step=step)
+        if not others:
+            return
         samples, for_next = self._no_samples(others), StatisticColumns("kept")
         for row, i in enumerate(others):
             grad = self.grad(i)

@@ -519,10 +519,11 @@ _restore_roots: list[Remove] = []
 def _wrap_backward() -> Remove:
     original = torch.autograd.backward
 
+    # Called at every backward of the process, measured or not: asks, and builds nothing.
     @functools.wraps(original)
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
-        if not torch.compiler.is_compiling():
-            harmless(lambda: _tell_roots(tensors, *args, **kwargs))()
+        if not torch.compiler.is_compiling() and _graph_is_wanted():
+            _tell_roots(tensors, *args, **kwargs)
         original(tensors, *args, **kwargs)
 
     torch.autograd.backward = backward
@@ -535,11 +536,22 @@ def _wrap_backward() -> Remove:
     return restore
 
 
+def _graph_is_wanted() -> bool:
+    try:
+        for held in _root_listeners:
+            listener = held()
+            if listener is not None and listener.wants_graph:
+                return True
+    except Exception:
+        report_fault()
+    return False
+
+
+@harmless
 def _tell_roots(tensors: Any, *args: Any, **kwargs: Any) -> None:
-    listening = [listener for listener in _living(_root_listeners) if listener.wants_graph]
-    if listening:
-        call = BackwardCall.of(tensors, *args, **kwargs)
-        for listener in listening:
+    call = BackwardCall.of(tensors, *args, **kwargs)
+    for listener in _living(_root_listeners):
+        if listener.wants_graph:
             listener.graph_ready(call)
 
 
@@ -571,7 +583,8 @@ class DistributionListener(Protocol):
 
     @property
     def listening(self) -> bool:
-        """Whether it wants to be told now."""
+        """Whether it wants to be told now. One with `hears_without_graph` is told of answers under
+        `no_grad` too."""
 
     def heard(self, method: str, distribution: Any, value: Any, answer: Tensor) -> None: ...
 
@@ -579,19 +592,31 @@ class DistributionListener(Protocol):
 _distribution_listeners: list[weakref.ref[DistributionListener]] = []
 _restore_distributions: list[Remove] = []
 _inside_distribution = False
+_num_without_graph = 0
+"""Listeners that are told of answers under `no_grad`."""
 
 
 def observe_distributions(listener: DistributionListener) -> Remove:
     """Tell `listener` of log_prob, entropy and samples, until removed. One patch serves all."""
     if not _distribution_listeners:
         _restore_distributions.extend([*_wrap_distributions(), _note_saved_tensors_hooks()])
+    global _num_without_graph
     reference = weakref.ref(listener)
     _distribution_listeners.append(reference)
+    without_graph = hears_without_graph(listener)
+    _num_without_graph += without_graph
 
     def remove() -> None:
+        global _num_without_graph
+        _num_without_graph -= without_graph and reference in _distribution_listeners
         _forget(reference, _distribution_listeners, _restore_distributions)
 
     return remove
+
+
+def hears_without_graph(listener: DistributionListener) -> bool:
+    """Whether it is told of answers under `no_grad`."""
+    return bool(getattr(listener, "hears_without_graph", False))
 
 
 def _wrap_distributions() -> Iterator[Remove]:
@@ -605,9 +630,18 @@ def _wrap_distributions() -> Iterator[Remove]:
 def _observed_method(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def observed(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or _inside_distribution or not torch.is_grad_enabled():
+        if torch.compiler.is_compiling() or _inside_distribution:
             return original(self, *args, **kwargs)
-        listeners = [one for one in _living(_distribution_listeners) if one.listening]
+        if torch.is_grad_enabled():
+            listeners = [one for one in _living(_distribution_listeners) if one.listening]
+        elif _num_without_graph:
+            listeners = [
+                one
+                for one in _living(_distribution_listeners)
+                if hears_without_graph(one) and one.listening
+            ]
+        else:
+            listeners = []
         if not listeners:
             return original(self, *args, **kwargs)
         return _heard(listeners, name, original, self, args, kwargs)

@@ -74,6 +74,8 @@ class Mark:
     reparametrised: bool = False
     residuals: Tensor | None = None
     """Of each sample what has a mean of zero if the distribution drew it."""
+    level: Tensor | None = None
+    """Of an entropy: its mean over the samples."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -100,6 +102,7 @@ class SeenEntropy:
     node: Any
     sign: float = 1.0
     wide: bool = False
+    level: Tensor | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -110,6 +113,8 @@ class SeenGraph:
     entropies: list[SeenEntropy] = field(default_factory=list)
     ratios: list[Any] = field(default_factory=list)
     """Nodes of exp(new − old), where old has no gradient."""
+    ranges: list[tuple[float, float]] = field(default_factory=list)
+    """What such a ratio is clipped to."""
     errors: list[tuple[Any, int]] = field(default_factory=list)
     """Nodes of a squared or Huber error, and which of their inputs is trained."""
     layers: list[Any] = field(default_factory=list)
@@ -124,6 +129,7 @@ class TrainedValues:
 
     below: Any
     """The node of the values."""
+    values: Tensor
     targets: Tensor
     actions: Tensor | None
     """Which of several values were chosen, as indices."""
@@ -177,6 +183,8 @@ def _take(node: Any, seen: SeenGraph) -> bool:
         return True
     if name == "ExpBackward0" and _is_ratio(node):
         seen.ratios.append(node)
+    if name == "ClampBackward1" and (limits := _ratio_limits(node)) is not None:
+        seen.ranges.append(limits)
     if (trained := _error_of(node, name)) is not None:
         seen.errors.append((node, trained))
     return False
@@ -189,7 +197,7 @@ def _mark_of(node: Any) -> Mark | None:
 
 def _take_marked(node: Any, made: Mark, seen: SeenGraph) -> None:
     if made.kind == "entropy":
-        seen.entropies.append(SeenEntropy(node=node, wide=made.wide))
+        seen.entropies.append(SeenEntropy(node=node, wide=made.wide, level=made.level))
         return
     seen.log_probs.append(
         SeenLogProbs(
@@ -269,6 +277,14 @@ def _is_ratio(node: Any) -> bool:
     return new is not None and old is None
 
 
+def _ratio_limits(node: Any) -> tuple[float, float] | None:
+    """Lower and upper limit of a clipped ratio, where the program gave both as numbers."""
+    below, limits = _through(_first(node)), (node._saved_min, node._saved_max)
+    if not _is(below, "ExpBackward0") or not all(isinstance(x, int | float) for x in limits):
+        return None
+    return (float(limits[0]), float(limits[1])) if limits[0] < 1 < limits[1] else None
+
+
 def _has_one_child(node: Any) -> bool:
     name = type(node).__name__
     return bool(VIEWS.fullmatch(name)) or name in ("SumBackward1", "SumBackward0", "MeanBackward1")
@@ -298,7 +314,8 @@ def value_layers(seen: SeenGraph) -> list[Any]:
     for node, place in seen.errors:
         below: Any = _through(_first(node)) if type(node).__name__ == "PowBackward0" else node
         at = place if below is node else _live(below)
-        below = None if below is None or at is None else _through(below.next_functions[at][0])
+        below = None if below is None or at is None else _column(below.next_functions[at][0])
+        below = None if below is None else _through(below)
         if below is not None and LAYERS.fullmatch(type(below).__name__):
             found.append(below)
     return found
@@ -310,22 +327,48 @@ def trained_towards(node: Any, place: int) -> TrainedValues | None:
         values, targets = node._saved_self, node._saved_target
         if values.shape != targets.shape:
             return None
-        below = node.next_functions[place][0]
-        targets = targets if place == 0 else values
+        below = _column(node.next_functions[place][0])
+        values, targets = (values, targets) if place == 0 else (targets, values)
     else:
         difference = _through(_first(node))
         at = _live(difference)
         if at is None or difference._saved_alpha != 1:
             return None
-        below = difference.next_functions[at][0]
+        below = _column(difference.next_functions[at][0])
         result, held = _result_of(_through(below)), node._saved_self
         if result is None or result.numel() != held.numel():
             return None
         flat, error = result.reshape(-1), held.detach().reshape(-1)
-        targets = flat - error if at == 0 else flat + error
+        values, targets = flat, flat - error if at == 0 else flat + error
     choice = _through(below)
-    chosen = _chosen(choice) if type(choice).__name__ in CHOICES else None
-    return TrainedValues(below=below, targets=targets.detach(), actions=chosen)
+    # a column that is the same for all samples, `values[:, 0]`, is no choice of theirs
+    is_choice = type(choice).__name__ in CHOICES and not _is(choice, "SelectBackward0")
+    chosen = _chosen(choice) if is_choice else None
+    return TrainedValues(
+        below=below, values=values.detach(), targets=targets.detach(), actions=chosen
+    )
+
+
+def _column(node: Any) -> Any:
+    """Of a column out of several values side by side, `torch.cat([q1, q2], -1)[:, 0]`, or of the
+    only one, the values that are there; the node itself where it is none."""
+    if not _is(node, "SelectBackward0") or not _of_classes(node):
+        return node
+    sizes = node._saved_self_sym_sizes
+    if sizes[-1] == 1:
+        return _first(node)
+    joined = _through_views(_first(node))
+    if not _is(joined, "CatBackward0") or len(sizes) != 2:
+        return node
+    if not _is_last(joined._saved_dim, 2) or len(joined.next_functions) <= node._saved_index:
+        return node
+    alone = sizes[1] == len(joined.next_functions)  # each has one column
+    return joined.next_functions[node._saved_index][0] if alone else node
+
+
+def _through_views(node: Any) -> Any:
+    """Below a view that is no concatenation."""
+    return _first(node) if _is(node, "ViewBackward0") else node
 
 
 def _result_of(node: Any) -> Tensor | None:
@@ -335,6 +378,10 @@ def _result_of(node: Any) -> Tensor | None:
     if not _is(node, "AddmmBackward0"):
         return None
     bias, data, weight = node.next_functions[0][0], node._saved_mat1, node._saved_mat2
+    if weight is None:  # of a layer on data, whose gradient needs no weight
+        turned = node.next_functions[2][0]
+        held = _first(turned) if _is(turned, "TBackward0") else None
+        weight = held.variable.t() if held is not None and _is(held, "AccumulateGrad") else None
     if not _is(bias, "AccumulateGrad") or data is None or weight is None:
         return None
     return torch.addmm(bias.variable.detach(), data.detach(), weight.detach())

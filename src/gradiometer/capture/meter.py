@@ -28,6 +28,7 @@ from gradiometer.capture.expertvalues import ExpertNotices, dynamics
 from gradiometer.capture.groupcredit import GroupCreditKeeper
 from gradiometer.capture.hooks import Remove, answered, guarded, report_fault, tolerated
 from gradiometer.capture.livedoctor import LiveFindings
+from gradiometer.capture.nextanswers import NextAnswers
 from gradiometer.capture.observer import StepObserver
 from gradiometer.capture.readout import GradientStates, first_look, waiting_blocks
 from gradiometer.capture.rollouts import CriticListener, RolloutKeeper
@@ -36,7 +37,10 @@ from gradiometer.capture.samples import SampleLog
 from gradiometer.capture.scalars import Scalars, Where
 from gradiometer.capture.settings import Settings
 from gradiometer.capture.statistics import RAW, Reading
+from gradiometer.capture.system import SystemReader
+from gradiometer.capture.targetbatches import TargetBatches
 from gradiometer.capture.tdtargets import TargetReader
+from gradiometer.capture.temperature import TemperatureSign
 from gradiometer.capture.termgradients import TermNotices, nonfinite_terms
 from gradiometer.capture.terms import Term
 from gradiometer.capture.wiring import WiringNotices
@@ -118,22 +122,29 @@ class Meter:
         )
         self._analysis = self._new_analysis()
         self._environment = EnvironmentView()
-        critic = CriticListener(lambda: modules_of(model).values())
-        self._rollouts = RolloutKeeper(self._put, critic, self._environment)
-        self._targets = TargetReader(self._observer.proofs, self._environment)
-        actor = ActorSign(self._observer.proofs)
-        self._groups = GroupCreditKeeper(self._put)
-        self._observer.credit.on_graph += [
-            each.graph_seen for each in (self._rollouts, self._targets, actor, self._groups)
-        ]
-        self._credit_notices = CreditNotices(
-            self._put, self._observer.proofs, self._environment, self._rollouts
-        )
+        self._system = SystemReader() if settings.system else None
+        ours = [[self._environment.close, *self._read_graphs(model)]]
         # Who lets go of meter, model and optimizer without closing gets torch, memory and the
         # folder back.
-        ours = [[self._environment.close, critic.stop]]
         self._undo = weakref.finalize(self, _undo, [*self._observer.removers, *ours], writer)
         self._undo.atexit = False
+
+    def _read_graphs(self, model: Model) -> list[Remove]:
+        """Let everybody who reads something off the graph of a loss be told of it; how their hooks
+        are removed again."""
+        proofs, credit = self._observer.proofs, self._observer.credit
+        critic = CriticListener(lambda: modules_of(model).values())
+        self._rollouts = RolloutKeeper(self._put, critic, self._environment)
+        held = weakref.ref(credit)  # a module's hooks must not keep the meter
+        answers = NextAnswers(lambda: (reader := held()) is not None and reader.listening)
+        batches = TargetBatches(self._put_targets, answers)
+        self._targets = TargetReader(proofs, self._environment, batches)
+        self._groups = GroupCreditKeeper(self._put)
+        readers = (self._rollouts, self._targets, ActorSign(proofs), self._groups)
+        credit.on_graph += [each.graph_seen for each in readers]
+        credit.on_graph.append(TemperatureSign(proofs, answers).graph_seen)
+        self._credit_notices = CreditNotices(self._put, proofs, self._environment, self._rollouts)
+        return [critic.stop, answers.stop]
 
     # What the user calls.
 
@@ -420,6 +431,7 @@ class Meter:
     def _end_environment(self) -> None:
         self._environment.close()
         self._rollouts.close()
+        self._targets.close()
 
     def _say_next(self) -> None:
         if self.run is not None and not self.settings.quiet and self.coverage.steps:
@@ -513,6 +525,8 @@ class Meter:
     def boundary(self) -> None:
         """A step is over, measured or not."""
         self._note_environment()
+        if self._system is not None and (values := self._system.values()) is not None:
+            self._put_row(self._observer.step, values)
         if self._doctor is not None:
             self._doctor.boundary()
 
@@ -664,6 +678,9 @@ class Meter:
 
     def _put_row(self, step: int, values: Mapping[str, float]) -> None:
         self._put(Row(step=step, wall_time=time.time(), values=values, **self._coordinates))
+
+    def _put_targets(self, content: dict[str, Any]) -> None:
+        self._put(Table(step=self._observer.step, name="target-replay", content=content))
 
     def _put(self, record: Row | Event | Table | Vector, *, logged: bool = False) -> None:
         if self._writer is not None:

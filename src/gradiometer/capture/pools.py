@@ -20,6 +20,7 @@ from torch import Tensor
 
 from gradiometer.capture.statistics import (
     SAMPLE_SIZE,
+    Column,
     Mask,
     Reading,
     Sample,
@@ -28,7 +29,7 @@ from gradiometer.capture.statistics import (
     When,
     passes,
 )
-from gradiometer.maths.segments import SEGMENTED, Segments
+from gradiometer.maths.segments import SEGMENTED, HostSegments, Segments
 from gradiometer.maths.stats import stride_of
 
 __all__ = [
@@ -49,6 +50,8 @@ __all__ = [
 
 SMALL = 4096  # elements: beyond, a pass over the tensor costs what it takes to ask for it
 FEWEST = 24  # tensors that are worth a pool: a dozen is read as fast one by one
+FEWEST_ON_HOST = 3  # the same where numpy reads them
+HOST = (torch.float32, torch.float64)  # what numpy knows
 MARK_BITS = 32  # a mark of a gradient is its address and, in these bits, its change counter
 NEVER = -2  # a step that comes before none
 FEW_ELEMENTS = 32_768  # of samples that are not worth more than one table
@@ -64,6 +67,8 @@ class Pool:
         self.shapes = [tuple(parameters[i].shape) for i in members]
         first = parameters[members[0]]
         self.device, self.dtype = first.device, first.dtype
+        self.on_host = _on_host(first)
+        """Whether numpy does the arithmetic: its calls cost less than torch's."""
         self.held = torch.empty(
             sum(map(math.prod, self.shapes)), dtype=self.dtype, device=self.device
         )
@@ -72,12 +77,16 @@ class Pool:
         sizes = [_sample_size(shape) for shape in self.shapes]
         widths = WIDTHS if len(sizes) * max(sizes) > FEW_ELEMENTS else (max(sizes),)
         self.widths = [next(width for width in widths if size <= width) for size in sizes]
-        self.samples: dict[int, Tensor] = {}
+        self.samples: dict[int, Column] = {}
         """The last sample of each, a table a width."""
         self.sampled = np.full(len(self.members), NEVER)
         """Of which round that is."""
         self.numbers: Columns = {}
         """What was read of the gradients that are held, a number for each member."""
+
+    def rows(self, places: NDArray[np.int64]) -> Any:
+        """To choose among the rows of columns."""
+        return places if self.on_host else torch.from_numpy(places).to(self.device)
 
 
 class PoolPart:
@@ -90,13 +99,12 @@ class PoolPart:
         self.parameters = [parameters[i] for i in self.indices]
         self.numbers = np.array(self.indices)
         """The same, to choose among arrays of all parameters."""
-        self.rows_of_pool: slice | Tensor = (
-            slice(None) if self._whole else torch.tensor(places, device=pool.device)
-        )
+        self._places = np.array(places)
+        self.rows_of_pool: Any = slice(None) if self._whole else pool.rows(self._places)
         """To choose among columns of all members."""
         self.shapes = [pool.shapes[place] for place in places]
         sizes = [math.prod(shape) for shape in self.shapes]
-        self.segments = Segments(sizes, pool.device)
+        self.segments = HostSegments(sizes) if pool.on_host else Segments(sizes, pool.device)
         # One element more, a zero that fills up short samples.
         self._room = torch.zeros(sum(sizes) + 1, dtype=pool.dtype, device=pool.device)
         self.now = self._room[:-1]
@@ -148,44 +156,51 @@ class PoolPart:
 
     def keep_numbers(self, columns: Columns, which: Mask) -> None:
         """What was read of those that are held."""
-        rows = torch.from_numpy(np.flatnonzero(which)).to(self.pool.device)
+        there = np.flatnonzero(which)
+        rows, places = self.pool.rows(there), self.pool.rows(self._places[there])
         for each, column in columns.items():
             if each not in self.pool.numbers:
-                self.pool.numbers[each] = column.new_zeros(len(self.pool.members))
-            places = rows if self._whole else self.rows_of_pool[rows]  # type: ignore[index]
+                self.pool.numbers[each] = _zeros_like(column, len(self.pool.members))
             self.pool.numbers[each][places] = column[rows]
 
     def read_samples(self, reading: Reading, *, step: int) -> None:
         """Counts and moments of each sample, and how its signs agree with those of the step
         before."""
         for width, rows in self._samples.items():
-            now = self._room[rows.elements].float()
+            now = self._sampled(rows)
             add_rows(reading, "sample", rows.indices, Sample.of(now))
             lag_1 = self.pool.sampled[rows.places] == step - 1
             if lag_1.any():
                 table = self.pool.samples[width]
                 before = table if rows.rows is None else table[rows.rows]
-                indices, product = rows.indices, now.sign() * before.sign()
+                indices, product = rows.indices, _sign(now) * _sign(before)
                 if not lag_1.all():
                     there = np.flatnonzero(lag_1)
                     indices = [indices[place] for place in there]
-                    product = product[torch.from_numpy(there).to(product.device)]
+                    product = product[self.pool.rows(there)]
                 add_rows(reading, "signs", indices, product)
             self._keep_sample(width, rows, now, step)
 
     def keep_samples(self, *, step: int) -> None:
         """For the next step to be compared with."""
         for width, rows in self._samples.items():
-            self._keep_sample(width, rows, self._room[rows.elements].float(), step)
+            self._keep_sample(width, rows, self._sampled(rows), step)
 
-    def _keep_sample(self, width: int, rows: SampleRows, now: Tensor, step: int) -> None:
+    def _sampled(self, rows: SampleRows) -> Column:
+        if self.pool.on_host:
+            taken: NDArray[Any] = self._room.numpy().take(rows.elements)
+            return taken.astype(np.float32, copy=False)
+        return self._room[rows.elements].float()
+
+    def _keep_sample(self, width: int, rows: SampleRows, now: Column, step: int) -> None:
         self.pool.sampled[rows.places] = step
         if rows.rows is None:
             self.pool.samples[width] = now
             return
         if width not in self.pool.samples:
-            self.pool.samples[width] = now.new_zeros(rows.num_rows, width)
-        self.pool.samples[width][rows.rows] = now
+            self.pool.samples[width] = _zeros_like(now, (rows.num_rows, width))
+        table: Any = self.pool.samples[width]
+        table[rows.rows] = now
 
 
 class Grouping:
@@ -243,7 +258,7 @@ class Loaded:
         return self.part.load(self._grads, self.there)
 
 
-Columns: TypeAlias = dict[Statistic, Tensor]
+Columns: TypeAlias = dict[Statistic, Column]
 """A number for each member of a part."""
 
 
@@ -252,10 +267,11 @@ def segment_columns(
 ) -> Columns:
     """The statistics of a source, of all members at once."""
     columns: Columns = {}
+    given = [vector.numpy() for vector in vectors] if part.pool.on_host else vectors
     for read, statistics in passes(source, when):
         many = SEGMENTED.get(read)
         if many is not None:
-            found = many(part.segments, *vectors)
+            found = getattr(part.segments, many)(*given)
         else:
             found = _one_by_one(read, part, vectors)
         for each in statistics:
@@ -282,13 +298,13 @@ def put_segments(
     elif which.any():
         there = np.flatnonzero(which)
         indices = [part.indices[place] for place in there]
-        rows = torch.from_numpy(there).to(part.pool.device)
+        rows = part.pool.rows(there)
         for each, column in columns.items():
             reading.add_column(each, indices, column[rows])
 
 
 def add_rows(
-    reading: Reading, source: Source, indices: Sequence[int], rows: Sample | Tensor
+    reading: Reading, source: Source, indices: Sequence[int], rows: Sample | Column
 ) -> None:
     """Statistics that are read of all parameters at once, a row each."""
     for read, statistics in passes(source):
@@ -305,27 +321,48 @@ class SampleRows:
         self.places = np.array(places)
         """In the pool."""
         self.indices = [pool.members[place] for place in places]
-        self.elements = torch.from_numpy(elements).to(pool.device)
+        self.elements = pool.rows(elements)
         """Of the part's vector, [rows, width]."""
         ours = [place for place, each in enumerate(pool.widths) if each == width]
         self.num_rows = len(ours)
         """Of the table of the pool."""
         found = np.searchsorted(ours, places)
-        self.rows = None if len(places) == len(ours) else torch.from_numpy(found).to(pool.device)
+        self.rows = None if len(places) == len(ours) else pool.rows(found)
         """Where in that table; None for all of it."""
 
 
 def pools_of(parameters: Sequence[Tensor]) -> list[Pool]:
-    """The pools of a model; float64 is needed, which not every device has."""
+    """The pools of a model, of what is trained; float64 is needed, which not every device has."""
     groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     for i, p in enumerate(parameters):
-        if 0 < p.numel() <= SMALL and p.is_floating_point() and p.device.type in ("cpu", "cuda"):
+        fits = p.requires_grad and 0 < p.numel() <= SMALL and p.is_floating_point()
+        if fits and p.device.type in ("cpu", "cuda"):
             groups.setdefault((p.device, p.dtype), []).append(i)
-    return [Pool(members, parameters) for members in groups.values() if len(members) >= FEWEST]
+    return [
+        Pool(members, parameters)
+        for members in groups.values()
+        if len(members) >= (FEWEST_ON_HOST if _on_host(parameters[members[0]]) else FEWEST)
+    ]
+
+
+def _on_host(x: Tensor) -> bool:
+    return x.device.type == "cpu" and x.dtype in HOST
+
+
+def _sign(x: Column) -> Any:
+    return np.sign(x) if isinstance(x, np.ndarray) else x.sign()
+
+
+def _zeros_like(column: Column, shape: int | tuple[int, ...]) -> Column:
+    if isinstance(column, np.ndarray):
+        return np.zeros(shape, dtype=column.dtype)
+    return column.new_zeros(shape)
 
 
 def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
-    """One call for all of them, where torch has it: it is private."""
+    """One call for all of them, where torch has it: it is private, and takes no empty list."""
+    if not targets:
+        return
     if (fused := getattr(torch, "_foreach_copy_", None)) is not None:
         fused(targets, sources)
         return

@@ -43,6 +43,8 @@ class Settings:
     experts: Experts | bool | None = None
     experts_every: int | None = 10
     """Steps from one look at the experts to the next; None for none but those asked for by hand."""
+    system: bool = False
+    """Whether processor and memory are part of the run."""
     quiet: bool = False
     """No line at the end."""
 

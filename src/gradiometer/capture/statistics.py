@@ -58,6 +58,8 @@ __all__ = [
 
 Numbers: TypeAlias = NDArray[np.float64]
 Mask: TypeAlias = NDArray[np.bool_]
+Column: TypeAlias = Tensor | NDArray[Any]
+"""A number for each of some parameters, on their device; of the host's own they may be numpy's."""
 
 SAMPLE_SIZE = 1024
 """Elements of each tensor; a fraction read off them has a standard error of at most 0.016."""
@@ -139,17 +141,21 @@ def _ratio(a: Numbers, b: Numbers) -> Numbers:
 class Sample:
     """A fixed strided sample of each gradient, [n, SAMPLE_SIZE], filled up with zeros."""
 
-    values: Tensor
-    scale: Tensor
+    values: Column
+    scale: Column
     """The largest element of each row, [n]."""
-    squares: Tensor
+    squares: Column
     """Of the values divided by it, so that fourth powers neither vanish nor overflow."""
 
     @classmethod
-    def of(cls, values: Tensor) -> Sample:
+    def of(cls, values: Column) -> Sample:
         """With what several statistics need."""
-        scale = values.abs().amax(1).clamp_min(torch.finfo(values.dtype).tiny)
-        return cls(values, scale, (values / scale[:, None]).square())
+        if isinstance(values, np.ndarray):
+            scale = np.maximum(np.abs(values).max(1), np.finfo(values.dtype).tiny)
+            with np.errstate(all="ignore"):  # what is infinite or NaN shall be so here
+                return cls(values, scale, np.square(values / scale[:, None]))
+        largest = values.abs().amax(1).clamp_min(torch.finfo(values.dtype).tiny)
+        return cls(values, largest, (values / largest[:, None]).square())
 
 
 Source = Literal[
@@ -292,7 +298,7 @@ SAMPLE_SCALE = Statistic(
 FOURTHS = Statistic(
     name="fourths",
     source="sample",
-    read=lambda sample: sample.squares.square().sum(1),
+    read=lambda sample: (sample.squares * sample.squares).sum(1),
     unit=SAMPLE_SCALE,
     unit_power=4,
     over_ranks="sum",
@@ -380,7 +386,7 @@ class Reading:
 
     def __init__(self, num_parameters: int) -> None:
         self._num_parameters = num_parameters
-        self._columns: list[tuple[Statistic, Sequence[int], Tensor]] = []
+        self._columns: list[tuple[Statistic, Sequence[int], Column]] = []
         self._scalars: dict[str, Tensor] = {}
         self._arrays: dict[str, Tensor] = {}
 
@@ -398,7 +404,7 @@ class Reading:
             stacked = torch.stack([values[place] for place in where])
             self.add_column(statistic, [indices[place] for place in where], stacked)
 
-    def add_column(self, statistic: Statistic, indices: Sequence[int], values: Tensor) -> None:
+    def add_column(self, statistic: Statistic, indices: Sequence[int], values: Column) -> None:
         """The same, already stacked."""
         self._columns.append((statistic, indices, values))
 
@@ -452,21 +458,23 @@ class Reading:
         return values, present
 
 
-def _transfer(tensors: list[Tensor]) -> list[Numbers]:
+def _transfer(columns: list[Column]) -> list[Numbers]:
     """Each 1-dim tensor on the host: joined on its device, one copy a device."""
-    by_device: dict[torch.device, dict[torch.dtype, list[int]]] = {}
-    for place, tensor in enumerate(tensors):
-        by_device.setdefault(tensor.device, {}).setdefault(tensor.dtype, []).append(place)
-    numbers: list[Numbers] = [np.empty(0)] * len(tensors)
+    numbers: list[Numbers] = [np.empty(0)] * len(columns)
+    by_device: dict[torch.device, dict[torch.dtype, dict[int, Tensor]]] = {}
+    for place, column in enumerate(columns):
+        if isinstance(column, np.ndarray):
+            numbers[place] = column
+        else:
+            alike = by_device.setdefault(column.device, {})
+            alike.setdefault(column.dtype, {})[place] = column
     for device, by_dtype in by_device.items():
         # float64 keeps what a float64 model measured and counts past 2^24; MPS has none.
         wide = torch.float32 if device.type == "mps" else torch.float64
-        alike = [
-            torch.cat([tensors[place] for place in places]).to(wide) for places in by_dtype.values()
-        ]
-        host = torch.cat(alike).cpu().numpy().astype(np.float64, copy=False)  # the sync
+        joined = [torch.cat(list(of.values())).to(wide) for of in by_dtype.values()]
+        host = torch.cat(joined).cpu().numpy().astype(np.float64, copy=False)  # the sync
         end = 0
-        for place in (place for places in by_dtype.values() for place in places):
-            start, end = end, end + len(tensors[place])
+        for place, tensor in (item for of in by_dtype.values() for item in of.items()):
+            start, end = end, end + len(tensor)
             numbers[place] = host[start:end]
     return numbers

@@ -17,8 +17,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gradiometer.capture.environment import Collection, EnvironmentView
-from gradiometer.capture.logprobs import SeenGraph, observations, trained_towards
+from gradiometer.capture.leaks import leaves_of
+from gradiometer.capture.logprobs import SeenGraph, TrainedValues, observations, trained_towards
 from gradiometer.capture.proofs import ProofLog
+from gradiometer.capture.targetbatches import MatchedTargets, TargetBatches
 
 __all__ = ["TargetReader"]
 
@@ -47,8 +49,8 @@ RECIPE, STORED = "recipe-mismatch", "misaligned-data"
 class TargetReader:
     """Looks at a few losses of a training, and writes down what they prove."""
 
-    def __init__(self, proofs: ProofLog, view: EnvironmentView) -> None:
-        self._proofs, self._view = proofs, view
+    def __init__(self, proofs: ProofLog, view: EnvironmentView, batches: TargetBatches) -> None:
+        self._proofs, self._view, self._batches = proofs, view, batches
         self._looks, self._next = 0, float(FIRST_LOOK)
         self._ended: deque[tuple[float, float]] = deque(maxlen=MOST_ENDS)
         """Target and reward of transitions that ended an episode, and of all others below."""
@@ -61,31 +63,52 @@ class TargetReader:
     def graph_seen(self, seen: SeenGraph) -> None:
         """A loss goes backward in a measured step: has it squared errors?"""
         width, steps = self._view.width, self._view.steps
-        if not seen.errors or self._looks >= MOST_LOOKS or steps < self._next or not width:
+        if not seen.errors or self._looks >= MOST_LOOKS or not width:
             return
-        history = self._view.history()
-        if history is None:
+        is_due = steps >= self._next
+        if not is_due and self._batches.is_ready:
+            self._batches.forget()
             return
-        self._looks += 1
-        self._next = GROWTH[self._looks > MOST_LOOKS // 2] * steps
-        for node, place in seen.errors[:MOST_ERRORS]:
-            self._compare(node, place, history, width)
+        told = (trained_towards(*each) for each in seen.errors[:MOST_ERRORS])
+        found = [
+            (each, leaves_of([each.below]))
+            for each in told
+            if each is not None and 8 <= each.targets.numel() <= MOST_ROWS
+        ]
+        self._batches.learn(found, width)
+        if is_due and (history := self._view.history()) is not None:
+            self._looks += 1
+            self._next = GROWTH[self._looks > MOST_LOOKS // 2] * steps
+            self._look(found, history, width)
+        self._batches.forget()
+        if self._looks >= MOST_LOOKS:
+            self._batches.close()
+
+    def close(self) -> None:
+        """Look no more."""
+        self._looks = MOST_LOOKS
+        self._batches.close()
+
+    def _look(
+        self, found: list[tuple[TrainedValues, set[int]]], history: Collection, width: int
+    ) -> None:
+        matched = (self._compare(each, trained, history, width) for each, trained in found)
+        self._batches.keep([each for each in matched if each is not None], history, width)
         self._judge_actions()
         if self._proofs.state(STORED) != "found":  # or rewards and ends are of other samples
             self._judge_targets()
 
-    def _compare(self, node: Any, place: int, history: Collection, width: int) -> None:
-        found = trained_towards(node, place)
-        if found is None or not 8 <= found.targets.numel() <= MOST_ROWS:
-            return
+    def _compare(
+        self, found: TrainedValues, trained: set[int], history: Collection, width: int
+    ) -> MatchedTargets | None:
         data = observations(found.below, found.targets.numel())
         if data is None or data.ndim != 2 or data.shape[1] < width:
-            return
+            return None
         candidates = history.places(_host(data[:, :width]))
         rows = [row for row, places in enumerate(candidates) if len(places) == 1]
         places = np.array([candidates[row][0] for row in rows], dtype=np.int64)
         if not len(places):
-            return
+            return None
         targets = _host(found.targets.reshape(-1))[rows]
         paid, over = history.rewards[places], history.ends.reshape(-1)[places] > 0
         cut = history.cuts.reshape(-1)[places] > 0
@@ -95,6 +118,7 @@ class TargetReader:
         actions = found.actions if data.shape[1] == width else data[:, width:]
         if actions is not None:
             self._compare_actions(_host(actions)[rows], places, history)
+        return MatchedTargets(found=found, trained=trained, rows=np.array(rows), places=places)
 
     def _compare_actions(self, stored: Floats, places: NDArray[Any], history: Collection) -> None:
         taken, first = history.actions, history.first

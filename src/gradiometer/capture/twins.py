@@ -20,7 +20,15 @@ from torch import Tensor, nn
 from gradiometer.capture import hooks
 from gradiometer.capture.proofs import ProofLog
 
-__all__ = ["TargetNetworks", "TargetTwin", "aliased", "twins_among"]
+__all__ = [
+    "TargetNetworks",
+    "TargetTwin",
+    "aliased",
+    "form_of",
+    "is_called_target",
+    "sample",
+    "twins_among",
+]
 
 ID = "target-network"
 TARGET = {"target", "targets", "targ", "tgt"}
@@ -54,12 +62,12 @@ def twins_among(spaces: Spaces, held: Collection[int]) -> list[tuple[str, nn.Mod
     trained: dict[object, list[nn.Module]] = {}
     for _, module in named:
         if _is_held(module, held):
-            trained.setdefault(_form(module), []).append(module)
+            trained.setdefault(form_of(module), []).append(module)
     found: dict[int, tuple[str, nn.Module, nn.Module]] = {}
     for name, module in named:
-        if id(module) in found or not _is_target(name) or _is_touched(module, held):
+        if id(module) in found or not is_called_target(name) or _is_touched(module, held):
             continue
-        if others := trained.get(_form(module)):
+        if others := trained.get(form_of(module)):
             nearest = min(others, key=lambda other: distance(sample(other), sample(module)))
             found[id(module)] = (name, module, nearest)
     return [twin for twin in found.values() if not _is_part(twin[1], found)]
@@ -75,12 +83,12 @@ def aliased(spaces: Spaces, held: Collection[int]) -> Iterator[tuple[str, str]]:
     for space in spaces:
         modules = {name: x for name, x in space.items() if isinstance(x, nn.Module)}
         for name, module in modules.items():
-            if not _is_target(name) or not _is_held(module, held):
+            if not is_called_target(name) or not _is_held(module, held):
                 continue
             parameters = [id(p) for p in module.parameters()]
             for other, twin in modules.items():
                 same = [id(p) for p in twin.parameters()] == parameters
-                if same and not _is_target(other) and type(twin) is type(module):
+                if same and not is_called_target(other) and type(twin) is type(module):
                     yield name, other
 
 
@@ -97,12 +105,14 @@ def _modules(spaces: Spaces) -> Iterator[tuple[str, nn.Module]]:
         seen.add(id(module))
 
 
-def _is_target(name: str) -> bool:
+def is_called_target(name: str) -> bool:
+    """By a word of a variable's or a child's name."""
     words = set(re.split(r"[_\d]+|(?<=[a-z])(?=[A-Z])", name))
     return bool({word.lower() for word in words} & TARGET)
 
 
-def _form(module: nn.Module) -> object:
+def form_of(module: nn.Module) -> object:
+    """What copies of a network share: its class and the shapes of its parameters."""
     shapes = tuple((name, tuple(p.shape)) for name, p in module.named_parameters())
     return type(module), shapes
 

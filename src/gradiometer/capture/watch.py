@@ -77,6 +77,7 @@ def watch(
     keep: int | None = 1000,
     sinks: Sequence[str | Sink] | str | Sink = (),
     dynamics_db: bool = False,
+    system: bool = False,
     doctor: Literal["live"] | None = None,
     on_finding: Callable[[Finding], None] | None = None,
     on_state_change: Callable[[StateChange], None] | None = None,
@@ -87,19 +88,20 @@ def watch(
 
     `run="auto"` makes `runs/<script>-<time>`, `run=None` (or "none", as commands have it) keeps
     nothing; `sinks=["wandb"]` sends it to trackers too, `dynamics_db=True` writes its experts as
-    Prismatic's dynamics.db beside it. `resume=s` goes on after the checkpoint of step s and removes
-    what lies beyond, `overwrite=True` starts afresh. Kept with the run: `config`, `seed`, the last
-    `keep` sketches and histograms. Every `every`-th step is measured, within the share `budget` of
-    wall time (None: no cap) once at least 100 are spread over the training. `tier`: `light` (norms,
-    extremes, clips), `standard` or `deep` (histograms, terms at each measured step). `blocks` maps
-    names to patterns, modules or parameters, `pairs` to two of them. `direction="sketch"` compares
-    by sketches of `sketch_size` numbers; so are terms beyond `terms_memory` bytes. On steps that
-    split the loss (the first five measured, then each `terms_every`-th) its terms are read off the
-    graph; `terms="manual"` leaves that to `meter.terms`. `on_nonfinite`: `record`, `warn`, `raise`.
-    `micro_batch_size` puts the noise scale in samples. `experts={"moe": ([first, second], router)}`
-    names experts, False omits them; looked at every `experts_every` steps. `doctor="live"` judges
-    beside it: `on_finding` hears each finding, `on_state_change` what becomes of the run, and both
-    may raise `gm.StopTraining`. At the end a line on stderr says what was measured, unless `quiet`.
+    Prismatic's dynamics.db beside it, `system=True` adds processor and memory. `resume=s` goes on
+    after the checkpoint of step s and removes what lies beyond, `overwrite=True` starts afresh.
+    Kept with the run: `config`, `seed`, the last `keep` sketches and histograms. Every `every`-th
+    step is measured, within the share `budget` of wall time (None: no cap) once at least 100 are
+    spread over the training. `tier`: `light` (norms, extremes, clips), `standard` or `deep`
+    (histograms, terms at each measured step). `blocks` maps names to patterns, modules or
+    parameters, `pairs` to two of them. `direction="sketch"` compares by sketches of `sketch_size`
+    numbers; so are terms beyond `terms_memory` bytes. On steps that split the loss (the first five
+    measured, then each `terms_every`-th) its terms are read off the graph; `terms="manual"` leaves
+    that to `meter.terms`. `on_nonfinite`: `record`, `warn`, `raise`. `micro_batch_size` puts the
+    noise scale in samples. `experts={"moe": ([first, second], router)}` names experts, False omits
+    them; looked at every `experts_every` steps. `doctor="live"` judges beside it: `on_finding`
+    hears each finding, `on_state_change` what becomes of the run, and both may raise
+    `gm.StopTraining`. At the end a line on stderr says what was measured, unless `quiet`.
     """
     if os.environ.get("GRADIOMETER_DISABLED", "").lower() in ("1", "true", "yes"):
         return NullMeter()
@@ -118,6 +120,7 @@ def watch(
         micro_batch_size=micro_batch_size,
         experts=experts,
         experts_every=experts_every,
+        system=system,
         quiet=quiet,
     )
     run = None if keeps_nothing(run) else run

@@ -47,7 +47,7 @@ class Strand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conflict:
-    """Two terms that pull against each other in a block."""
+    """Two terms that work against each other in a block."""
 
     block: str
     first: str
@@ -132,7 +132,7 @@ class LossDiagram:
         if strong:
             worst = min(strong, key=lambda each: each.cosine)
             pair = f"{worst.first} and {worst.second}"
-            return f"{pair} pull against each other in {block_said(worst.block)}"
+            return f"{pair} work against each other in {block_said(worst.block)}"
         if len(self.terms) == 1:
             return f"One term, {self.terms[0].name}, trains {some(map(block_said, self.blocks), 3)}"
         count = "Both" if len(self.terms) == 2 else f"All {len(self.terms)}"

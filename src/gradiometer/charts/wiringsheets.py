@@ -35,7 +35,7 @@ PAD = 16.0
 THIN, THICK = 1.6, 20.0
 """Of a strand, in pixels: the widest has the largest norm, none is thinner than the first."""
 PHONE, PHONE_MARGIN = 390.0, 16.0
-DEAD = "No gradient: it is in the loss, and no weight feels it. Look for no_grad, detach, .item()"
+DEAD = "No gradient: it is in the loss, but it trains no weight. Look for no_grad, detach, .item()"
 OFF = "multiplied by zero"
 NOBODY = "no term of the loss reaches it"
 MEETS = "Every sample meets every other: it"

@@ -114,6 +114,7 @@ class RunRequest:
     stdout: Annotated[
         bool, Option("--stdout/--no-stdout", help="Record numbers that the script prints.")
     ] = True
+    system: Annotated[bool, Option(help="Record processor and memory too.")] = False
 
 
 @command(MEASURE)

@@ -51,7 +51,7 @@ def _print(log: str, done: Imported) -> None:
         out.print(_origin(done), soft_wrap=True)
     if done.replaced:
         values = counted(done.replaced, "value")
-        out.print(f"{values} gave way to a later one")
+        out.print(f"{values} replaced by a later one")
     if done.unknown:
         out.print(
             f"not in the catalogue, kept under their own names: {_some(done.unknown)}",
@@ -74,7 +74,7 @@ def _print(log: str, done: Imported) -> None:
 
 
 def _origin(done: Imported) -> str:
-    whose = f"names of {done.library}" if done.library else "names of no library we know"
+    whose = f"names of {done.library}" if done.library else "no known library"
     step = f", steps from {done.step}" if done.step else ""
     axis = f" ({done.x_axis})" if done.x_axis else ""
     return f"{whose}{step}{axis}"

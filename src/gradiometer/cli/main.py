@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import sys
 import traceback
-from typing import Annotated, NoReturn
+from functools import cache
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -31,7 +32,7 @@ def main() -> NoReturn:
 def run(arguments: list[str] | None = None) -> int:
     """The exit code; a user's mistake is one line on stderr, never a traceback."""
     try:
-        app(args=arguments, prog_name="gradiometer")
+        _command()(args=arguments, prog_name="gradiometer")
     except SystemExit as leaving:  # typer's own way out: help, usage errors, 130 when interrupted
         return leaving.code if isinstance(leaving.code, int) else 0
     except UsageError as problem:
@@ -47,6 +48,12 @@ def run(arguments: list[str] | None = None) -> int:
             3,
         )
     return 0
+
+
+@cache
+def _command() -> Any:
+    """The verbs as typer builds them, which takes longer than most of them run: once a process."""
+    return typer.main.get_command(app)
 
 
 def _say(message: str, code: int) -> int:

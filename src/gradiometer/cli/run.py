@@ -49,6 +49,7 @@ def run(request: RunRequest) -> int:
         budget=_share(request.budget),
         tier=tier,
         doctor=request.doctor,
+        system=request.system,
     )
     if os.environ.get("GRADIOMETER_DISABLED", "").lower() in ("1", "true", "yes"):
         say("GRADIOMETER_DISABLED is set: the script runs unwatched")

@@ -451,7 +451,7 @@ def _checked_run(run: str) -> Path | None:
     folder = Path(run)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(
-            f"--run {run} is there already: choose another folder,"
+            f"--run {run} already exists: choose another folder,"
             " or leave it out for one by the time"
         )
     return folder

@@ -74,9 +74,7 @@ PARAMETERS: list[dict[str, Any]] = [
         ("after", "string", "The cursor of an earlier answer: only what is new comes back."),
     )
 ]
-ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": Problem} for status in (400, 401, 403, 404, 405, 500)
-}
+ERROR_CODES = (400, 401, 403, 404, 405, 500)
 
 
 def create_app(
@@ -112,6 +110,7 @@ def create_app(
         lifespan=lifespan,
     )
     app.state.broadcast = broadcast
+    app.state.described = set()
     app.add_middleware(Guard, hosts=hosts, token=token, write=write)
     handlers = {UsageError: _users, HTTPException: _of_http, OSError: _of_machine, Exception: _ours}
     for error, handler in handlers.items():
@@ -123,6 +122,21 @@ def create_app(
     _add_live(app, broadcast)
     _add_files(app)
     return app
+
+
+def _answers(app: FastAPI, shape: type) -> dict[int | str, dict[str, Any]]:
+    """For /openapi.json: what an address answers. Each shape is described once for an application
+    and then named: FastAPI builds it anew wherever it is given, which took half a second."""
+    described: set[type] = app.state.described
+
+    def told(model: type) -> dict[str, Any]:
+        if model not in described:
+            described.add(model)
+            return {"model": model}
+        named = {"$ref": f"#/components/schemas/{model.__name__}"}
+        return {"content": {"application/json": {"schema": named}}}
+
+    return {200: told(shape), **{code: told(Problem) for code in ERROR_CODES}}
 
 
 def _add_reading(app: FastAPI, index: RunIndex, diagnoses: Diagnoses) -> None:
@@ -139,11 +153,11 @@ def _add_reading(app: FastAPI, index: RunIndex, diagnoses: Diagnoses) -> None:
             f"/{name}.json",
             name=name,
             response_class=Response,
-            responses={200: {"model": View}, **ERRORS},
+            responses=_answers(app, View),
             openapi_extra={"parameters": PARAMETERS},
         )(view_of(name))
 
-    @app.get("/runs.json", response_class=Response, responses={200: {"model": RunList}, **ERRORS})
+    @app.get("/runs.json", response_class=Response, responses=_answers(app, RunList))
     def runs(request: Request) -> Response:
         """Every run of the served folder, the newest first."""
         cards = index.cards(CARDS_SECONDS)
@@ -154,7 +168,7 @@ def _add_table(app: FastAPI, table: RunTable) -> None:
     @app.get(
         "/table.json",
         response_class=Response,
-        responses={200: {"model": RunTableAnswer}, **ERRORS},
+        responses=_answers(app, RunTableAnswer),
         openapi_extra={"parameters": [each for each in PARAMETERS if each["name"] == "after"]},
     )
     def rows(request: Request) -> Response:
@@ -163,7 +177,7 @@ def _add_table(app: FastAPI, table: RunTable) -> None:
 
 
 def _add_managing(app: FastAPI, manager: RunManager, table: RunTable) -> None:
-    @app.post(MANAGE, response_class=Response, responses={200: {"model": Managed}, **ERRORS})
+    @app.post(MANAGE, response_class=Response, responses=_answers(app, Managed))
     async def manage(request: Request) -> Response:
         """Change notes on runs, move runs to the bin, or back."""
         asked = await _asked(request)

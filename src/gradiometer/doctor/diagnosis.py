@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from gradiometer import metrics
 from gradiometer.doctor.arbitration import arbitrate
@@ -135,6 +136,7 @@ def judged(run: RunData, chosen: Iterable[Rule]) -> Diagnosis:
     sorted_out = arbitrate(found, first_step=run.first_step)
     found_state = state_of(run, sorted_out.findings, len(looked) + len(sorted_out.findings))
     outcome = _outcome_record(run)
+    facts = run.source.facts  # each time it is asked for it is read from the file
     return Diagnosis(
         run=place_of(run.source.path),
         state=found_state.state,
@@ -142,22 +144,20 @@ def judged(run: RunData, chosen: Iterable[Rule]) -> Diagnosis:
         outcome=outcome,
         findings=sorted_out.findings,
         folded=sorted_out.folded,
-        skipped=tuple(_advised(each, run.source) for each in skipped),
+        skipped=tuple(_advised(each, facts) for each in skipped),
         unknown_keys=tuple(run.unknown),
         named=run.named,
         looked=tuple(looked),
         curves=_curves(run, found, () if outcome is None else (outcome.series,)),
         log_of=(
-            run.source.facts.get("imported", {}).get("library", "")
-            if isinstance(run.source, Log)
-            else None
+            facts.get("imported", {}).get("library", "") if isinstance(run.source, Log) else None
         ),
     )
 
 
-def _advised(skipped: Skipped, source: Run | Log) -> Skipped:
+def _advised(skipped: Skipped, facts: Mapping[str, Any]) -> Skipped:
     """Without advice that was followed: who has watched the training is not told to watch it."""
-    metric, told = metrics.CATALOGUE.get(skipped.metric), source.facts.get("meter")
+    metric, told = metrics.CATALOGUE.get(skipped.metric), facts.get("meter")
     tier = told.get("tier") if isinstance(told, Mapping) else None
     missing = skipped.why.startswith(f"no {skipped.metric} ")
     if metric is None or not missing or tier not in metrics.TIERS:

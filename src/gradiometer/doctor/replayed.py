@@ -19,10 +19,26 @@ from gradiometer.doctor.rundata import RunData
 from gradiometer.doctor.signs import number
 from gradiometer.maths.grouprecipes import GroupBatch, Lengths, ReplayedGroups, replay_groups
 from gradiometer.maths.recipes import Credit, ReplayedRecipes, Rollout, replay
+from gradiometer.maths.targetrecipes import (
+    LogProbs,
+    ReplayedTargets,
+    TargetBatch,
+    replay_targets,
+)
 
-__all__ = ["GROUPS", "TABLE", "replayed", "replayed_groups", "rollouts_of", "set_lengths"]
+__all__ = [
+    "GROUPS",
+    "TABLE",
+    "TARGET_BATCHES",
+    "replayed",
+    "replayed_groups",
+    "replayed_targets",
+    "rollouts_of",
+    "set_discount",
+    "set_lengths",
+]
 
-TABLE, GROUPS = "replay", "group-replay"
+TABLE, GROUPS, TARGET_BATCHES = "replay", "group-replay", "target-replay"
 LEAST_DISCOUNT = 0.5
 """A smaller one in the settings is a fault to be found, not a fact to start from."""
 GAMMA = ("gamma", "discount", "discount_factor")
@@ -33,6 +49,7 @@ LENGTHS: Mapping[str, Lengths] = {
 """What settings of TRL (loss_type) and verl (loss_agg_mode) let weigh the same."""
 LAMBDA = ("gae_lambda", "lam", "lmbda", "lambda")
 
+_KNOWN_TARGETS: WeakKeyDictionary[RunData, ReplayedTargets | None] = WeakKeyDictionary()
 _KNOWN_GROUPS: WeakKeyDictionary[RunData, ReplayedGroups | None] = WeakKeyDictionary()
 _KNOWN: WeakKeyDictionary[RunData, ReplayedRecipes | None] = WeakKeyDictionary()
 
@@ -40,10 +57,70 @@ _KNOWN: WeakKeyDictionary[RunData, ReplayedRecipes | None] = WeakKeyDictionary()
 def replayed(run: RunData) -> ReplayedRecipes | None:
     """The recipes of a run by what they explain; None where it kept too little to tell."""
     if run not in _KNOWN:
-        gamma, lam = number(run.fact(*GAMMA)), number(run.fact(*LAMBDA))
-        known = gamma is not None and LEAST_DISCOUNT <= gamma <= 1.0
-        _KNOWN[run] = replay(rollouts_of(run), gamma=gamma if known else None, lam=lam)
+        lam = number(run.fact(*LAMBDA))
+        _KNOWN[run] = replay(rollouts_of(run), gamma=set_discount(run), lam=lam)
     return _KNOWN[run]
+
+
+def set_discount(run: RunData) -> float | None:
+    """The discount by the settings of the run, where it can be one."""
+    gamma = number(run.fact(*GAMMA))
+    return gamma if gamma is not None and LEAST_DISCOUNT <= gamma <= 1.0 else None
+
+
+def replayed_targets(run: RunData) -> ReplayedTargets | None:
+    """The recipes of the targets of Q-learning; None where the run kept too little to tell."""
+    if run not in _KNOWN_TARGETS:
+        there = TARGET_BATCHES in run.source.table_names()
+        kept = run.source.tables(TARGET_BATCHES) if there else []
+        found = (_target_batch(table.content) for table in kept)
+        _KNOWN_TARGETS[run] = replay_targets([each for each in found if each is not None])
+    return _KNOWN_TARGETS[run]
+
+
+def _target_batch(content: Any) -> TargetBatch | None:
+    if not isinstance(content, Mapping):
+        return None
+    try:
+        taken, later = (
+            None if content.get(name) is None else np.array(content[name], np.int64)
+            for name in ("taken", "next_taken")
+        )
+        batch = TargetBatch(
+            targets=np.array(content["targets"], np.float64),
+            rewards=np.array(content["rewards"], np.float64),
+            ends=np.array(content["ends"], np.float64),
+            target=tuple(np.array(each, np.float64) for each in content["target"]),
+            online=tuple(np.array(each, np.float64) for each in content["online"]),
+            critics=int(content["critics"]),
+            has_target=bool(content["has_target"]),
+            copies=int(content.get("copies", 0)),
+            is_soft=bool(content.get("is_soft", False)),
+            log_probs=tuple(_log_probs(each) for each in content.get("log_probs", ())),
+            taken=taken,
+            next_taken=later,
+        )
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return None
+    return batch if _fits(batch) else None
+
+
+def _log_probs(content: Any) -> LogProbs:
+    slopes = tuple(np.array(each, np.float64) for each in content["slopes"])
+    return LogProbs(normal=np.array(content["normal"], np.float64), slopes=slopes)
+
+
+def _fits(batch: TargetBatch) -> bool:
+    """Whether all has the same rows and every number is one."""
+    logs = [x for each in batch.log_probs for x in (each.normal, *each.slopes)]
+    choices = [x for x in (batch.taken, batch.next_taken) if x is not None]
+    answers = (*batch.target, *batch.online)
+    arrays = [batch.targets, batch.rewards, batch.ends, *logs, *choices]
+    flat = all(each.ndim == 1 for each in arrays) and batch.targets.size > 0
+    rows = {len(each) for each in (*arrays, *answers) if each.ndim}
+    widths = {each.shape[1:] for each in answers}
+    numbers = all(bool(np.isfinite(each).all()) for each in (*arrays, *answers))
+    return flat and len(rows) == 1 and len(widths) <= 1 and numbers
 
 
 def replayed_groups(run: RunData) -> ReplayedGroups | None:

@@ -122,7 +122,7 @@ def anatomy(
     rollouts and takes gradients of the other half. `horizon` is the divisor of
     seq-mean-token-sum-norm, by default the mask's width. `trim` names an attention mask (and then
     the entries to cut, by default all of its width) whose padding at the right is cut off; rows of
-    similar width then go together. Hooks of yours on the model fire in the probe too.
+    similar width then go together. Your own hooks on the model fire in the probe too.
 
     Vectors are kept in full up to `memory_limit` bytes, otherwise as sketches of `sketch_size`
     numbers. With `meter` the result is kept in its run, at its step. Under torch.distributed every

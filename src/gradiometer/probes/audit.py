@@ -151,7 +151,7 @@ def audit(
 
     Weights, `.grad`, buffers, modes, random numbers of torch, numpy and Python, optimizers and
     scaler stay as they are; a torch.Generator of your own and a data loader you draw from do not.
-    Hooks of yours on the model fire. Under torch.distributed every rank calls this. With `meter`
+    Your own hooks on the model fire. Under torch.distributed every rank calls this. With `meter`
     the result is kept in its run, as the table `audit`.
     """
     started = time.perf_counter()

@@ -170,7 +170,7 @@ def _draw(
     if not np.isfinite(products).all() or not math.isfinite(total):
         return "a log_prob of policy.sample() or its gradient is not finite"
     if not products.any():
-        return "no trained parameter feels log_prob: is it that of this model?"
+        return "no trained parameter has a gradient from log_prob: does it belong to this model?"
     mean = torch.stack([vectors.row(name) for name in names]).mean(0)
     return _Draws(products=products, log_prob=total, all_alike=alike, mean=mean)
 

@@ -82,7 +82,7 @@ def helped(model: Model, loss_of: Callable[[], Tensor], *, units: Any = None) ->
     log_prob_when_sampled).exp(). It must hold what is to be achieved, not the loss under suspicion.
     `units` [n] says which unit each loss belongs to when a unit has several (the prompt of each
     answer); None is one each. Each call starts from the same random numbers. It costs a copy of the
-    trained weights, two forwards and about three backwards. Hooks of yours on the model fire in it
+    trained weights, two forwards and about three backwards. Your own hooks on the model fire in it
     too.
     """
     return Helped(model, loss_of, units=units)

@@ -416,7 +416,8 @@ class Shapes:
         text, begin = before[start:], before[: start + 1]
         if text.startswith(MAY_SPEAK):
             return []
-        if self._known[_signs(text.decode("utf-8", errors="replace"))][0] is not shape:
+        known = self._known.get(_signs(text.decode("utf-8", errors="replace")))
+        if not known or known[0] is not shape:
             return []
         match, rows = _in_bytes(shape.pattern.pattern).fullmatch, []
         while index < len(lines) and lines[index][: start + 1] == begin:
@@ -646,7 +647,10 @@ def _spoken(line: str) -> dict[str, float]:
     if count := COUNT_OF.match(line, at):
         values[f"n/{count[2]}"] = float(count[1][:18])
         at = count.end()
-    pieces = [piece for piece in _SPOKEN_PIECES.split(line[at:]) if piece and not piece.isspace()]
+    rest = line[at:]
+    if (first := _COUNT_AND_COLON.match(rest)) and is_counter(first[1]):
+        rest = f"{first[1]} {first[2]}, {rest[first.end() :]}"
+    pieces = [piece for piece in _SPOKEN_PIECES.split(rest) if piece and not piece.isspace()]
     read = 0
     for piece in pieces:
         found = _bare(piece.strip())
@@ -658,6 +662,8 @@ def _spoken(line: str) -> dict[str, float]:
 
 
 _SPOKEN_PIECES = re.compile(r"[|,;]|\s-{1,2}\s")
+_COUNT_AND_COLON = re.compile(r"([A-Za-z_]+)\s+#?(\d{1,15}(?:/\d{1,15})?)\s*:\s+")
+"""`update 10: reward 0.5, loss 0.1`: what is counted stands before a colon."""
 
 
 def _bare(piece: str) -> list[tuple[str, float]]:

@@ -315,7 +315,7 @@ def translated(path: Path, *, kind: str = "run") -> Iterator[None]:
             ) from error
         if _is(error, sqlite3.SQLITE_INTERRUPT):
             raise UsageError(
-                f"{path} takes too long to be asked one thing (more than {_patience.get():.0f} s),"
+                f"{path} takes too long to answer one query (more than {_patience.get():.0f} s),"
                 " so it is not read"
             ) from error
         if _is(error, *UNWRITABLE):

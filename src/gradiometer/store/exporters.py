@@ -532,7 +532,7 @@ def _check_file(path: Path, *, overwrite: bool, example: str) -> None:
         )
     if path.exists() and not overwrite:
         raise UsageError(
-            f"{path} is there already: choose another name, or replace it (--overwrite,"
+            f"{path} already exists: choose another name, or replace it (--overwrite,"
             " overwrite=True)"
         )
 
@@ -547,7 +547,7 @@ def _check_folder(path: Path, *, overwrite: bool, ours: Callable[[Path], bool]) 
         raise UsageError(f"{path} holds other files, so it is not replaced: choose another folder")
     if not overwrite:
         raise UsageError(
-            f"{path} is there already: choose another name, or replace it (--overwrite,"
+            f"{path} already exists: choose another name, or replace it (--overwrite,"
             " overwrite=True)"
         )
 

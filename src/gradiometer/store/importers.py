@@ -154,7 +154,7 @@ def _load_chosen(folder: Path, chosen: FolderLogs) -> Run | Log:
         read = some(path.relative_to(folder) for path in files)
         others = [path.relative_to(folder) for path in chosen.every if path not in files]
         if others:
-            warn(f"{folder}: read is {read}; also there, not read: {some(others)}")
+            warn(f"{folder}: read {read}; ignored: {some(others)}")
         return log
     below = logs_below(folder)
     if len(below) == 1:  # what W&B caught of the console lies below its own file

@@ -403,7 +403,7 @@ class Log(Reader):
     A nested value is named by its path, `a/b`. A dict with `columns` and `data` is a table.
     `left_out` names what was logged and is neither a number nor a table. `facts["imported"]` says
     how the log was read: `format`, `library` (whose names they are), `step` (the column that counts
-    the steps), `x_axis` (what it counts), `replaced` (how many values gave way to a later one),
+    the steps), `x_axis` (what it counts), `replaced` (values that a later one replaced),
     `returns` (where steps fall back, as after a resume), and where several runs follow one another
     `runs` (how many) and `run` (which of them this is).
     """
@@ -473,7 +473,7 @@ class Log(Reader):
         return sorted(self._tables)
 
     def table(self, name: str, step: int | None = None) -> Table:
-        """A table at a step; the latest unless told."""
+        """A table at a step; the latest by default."""
         found = {table.step: table for table in self.tables(name)}
         if step is None:
             return found[max(found)]
@@ -739,7 +739,7 @@ def _say_returns(
     else:
         times = "" if len(returns) == 1 else f" {len(returns)} times, first"
         what = (
-            "as after a resume: what was logged beyond gave way"
+            "as after a resume: the data after that was replaced"
             if cut
             else "where a step is there twice, the later counts"
         )

@@ -294,7 +294,7 @@ class Run(Reader):
         return [name for (name,) in rows]
 
     def table(self, name: str, step: int | None = None) -> Table:
-        """A table at a step; the latest unless told."""
+        """A table at a step; the latest by default."""
         wanted = "WHERE name = ? AND step = coalesce(?, step) ORDER BY step DESC"
         rows = self._documents("tables", "itt", f"{wanted} LIMIT 1", name, step)
         # Of a damaged one the latest that is whole.
@@ -520,7 +520,7 @@ class Run(Reader):
         except cells.BadCell as problem:
             raise RunDamaged(
                 f"{self.path} is not as a run is written ({problem}): it was damaged or changed;"
-                " `gradiometer check` says more"
+                " `gradiometer check` lists all of it"
             ) from problem
 
     def _unknown(self, kind: str, name: str, step: int | None, known: list[str]) -> UnknownName:

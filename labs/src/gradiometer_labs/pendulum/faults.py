@@ -196,8 +196,8 @@ def critic_detached(value_loss_of: Line) -> Line:
 
 @fault(
     piece="entropy_loss_of",
-    summary="the actor's log-probability is detached: the loss shows the entropy, no weight ever"
-    " feels it",
+    summary="the actor's log-probability is detached: the loss contains the entropy, but it"
+    " trains no weight",
     expected=("dead-term",),
     catalogue="F19",
 )

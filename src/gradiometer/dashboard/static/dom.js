@@ -176,3 +176,8 @@ export function ago(seconds, now = Date.now() / 1000) {
 export function count(number) {
   return number === null || number === undefined ? "" : String(number).replace(/\B(?=(\d{3})+(?!\d))/g, "\u2009");
 }
+
+/** `1 run`, `2 000 runs`. @param {number} number */
+export function countedRuns(number) {
+  return `${count(number)} ${number === 1 ? "run" : "runs"}`;
+}

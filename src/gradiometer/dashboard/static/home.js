@@ -1,7 +1,7 @@
 /** The first page: every run in a table, the worst first. What is chosen here is in the URL. */
 
 import { ask } from "./api.js";
-import { count, debounce, el, icon, painted } from "./dom.js";
+import { count, countedRuns, debounce, el, icon, painted } from "./dom.js";
 import { readFilter } from "./home_filter.js";
 import { createGrid } from "./home_grid.js";
 import { createManager } from "./home_manage.js";
@@ -108,7 +108,7 @@ export function createHome(host, store, act) {
     const all = el("input", { type: "checkbox", "aria-label": `Choose the ${inside.length} runs of ${label}`, onchange: () => pick(inside.map((row) => row.id), all.checked), "data-part": "box" });
     return el("tr", { class: "group-row" },
       el("td", { class: "pick" }, all),
-      el("td", { colspan: width + 1 }, el("button", { type: "button", class: "quiet group-title", "aria-expanded": String(open), onclick: flip, "data-part": "title" }, icon(open ? "down" : "next"), el("strong", {}, label), el("span", { class: "dim" }, `${inside.length} runs: ${tally}`))));
+      el("td", { colspan: width + 1 }, el("button", { type: "button", class: "quiet group-title", "aria-expanded": String(open), onclick: flip, "data-part": "title" }, icon(open ? "down" : "next"), el("strong", {}, label), el("span", { class: "dim" }, `${countedRuns(inside.length)}: ${tally}`))));
   }
 
   function runRow(row, keys, picked) {
@@ -186,7 +186,7 @@ export function createHome(host, store, act) {
 
   function showWords(all, filter) {
     const away = all.filter((row) => row.archived).length;
-    const shown = visible.length === all.length ? `${count(all.length)} runs` : `${count(visible.length)} of ${count(all.length)} runs`;
+    const shown = visible.length === all.length ? countedRuns(all.length) : `${count(visible.length)} of ${countedRuns(all.length)}`;
     const hidden = unread - visible.filter((row) => !row.state).length; // the others are in the tally
     const rest = [hidden > 0 ? `${count(hidden)} more still being read` : "", away && !option("archived") && !filter.archived ? `${away} archived` : ""].filter(Boolean);
     const text = `${[shown + (visible.length ? `: ${tallyOf(visible)}` : ""), ...rest].join(" · ")}${filter.problem ? ` · ${filter.problem}` : ""}`;
@@ -200,9 +200,15 @@ export function createHome(host, store, act) {
   /** Ask for what is new; `whole` for everything. @throws what `ask` throws */
   async function refresh(whole = false) {
     asking?.abort();
-    asking = new AbortController();
+    const mine = (asking = new AbortController());
     clearTimeout(timer);
-    const told = await ask(`/table.json${cursor && !whole ? `?after=${cursor}` : ""}`, asking.signal);
+    let told = null;
+    try {
+      told = await ask(`/table.json${cursor && !whole ? `?after=${cursor}` : ""}`, mine.signal);
+    } catch (error) {
+      if (mine.signal.aborted) return; // a newer question stands in its place
+      throw error;
+    }
     asking = null;
     const before = rows.size;
     if (told.whole) (rows.clear(), (shared = told.shared));

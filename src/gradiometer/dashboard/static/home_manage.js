@@ -1,7 +1,7 @@
 /** What can be done with the chosen runs: open, compare, and where the server allows it name, tag, archive and delete. */
 
 import { Refusal, tell } from "./api.js";
-import { el, iconButton } from "./dom.js";
+import { countedRuns, el, iconButton } from "./dom.js";
 import { MOST_RUNS } from "./state.js";
 
 const SHOWN = 8; // names in the question before deleting
@@ -33,7 +33,6 @@ export function createManager(act) {
 
   const rows = () => act.selection().map(act.row).filter(Boolean);
   const everyArchived = () => rows().length > 0 && rows().every((row) => row.archived);
-  const counted = (number) => `${number} ${number === 1 ? "run" : "runs"}`;
 
   /** Have it done, and show what came of it. @returns {Promise<object|null>} null when it was refused */
   async function done(content, words) {
@@ -56,7 +55,7 @@ export function createManager(act) {
 
   function archiveAll() {
     const archived = !everyArchived();
-    done({ action: "edit", runs: act.selection(), archived }, `${counted(act.selection().length)} ${archived ? "archived" : "back from the archive"}.`);
+    done({ action: "edit", runs: act.selection(), archived }, `${countedRuns(act.selection().length)} ${archived ? "archived" : "back from the archive"}.`);
   }
 
   function dialogOf(title, content, act_) {
@@ -86,22 +85,22 @@ export function createManager(act) {
       if (one) Object.assign(change, { name: name.value, note: note.value });
       done({ action: "edit", runs: ids, ...change }, "Saved.");
     };
-    dialogOf(one ? `Edit ${one.name}` : `Edit ${counted(all.length)}`, [field("Name", name), field(one ? "Tags, with spaces between" : "Tags that all selected runs share, separated by spaces", tags), field("Note", note)], { text: "Save", does: save });
+    dialogOf(one ? `Edit ${one.name}` : `Edit ${countedRuns(all.length)}`, [field("Name", name), field(one ? "Tags, with spaces between" : "Tags that all selected runs share, separated by spaces", tags), field("Note", note)], { text: "Save", does: save });
   }
 
   function deleteDialog() {
     const ids = act.selection();
     const names = el("ul", { class: "manage-names" }, ids.slice(0, SHOWN).map((id) => el("li", {}, id)), ids.length > SHOWN && el("li", { class: "dim" }, `+${ids.length - SHOWN} more`));
     const content = [el("p", {}, "Everything in their folders moves to .gradiometer-bin in the served folder, checkpoints too. It can be undone."), names];
-    dialogOf(`Delete ${counted(ids.length)}?`, content, { text: `Delete ${counted(ids.length)}`, class: "danger", does: () => deleteAll(ids) });
+    dialogOf(`Delete ${countedRuns(ids.length)}?`, content, { text: `Delete ${countedRuns(ids.length)}`, class: "danger", does: () => deleteAll(ids) });
   }
 
   async function deleteAll(ids) {
     const answer = await done({ action: "delete", runs: ids }, "");
     if (!answer) return;
-    const undo = button("Undo", () => done({ action: "undo", ticket: answer.ticket }, `${counted(ids.length)} back from the bin.`));
+    const undo = button("Undo", () => done({ action: "undo", ticket: answer.ticket }, `${countedRuns(ids.length)} back from the bin.`));
     act.clear();
-    say(`${counted(ids.length)} moved to the bin. `, false, undo);
+    say(`${countedRuns(ids.length)} moved to the bin. `, false, undo);
   }
 
   return {

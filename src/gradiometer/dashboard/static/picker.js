@@ -1,6 +1,6 @@
 /** The run picker: search, choose, focus. Rows are made once per run and changed in place, so hundreds stay quick. */
 
-import { ago, count, debounce, el, iconButton } from "./dom.js";
+import { ago, count, countedRuns, debounce, el, iconButton } from "./dom.js";
 import { MOST_RUNS } from "./state.js";
 import { swatch } from "./words.js";
 
@@ -74,7 +74,7 @@ export function createPicker(host, act) {
 
   function say() {
     const chosen = shown.length;
-    const found = search.value ? `${matching.length} of ${order.length} match` : `${order.length} runs`;
+    const found = search.value ? `${matching.length} of ${order.length} match` : countedRuns(order.length);
     said.textContent = `${found}, ${chosen} shown`;
   }
 

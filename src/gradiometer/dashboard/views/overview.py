@@ -23,6 +23,7 @@ from gradiometer.dashboard.views.series import (
     chart,
     in_model_order,
     measured_at,
+    named,
     norm_lines,
     reward_of,
     said,
@@ -51,7 +52,7 @@ def overview(request: ViewRequest) -> View:
     """The verdict first, then a few curves, health over time, events and facts."""
     verdicts = [verdict_of(request, run) for run in request.runs]
     curves = Curves(request)
-    charts = [*_curves(curves), *_health(curves, request.focus)]
+    charts = [*_curves(curves), *_health(curves, request.focus), *_system(curves)]
     if not any(chart.lines for chart in charts):
         charts = _anything(curves)
     return View(
@@ -200,6 +201,32 @@ def _health(curves: Curves, run: OpenRun) -> list[Chart]:
             info=info_of("grad/<block>/health"),
             wide=True,
             empty=None if rows else measured_at(run, "health", "standard"),
+        )
+    ]
+
+
+def _system(curves: Curves) -> list[Chart]:
+    """What the training took of its machine, where it was recorded."""
+    titles = {
+        "system/cpu": "Processor",
+        "system/memory": "Memory of the training",
+        "system/memory_share": "Memory of the machine",
+        "system/gpu/<gpu>/busy": "Graphics cards",
+        "system/gpu/<gpu>/memory": "Memory of graphics cards",
+    }
+    return [
+        made
+        for template, title in titles.items()
+        for made in chart(
+            template.replace("/<gpu>", "").replace("/", "-"),
+            title,
+            [
+                curves.line(run, name, name)
+                for run in curves.request.runs
+                for name in named(run, template)
+            ],
+            section="System",
+            low=0.0,
         )
     ]
 

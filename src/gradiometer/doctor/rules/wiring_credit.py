@@ -10,7 +10,7 @@ import numpy as np
 
 from gradiometer.doctor import thresholds
 from gradiometer.doctor.proofs import proved_events, proved_finding
-from gradiometer.doctor.rule import Draft, Skipped, Verdict, finding
+from gradiometer.doctor.rule import Draft, Skipped, Verdict, finding, words
 from gradiometer.doctor.rules.wiring import wired
 from gradiometer.doctor.rundata import RunData
 from gradiometer.doctor.signs import shown
@@ -70,6 +70,19 @@ def ratio_always_one(run: RunData) -> Verdict:
     ]
 
 
+SOFT = words(
+    """
+    cause: The loss of the temperature has the wrong sign. The temperature grows while the policy
+      has more entropy than is wanted and falls while it has less, until the entropy is all that
+      counts, or nothing.
+    fix: Write it as -(log_alpha * (log_prob + target_entropy).detach()).mean(), with a target
+      entropy of minus the number of actions
+    confirm: Log the temperature and the entropy: the one falls while the other is above its target.
+    see: F17
+    """
+)
+
+
 @wired(
     "entropy-sign",
     """
@@ -88,7 +101,11 @@ def entropy_sign(run: RunData) -> Verdict:
     if isinstance(facts, Skipped):
         return facts
     return [
-        proved_finding(event, "The loss punishes entropy instead of rewarding it")
+        proved_finding(
+            event, "The temperature moves away from the entropy that is wanted", words=SOFT
+        )
+        if event.detail.get("how") == "temperature"
+        else proved_finding(event, "The loss punishes entropy instead of rewarding it")
         for event in facts
     ]
 

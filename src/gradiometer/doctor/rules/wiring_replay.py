@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+from gradiometer.doctor import thresholds
 from gradiometer.doctor.proofs import proved_events, proved_finding
-from gradiometer.doctor.replayed import GROUPS, TABLE, replayed, replayed_groups, set_lengths
+from gradiometer.doctor.replayed import (
+    GROUPS,
+    TABLE,
+    TARGET_BATCHES,
+    replayed,
+    replayed_groups,
+    replayed_targets,
+    set_discount,
+    set_lengths,
+)
 from gradiometer.doctor.rule import Draft, Skipped, Verdict, finding, rule, words
 from gradiometer.doctor.rundata import RunData
 from gradiometer.maths.grouprecipes import GroupFit, Lengths, ReplayedGroups
 from gradiometer.maths.recipes import Fit
-from gradiometer.records import Event, Evidence
+from gradiometer.maths.targetrecipes import ReplayedTargets, TargetFit
+from gradiometer.records import Event, Evidence, Severity
+
+limits = thresholds.group("wiring_replay")
 
 __all__: list[str] = []
 
@@ -119,8 +132,78 @@ TARGETS = {
             """
         ),
     ),
+    "actor-sampled": (
+        "The actor's loss does not go through its critic: actions are drawn without their gradient",
+        words(
+            """
+            cause: The actor's loss has what the critic thinks of its actions, and no gradient comes
+              back from there: actions were drawn with sample, or detached. Only the term of the
+              entropy moves the actor, away from what is paid.
+            fix: Draw with rsample() where the actor is trained, and do not detach the action.
+            confirm: Print action.requires_grad before the critic is asked for the actor's loss; it
+              must be True.
+            see: mathematics: Replay
+            """
+        ),
+    ),
 }
 """Title and words."""
+VAGUE = "targets-wrong"
+"""What a replay may tell better."""
+TARGET_FIXES = {
+    "gamma-zero": "Set the discount (gamma): 0.99 is usual",
+    "gamma-above-one": "Set the discount (gamma) to 1 or less: 0.99 is usual",
+    "reward-missing": "Add the reward of the step to the discounted value of the next state",
+    "reward-negated": "Add the reward, do not subtract it: r + γ·(1 − terminated)·Q(next)",
+    "target-worst": "Take the largest value over the actions: max(1).values, argmax",
+    "same-action": (
+        "Take the best action of the next state (max over actions), not the one that is stored"
+    ),
+    "double-exchanged": (
+        "Choose with the online network and evaluate with the target network:"
+        " target(next).gather(1, online(next).argmax(1, keepdim=True))"
+    ),
+    "online": "Ask the target network of the next observations, under no_grad",
+    "ends-not-masked": "Multiply the value of the next state by (1 − terminated)",
+    "twins-largest": "Take the minimum of both target critics: torch.min(q1_next, q2_next)",
+    "twins-mean": "Take the minimum of both target critics: torch.min(q1_next, q2_next)",
+    "twins-one": "Take the minimum of both target critics: torch.min(q1_next, q2_next)",
+    "entropy-added": "Subtract the term: min_q_next − alpha * next_log_prob",
+    "entropy-missing": (
+        "Subtract alpha * next_log_prob from the value of the next state; leave it out only if that"
+        " is meant (backup_entropy=False)"
+    ),
+    "tanh-missing": (
+        "Subtract log(1 − tanh(u)²), summed over actions, from the log-probability of u"
+    ),
+}
+"""By recipe of a target that is wrong."""
+MILDER: dict[str, Severity] = {
+    "twins-mean": "warn",
+    "double-exchanged": "warn",
+    "entropy-missing": "warn",
+}
+"""Some papers do this on purpose."""
+TARGET_WORDS = words(
+    """
+    cause: Targets were put together again from the rewards and from what the networks of this
+      training said of the next observations. What the values are trained towards is what the recipe
+      {recipe} gives, to the last digit.
+    confirm: Print targets, rewards and what the networks say of the next observations for one
+      batch; gradiometer replay shows every recipe and how much of the targets it explains.
+    see: mathematics: Replay
+    """
+)
+DISCOUNT_WORDS = words(
+    """
+    cause: The discount is what the value of the next state is multiplied with in the targets,
+      fitted to rewards and to what the networks said of the next observations. The settings name
+      another one, which is not used there.
+    fix: Hand the discount of the settings on to the targets, or change the setting.
+    confirm: Print the discount where the targets are computed.
+    see: mathematics: Replay
+    """
+)
 SIGN = "Turn the sign: the loss is −(log-prob × advantage), which the optimizer makes small"
 
 
@@ -139,14 +222,20 @@ def recipe_mismatch(run: RunData) -> Verdict:
     """A wrong recipe explains the credit of the first epoch, and no right one does; or the targets
     of values are not what was paid."""
     events = proved_events(run, "recipe-mismatch")
-    if not isinstance(events, Skipped):
-        known = [each for each in events if each.detail.get("recipe") in TARGETS]
-        if known:
-            return _targets(known[-1])
+    told = [] if isinstance(events, Skipped) else events
+    known = [each for each in told if each.detail.get("recipe") in TARGETS]
+    if known and known[-1].detail["recipe"] != VAGUE:
+        return _targets(known[-1])
+    if (targets := replayed_targets(run)) is not None:
+        draft = _of_target_recipes(targets, run)
+        if draft is not None:
+            return draft
+    if known:
+        return _targets(known[-1])
     if (groups := replayed_groups(run)) is not None:
         return _of_groups(groups, set_lengths(run))
     found = replayed(run)
-    if found is None and not isinstance(events, Skipped):
+    if found is None and (targets is not None or not isinstance(events, Skipped)):
         return None
     if found is None:
         why = (
@@ -224,7 +313,52 @@ def _targets(event: Event) -> Draft:
     return proved_finding(event, title, words=told)
 
 
-def said(fit: Fit | GroupFit) -> str:
+def _of_target_recipes(found: ReplayedTargets, run: RunData) -> Draft | None:
+    """A recipe that is wrong, or a discount that is not that of the settings."""
+    evidence = Evidence(
+        series=TARGET_BATCHES,
+        reading=f"{found.samples} samples with what was said of their next observations; R² on the"
+        " half that was held back",
+    )
+    wrong = found.wrong
+    if wrong is not None and not _is_meant(wrong, run):
+        return finding(
+            f"Targets {wrong.recipe.words}: exact on {found.samples} samples{_beside(found)}",
+            evidence,
+            severity=MILDER.get(wrong.recipe.name, "critical"),
+            basis="proved",
+            since_step=0,
+            words=TARGET_WORDS,
+            fix=(TARGET_FIXES[wrong.recipe.name],),
+            recipe=f"“{wrong.recipe.words}”",
+        )
+    made, expected = found.made_by, set_discount(run)
+    if made is None or expected is None or abs(made.gamma - expected) <= limits.near_discount:
+        return None
+    return finding(
+        f"Targets have a discount of {made.gamma:.4g}, the settings say {expected:g}",
+        evidence,
+        severity="info" if abs(made.gamma - 1.0) <= limits.near_discount else "warn",
+        basis="proved",
+        since_step=0,
+        words=DISCOUNT_WORDS,
+    )
+
+
+def _is_meant(fit: TargetFit, run: RunData) -> bool:
+    """The settings say that the entropy is left out."""
+    return fit.recipe.name == "entropy-missing" and run.fact("backup_entropy") in (False, "False")
+
+
+def _beside(found: ReplayedTargets) -> str:
+    """How far off the right recipe is, where it could be fitted beside the wrong one."""
+    right = found.right
+    if right is None or right not in found.fits:
+        return ""
+    return f", the right recipe is off by {min(right.left, 1.0) ** 0.5:.1%} of their spread"
+
+
+def said(fit: Fit | GroupFit | TargetFit) -> str:
     """A recipe in words."""
     if not fit.flipped:
         return fit.recipe.words

@@ -76,6 +76,7 @@ class RunOptions:
     budget: float | None = 0.01
     tier: Tier = "standard"
     doctor: bool = True
+    system: bool = False
     steps: int | None = None
     """After how many measured steps the script is stopped; None: never."""
     quiet: bool = False

@@ -104,6 +104,7 @@ class ScriptRuns:
             every=options.every,
             budget=options.budget,
             tier=options.tier,
+            system=options.system,
             doctor="live" if options.doctor and keeps else None,
             quiet=True,  # the command says it, with the verdict
             **after,

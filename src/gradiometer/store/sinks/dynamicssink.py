@@ -38,7 +38,7 @@ class DynamicsSink(Sink):
             )
         if start.resume is None and not start.overwrite and path.exists():
             raise UsageError(
-                f"{path} is there already: give the sink another path=, or start afresh with"
+                f"{path} already exists: give the sink another path=, or start afresh with"
                 " overwrite=True"
             )
 

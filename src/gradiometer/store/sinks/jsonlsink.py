@@ -29,7 +29,7 @@ STEP_FIRST = re.compile(rb'\{"step": (-?\d+)[,}]')
 class JsonlSink(Sink):
     """Lines of strict JSON: an object a step, and one for each table, event and finding.
 
-    `path` is `metrics.jsonl` in the run's folder unless told. `logged=False` leaves out what
+    `path` is `metrics.jsonl` in the run's folder by default. `logged=False` leaves out what
     `meter.log` was given.
     """
 
@@ -46,7 +46,7 @@ class JsonlSink(Sink):
             )
         if start.resume is None and not start.overwrite and path.exists() and path.stat().st_size:
             raise UsageError(
-                f"{path} is there already: give the sink another path=, or start afresh with"
+                f"{path} already exists: give the sink another path=, or start afresh with"
                 " overwrite=True"
             )
 

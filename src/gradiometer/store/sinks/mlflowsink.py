@@ -31,7 +31,7 @@ class MlflowSink(Sink):
     ours.
 
     `attach=False` always makes one of ours. `logged` says whether what `meter.log` was given is
-    sent too: only into a run of ours unless told. Tables are artifacts of JSON, findings tags,
+    sent too: by default only into a new run. Tables are artifacts of JSON, findings tags,
     events an artifact at the end.
     """
 

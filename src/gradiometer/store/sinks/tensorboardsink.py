@@ -44,7 +44,7 @@ COUNTER = itertools.count()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorboardSink(Sink):
-    """Event files in `folder`, which is `tensorboard` in the run's folder unless told.
+    """Event files in `folder`, by default `tensorboard` in the run's folder.
 
     TensorBoard keeps 32 bits of a number. Tables, events and findings are texts. `logged=False`
     leaves out what `meter.log` was given.

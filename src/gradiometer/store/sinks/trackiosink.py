@@ -36,11 +36,11 @@ LEVELS = {"info": "info", "warn": "warn", "critical": "error"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackioSink(Sink):
-    """A Trackio run in `$TRACKIO_DIR` (unless told `~/.cache/huggingface/trackio`): the user's
+    """A Trackio run in `$TRACKIO_DIR` (default `~/.cache/huggingface/trackio`): the user's
     local one, or one of ours.
 
     `attach=False` always makes one of ours. `logged` says whether what `meter.log` was given is
-    sent too: only into a run of ours unless told. Events and findings are Trackio's alerts.
+    sent too: by default only into a new run. Events and findings are Trackio's alerts.
     """
 
     name: ClassVar[str] = "trackio"

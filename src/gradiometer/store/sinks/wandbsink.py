@@ -43,12 +43,12 @@ HELD_ROWS = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WandbSink(Sink):
-    """A W&B run: the user's where one is open when the first step is measured, else one of ours.
+    """A W&B run: yours if one is open when the first step is measured, otherwise a new one.
 
-    `attach=False` always makes one of ours, beside the user's. `mode` is W&B's own: online,
-    offline, disabled. `logged` says whether what `meter.log` was given is sent too: only into a run
-    of ours unless told. `init` is handed to `wandb.init`, such as `{"entity": "team", "group":
-    "sweep-3", "dir": "/scratch"}`.
+    `attach=False` always creates a new one. `mode` is W&B's own: online, offline, disabled.
+    `logged` sets whether values given to `meter.log` are sent too; by default only into a new run.
+    `init` is passed to `wandb.init`, such as `{"entity": "team", "group": "sweep-3", "dir":
+    "/scratch"}`.
     """
 
     name: ClassVar[str] = "wandb"
@@ -140,9 +140,9 @@ class WandbBackend(Backend):
             self._commit()
         if self._without_room:
             self._note(
-                "wandb: your loop says step= itself, so ours travel in your rows, and"
-                f" {self._without_room} of ours found no room; the run has them all, and so would a"
-                " W&B run of its own: sinks.wandb(attach=False)"
+                "wandb: your loop sets step= itself, so Gradiometer's rows are added to yours, and"
+                f" {self._without_room} of them were not sent; the run has all of them. A separate"
+                " W&B run would too: sinks.wandb(attach=False)"
             )
         if self._owned:
             self._run.finish(exit_code=int(self._failed))

@@ -1,0 +1,232 @@
+"""Batches of Q-learning for the replay: targets, rewards and ends beside what the networks said of
+the next observations, a few hundred rows each, as tables `target-replay` in the run
+(maths/targetrecipes.py has the recipes)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gradiometer.capture.environment import Collection as History
+from gradiometer.capture.logprobs import TrainedValues, observations
+from gradiometer.capture.nextanswers import AskedNetwork, HeardCall, HeardLogProb, NextAnswers
+
+__all__ = ["MatchedTargets", "TargetBatches"]
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+MOST_BATCHES, MOST_ROWS, LEAST_ROWS = 8, 128, 24
+"""Batches of a run that are kept, 10 to 20 kB each; rows of one; rows that must be found again."""
+ALIGNED = 0.9
+"""Of the rows: whose next observation must be what the network was given in that row."""
+SAME = 1e-4
+"""Of their spread, what actions may differ by from the tanh of what was drawn."""
+DIGITS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatchedTargets:
+    """The targets of one error of a loss, and the transitions of its samples."""
+
+    found: TrainedValues
+    trained: Collection[int]
+    """The parameters below the error, by id."""
+    rows: Ints
+    """Samples that were found again, and below their transitions."""
+    places: Ints
+
+
+class TargetBatches:
+    """Puts batches together and writes them, as long as there is room."""
+
+    def __init__(self, put: Callable[[dict[str, Any]], None], answers: NextAnswers) -> None:
+        self._put, self._answers = put, answers
+        self.kept = 0
+        self._has_learned = False
+
+    @property
+    def done(self) -> bool:
+        """Whether enough is kept."""
+        return self.kept >= MOST_BATCHES
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the networks are known, and none has been replaced since."""
+        return self._has_learned and self._answers.are_alive
+
+    def learn(self, found: Sequence[tuple[TrainedValues, Collection[int]]], width: int) -> None:
+        """A loss has these errors: which networks are trained by them?"""
+        if found and not self.done:
+            self._has_learned = True
+            choosing = any(each.actions is not None for each, _ in found)
+            self._answers.learn(
+                [parameters for _, parameters in found],
+                distributions=not choosing,
+                search=choosing or any(_is_of_actions(each, width) for each, _ in found),
+            )
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._answers.stop()
+
+    def forget(self) -> None:
+        """A loss was looked at: what was said before it is of the past."""
+        self._answers.forget()
+
+    def keep(self, matched: Sequence[MatchedTargets], history: History, width: int) -> None:
+        """The errors of one loss, with what was said before it."""
+        if matched and not self.done:
+            content = self._content(matched, history, width)
+            if content is not None:
+                self.kept += 1
+                self._put(content)
+        if self.done:
+            self._answers.stop()
+
+    def _content(
+        self, matched: Sequence[MatchedTargets], history: History, width: int
+    ) -> dict[str, Any] | None:
+        first = matched[0]
+        targets = _flat(first.found.targets)
+        sharing = [each for each in matched if _is_same(_flat(each.found.targets), targets)]
+        whole = history.cuts.reshape(-1)[first.places] == 0
+        rows, places = first.rows[whole][:MOST_ROWS], first.places[whole][:MOST_ROWS]
+        following = history.led_to(places) if len(rows) >= LEAST_ROWS else None
+        if following is None:
+            return None
+        over = history.ends.reshape(-1)[places] > 0
+        calls = self._aligned(following, rows, ~over, len(targets), width)
+        choosing = first.found.actions is not None
+        target, online = (
+            [x for each, call in calls if each.is_trained is own for x in _columns(call, choosing)]
+            for own in (False, True)
+        )
+        if not target and not online:
+            return None
+        content: dict[str, Any] = {
+            "targets": _short(targets[rows]),
+            "rewards": _short(history.rewards[places]),
+            "ends": over.astype(int).tolist(),
+            "target": [_short(each[rows]) for each in target],
+            "online": [_short(each[rows]) for each in online],
+            "critics": len({frozenset(each.trained) for each in sharing}),
+            "copies": sum(not each.is_trained for each in self._answers.networks),
+            "has_target": self._has_target(),
+        }
+        if choosing:
+            return content | _choices(history, places, over)
+        acted = next((call for each, call in calls if not each.is_trained), calls[-1][1])
+        logs = self._log_probs(acted.given[:, width:], rows)
+        return content | {"log_probs": logs, "is_soft": self._answers.is_soft}
+
+    def _aligned(
+        self, following: Floats, rows: Ints, known: NDArray[np.bool_], num: int, width: int
+    ) -> list[tuple[AskedNetwork, HeardCall]]:
+        """Of each network the last call whose rows are the next observations of the samples."""
+        found: list[tuple[AskedNetwork, HeardCall]] = []
+        for each in self._answers.networks:
+            for call in reversed(each.calls):
+                if len(call.given) != num or call.given.shape[1] < width:
+                    continue
+                given = call.given[:, :width].numpy()[rows]
+                if following.shape != given.shape or not known.any():
+                    continue
+                if (given == following).all(1)[known].mean() >= ALIGNED:
+                    found.append((each, call))
+                    break
+        return found
+
+    def _has_target(self) -> bool:
+        copies = (each for each in self._answers.networks if not each.is_trained)
+        return any(each.called_target and each.has_moved for each in copies)
+
+    def _log_probs(self, actions: Tensor, rows: Ints) -> list[dict[str, Any]]:
+        """Those of the actions that the critics were asked about."""
+        found = [_log_prob(each, actions) for each in self._answers.log_probs]
+        return [
+            {
+                "normal": _short(_flat(normal)[rows]),
+                "slopes": [_short(_flat(slope)[rows]) for slope in slopes],
+            }
+            for normal, slopes in (each for each in found if each is not None)
+        ]
+
+
+def _is_of_actions(found: TrainedValues, width: int) -> bool:
+    """Whether values are of observations and actions, side by side."""
+    data = observations(found.below, found.targets.numel())
+    return data is not None and data.ndim == 2 and data.shape[1] > width
+
+
+def _log_prob(heard: HeardLogProb, actions: Tensor) -> tuple[Tensor, list[Tensor]] | None:
+    """Log-probabilities of these actions, and log |da/du| in three forms if they are squashed; None
+    where they are of others."""
+    drawn = heard.value
+    if drawn.shape != actions.shape:
+        return None
+    if _line(drawn, actions) is not None:
+        return heard.log_prob, []
+    scales = _line(drawn.tanh(), actions)
+    if scales is None or not heard.is_normal:
+        return None
+    left = 1.0 - drawn.double().tanh().square()
+    exact = 2.0 * (math.log(2.0) - drawn.double() - F.softplus(-2.0 * drawn.double()))
+    forms = exact, (left + 1e-6).log(), (scales * left + 1e-6).log()
+    return heard.log_prob, [form.sum(1) for form in forms]
+
+
+def _line(x: Tensor, y: Tensor) -> Tensor | None:
+    """The slope of each column, where y is a line in x."""
+    x, y = x.double(), y.double()
+    x0, y0 = x - x.mean(0), y - y.mean(0)
+    slopes = (x0 * y0).sum(0) / x0.square().sum(0).clamp(min=1e-12)
+    left = (y0 - slopes * x0).square().mean(0).sqrt()
+    return slopes if bool((left <= SAME * y0.square().mean(0).sqrt()).all()) else None
+
+
+def _columns(call: HeardCall, choosing: bool) -> list[Floats]:
+    """Values of all actions together, or of each critic by itself."""
+    said = call.said.double().numpy()
+    if choosing:
+        return [said] if said.shape[1] > 1 else []
+    return list(said.T)
+
+
+def _choices(history: History, places: Ints, over: NDArray[np.bool_]) -> dict[str, Any]:
+    """The action of each transition and of the one after it, −1 where that is not known."""
+    taken = history.actions
+    if taken is None or taken.shape[1] != 1:
+        return {}
+    after = places + history.ends.shape[1]
+    known = (after < len(taken)) & ~over
+    later = np.where(known, taken[np.minimum(after, len(taken) - 1), 0], -1)
+    return {
+        "taken": taken[places, 0].astype(int).tolist(),
+        "next_taken": later.astype(int).tolist(),
+    }
+
+
+def _is_same(some: Floats, others: Floats) -> bool:
+    """But for rounding: of an error written by hand the target is what is left of a difference."""
+    near = 1e-5 * float(np.abs(others).max())
+    return some.shape == others.shape and bool(np.allclose(some, others, rtol=0.0, atol=near))
+
+
+def _flat(x: Tensor) -> Floats:
+    found: Floats = x.detach().double().cpu().reshape(-1).numpy()
+    return found
+
+
+def _short(x: Floats) -> Any:
+    """As lists, with the digits of a float."""
+    if x.ndim > 1:
+        return [_short(row) for row in x]
+    return [float(f"{value:.{DIGITS}g}") for value in x.tolist()]
