@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from gradiometer.errors import GradiometerWarning, NotARun, RunExists, UsageError
 from gradiometer.records import Event, Evidence, Finding, Row, Table, Vector
+from gradiometer.store import database
 from gradiometer.store import writer as writer_module
 from gradiometer.store.batches import Batches
 from gradiometer.store.reader import load
@@ -425,3 +426,21 @@ def test_several_threads_may_put(folder: Path) -> None:
         list(pool.map(lambda step: writer.put(row(step)), range(400)))
     with load(folder) as run:
         assert run.series("loss")[0].tolist() == list(range(400))
+
+
+def test_who_looks_while_a_run_is_created_finds_none_and_never_half_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    stamp = database._stamp
+
+    def look() -> str:
+        with pytest.raises(NotARun) as none:
+            load(tmp_path / "run")
+        seen.append(str(none.value))
+        return stamp()
+
+    monkeypatch.setattr(database, "_stamp", look)
+    Writer(tmp_path / "run").close()
+    assert seen == [f"{tmp_path / 'run'} is not a run: no run.db in it"]
+    assert not list((tmp_path / "run").glob("*.new*"))

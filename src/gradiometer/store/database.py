@@ -137,11 +137,11 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
     In WAL mode, where readers and the writer never wait for each other, or with a rollback journal
     where WAL cannot work.
     """
-    db = _connect(path, "mode=rwc" + ("&vfs=unix-none" if has_no_locks(path.parent) else ""))
+    if not path.exists() or not path.stat().st_size:
+        _create(path)
+    db = _connect_to_write(path)
     try:
         with translated(path):
-            if not path.stat().st_size:
-                _create(db)
             version = _schema_version(db, path)
             check_schema(db, path, version)
             migrate(db, version)
@@ -382,11 +382,23 @@ def _connect(path: Path, query: str) -> sqlite3.Connection:
     return db
 
 
-def _create(db: sqlite3.Connection) -> None:
+def _create(path: Path) -> None:
+    """An empty run, made under another name: a reader finds no run, never half of one."""
     # Before WAL is switched on, so that the main file alone says whose it is even if nothing is
     # ever checkpointed.
     owned = f"PRAGMA application_id = {APPLICATION_ID};"
-    db.executescript(f"BEGIN IMMEDIATE;\n{owned}\n{SCHEMA}\n{_stamp()}\nCOMMIT;")
+    unborn = path.with_name(path.name + ".new")
+    remove(unborn)  # what a killed process left
+    try:
+        with closing(_connect_to_write(unborn)) as db, translated(path):
+            db.executescript(f"BEGIN IMMEDIATE;\n{owned}\n{SCHEMA}\n{_stamp()}\nCOMMIT;")
+        unborn.replace(path)
+    finally:
+        remove(unborn)
+
+
+def _connect_to_write(path: Path) -> sqlite3.Connection:
+    return _connect(path, "mode=rwc" + ("&vfs=unix-none" if has_no_locks(path.parent) else ""))
 
 
 def _stamp() -> str:
