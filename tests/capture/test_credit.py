@@ -333,6 +333,22 @@ def test_what_a_program_need_not_log_is_read_off_its_loss(style: str, tmp_path: 
     assert found == pytest.approx(expected, rel=1e-5)
 
 
+def test_targets_that_are_all_one_explain_no_variance_however_they_are_rounded(
+    tmp_path: Path,
+) -> None:
+    torch.manual_seed(0)
+    actor, critic = nn.Linear(3, 4), nn.Linear(3, 1)
+    optimizer = torch.optim.SGD([*actor.parameters(), *critic.parameters()], lr=0.0)
+    with gm.watch(nn.ModuleList([actor, critic]), optimizer, run=tmp_path, budget=None, quiet=True):
+        x = torch.randn(64, 3)
+        log_probs = Categorical(logits=actor(x)).log_prob(torch.zeros(64))
+        (-log_probs.mean() + (critic(x) - 1.0).square().mean()).backward()
+        optimizer.step()
+    with gm.load(tmp_path) as kept:
+        assert "credit/value_loss" in kept.names()
+        assert "credit/explained_variance" not in kept.names()
+
+
 def test_the_fit_of_action_values_is_not_told_as_that_of_returns(tmp_path: Path) -> None:
     """A loss without a policy: its values may be of actions, and their targets no returns."""
     torch.manual_seed(0)

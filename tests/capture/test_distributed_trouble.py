@@ -25,6 +25,7 @@ if rank == 1 and step == 0:
     import time
     meter._observer.reader.read_full = lambda *arguments, **options: time.sleep(1) or 1 / 0
 """
+OF_TERMS = "setattr(meter._observer._terms, {name!r}, None) if rank == 1 and step == 2 else None"
 PAUSE = "meter.pause() if rank == {rank} and step == 3 else meter.resume() if step == 6 else None"
 
 
@@ -39,6 +40,9 @@ PAUSE = "meter.pause() if rank == {rank} and step == 3 else meter.resume() if st
         ("ddp", LATE_BREAK, ALL, "ranks-alone"),  # rank 0 is at the first meeting long before
         ("fsdp", PAUSE.format(rank=1), [0, 1, 2, *ALL[6:]], "rank-paused"),
         ("fsdp", BREAK.format(rank=1, step=4), ALL[:4], "rank-failed"),
+        ("fsdp", OF_TERMS.format(name="measure_together"), [0, 1], "rank-failed"),
+        ("fsdp", OF_TERMS.format(name="_take"), [0, 1], "rank-failed"),
+        ("fsdp", OF_TERMS.format(name="_prepare"), ALL, "terms-unmeasurable"),
     ],
     ids=[
         "ddp-pause",
@@ -49,6 +53,9 @@ PAUSE = "meter.pause() if rank == {rank} and step == 3 else meter.resume() if st
         "ddp-fail-first-late",
         "fsdp-pause",
         "fsdp-fail",
+        "fsdp-fail-before-the-vote",
+        "fsdp-fail-after-the-vote",
+        "fsdp-vote-never",
     ],
 )
 def test_a_rank_that_cannot_measure_says_so_and_stops_nobody(

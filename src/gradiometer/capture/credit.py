@@ -135,8 +135,9 @@ class CreditReader:
         """By round."""
         self._num_nodes = 0
         self._unmeasurable = ""
-        self.sharded = False
-        """Each rank sees its own samples, and of micro-batches not reduced only the last."""
+        self.reduces: Callable[[], bool] = lambda: True
+        """Whether the next backward reaches the gradients: of micro-batches that a sharded model
+        does not reduce, only the last is heard to end."""
         self._drawn: deque[weakref.ref[Tensor]] = deque(maxlen=64)
         self.on_graph: list[Callable[[SeenGraph], None]] = []
         """Told what a loss is made of."""
@@ -179,8 +180,8 @@ class CreditReader:
         """A loss is about to go backward: hook what it is made of."""
         tensors = call.tensors
         self._pending = _Backward()
-        if self.sharded:
-            self._unmeasurable = "the model is sharded (fully_shard)"
+        if not self.reduces():
+            self._unmeasurable = "this backward is not reduced (set_requires_gradient_sync(False))"
             return
         if hooks.saved_tensors_are_hooked():
             self._unmeasurable = "what the graph saves is packed (checkpoints, offloading)"
@@ -335,12 +336,18 @@ class CreditReader:
 
 
 def _fit(found: TrainedValues | None) -> Tensor | None:
-    """How well values fit their targets, as sums; of a few samples nothing can be said."""
+    """How well values fit their targets, as sums; of a few samples nothing can be said.
+
+    Targets that differ by rounding alone, as those found from values and errors do, are all one.
+    """
     if found is None or (number := found.targets.numel()) < FEWEST_FITTED:
         return None
-    targets = found.targets.reshape(-1).float()
-    errors = targets - found.values.reshape(-1).float()
-    told = [errors.square().mean(), errors.var(correction=0), targets.var(correction=0)]
+    targets, values = found.targets.reshape(-1).float(), found.values.reshape(-1).float()
+    errors = targets - values
+    rounding = torch.finfo(found.values.dtype).eps * torch.stack([targets, values]).abs().max()
+    spread = targets.var(correction=0)
+    spread = torch.where(spread.sqrt() > 2 * rounding, spread, 0.0)
+    told = [errors.square().mean(), errors.var(correction=0), spread]
     return number * torch.stack([torch.ones_like(told[0]), *told])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from gradiometer.maths.stats import stride_of
 __all__ = [
     "Piece",
     "ShardSketcher",
+    "gathered",
     "is_sharded",
     "is_spread",
     "local",
@@ -27,8 +28,10 @@ __all__ = [
     "num_replicas",
     "pieces_of",
     "places_of",
+    "reduces",
     "refuse_engines",
     "refuse_shards",
+    "reset_backward",
     "version_of",
     "writes_here",
 ]
@@ -60,13 +63,7 @@ def num_data_ranks(model: Model) -> int:
 
     Tensors that are parallel without FSDP2 (DTensor plans) see one batch on all ranks.
     """
-    sharded = any(
-        kind.__name__ == "FSDPModule"
-        for part in modules_of(model).values()
-        for module in part.modules()
-        for kind in type(module).__mro__
-    )
-    return num_ranks() if sharded else num_replicas(model)
+    return num_ranks() if _fsdp_states(model) else num_replicas(model)
 
 
 def refuse_engines(model: Model, optimizers: Iterable[Any]) -> None:
@@ -170,6 +167,56 @@ def version_of(tensor: Tensor) -> int:
     return tensor._version if inner is None else tensor._version + inner._version
 
 
+# FSDP2 computes with whole copies of its parameters, which are the leaves of the graph, and adds
+# to the gradients of the sharded ones by itself. Which copy is whose has no public name.
+
+
+def _fsdp_states(model: Model) -> list[Any]:
+    return [
+        cast(Any, module)._get_fsdp_state()
+        for part in modules_of(model).values()
+        for module in part.modules()
+        if any(kind.__name__ == "FSDPModule" for kind in type(module).__mro__)
+    ]
+
+
+def _fsdp_groups(model: Model) -> list[Any]:
+    """The parameters that FSDP2 gathers and reduces together."""
+    groups: list[Any] = []
+    for state in _fsdp_states(model):
+        several = getattr(state, "_fsdp_param_groups", None)  # older versions of torch have one
+        groups += [state._fsdp_param_group] if several is None else several
+    return [group for group in groups if group is not None]
+
+
+def gathered(model: Model) -> dict[int, Tensor]:
+    """The sharded parameter by the id of its whole copy in the graph, where FSDP2 makes one."""
+    return {
+        id(each._unsharded_param): each.sharded_param
+        for group in _fsdp_groups(model)
+        for each in group.fsdp_params
+        if hasattr(each, "_unsharded_param")
+    }
+
+
+def reduces(model: Model) -> bool:
+    """Whether the next backward adds to the gradient of every sharded parameter: it does not with
+    `set_requires_gradient_sync(False)`."""
+    return all(group.reduce_grads and group.all_reduce_grads for group in _fsdp_groups(model))
+
+
+def reset_backward(model: Model) -> None:
+    """After a backward that raised in the middle, so that FSDP2 takes the next one as its first."""
+    for group in _fsdp_groups(model):
+        for each in group.fsdp_params:
+            if hasattr(each, "_unsharded_param"):
+                each._unsharded_param.grad = None
+    for state in _fsdp_states(model):
+        if state._is_root and hasattr(state, "_reset_iter_state"):
+            state._reset_iter_state()
+        state._state_ctx.post_backward_final_callback_queued = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
     """Where in the whole tensor the local part lies, and how much it counts."""
@@ -230,21 +277,24 @@ def _piece(parameter: Any, world: int) -> Piece:
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     mesh, placements = parameter.device_mesh, parameter.placements
-    if (
-        any(type(placement) not in (Replicate, Shard) for placement in placements)
-        or parameter.is_complex()
-    ):
+    by_dimension = [1] * parameter.ndim
+    readable = not parameter.is_complex()
+    for size, placement in zip(mesh.shape, placements, strict=True):
+        if type(placement) is Shard or type(placement).__name__ == "_StridedShard":
+            by_dimension[placement.dim] *= size
+        else:
+            readable = readable and type(placement) is Replicate
+    # A strided cut (FSDP2 over tensor parallelism) makes boxes where it makes equal pieces.
+    strided = {x.dim for x in placements if type(x).__name__ == "_StridedShard"}
+    if not readable or any(parameter.shape[d] % by_dimension[d] for d in strided):
         raise UsageError(
             f"a parameter of shape {tuple(parameter.shape)} is placed as {placements}; the meter"
-            " reads real DTensors that are sharded or replicated. Watch the model before it is"
-            " parallelised, or leave that module out of watch()"
+            " reads real DTensors that are replicated, or sharded over one mesh dimension, or over"
+            " several in equal pieces. Watch the model before it is parallelised, or leave that"
+            " module out of watch()"
         )
     shape, offset = compute_local_shape_and_global_offset(parameter.shape, mesh, placements)
-    cuts = math.prod(
-        mesh.size(number)
-        for number, placement in enumerate(placements)
-        if isinstance(placement, Shard)
-    )
+    cuts = math.prod(by_dimension)
     return Piece(
         shape=tuple(parameter.shape),
         local_shape=tuple(shape),

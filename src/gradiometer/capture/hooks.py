@@ -57,6 +57,7 @@ __all__ = [
     "guarded",
     "harmless",
     "hooked_since",
+    "listens_after_accumulation",
     "num_compiled_clips",
     "observe_backward",
     "observe_clips",
@@ -185,6 +186,10 @@ def tolerated(method: Callable[Concatenate[T, P], None]) -> Callable[Concatenate
     return wrapper
 
 
+PASSED_ON = (NonFiniteGradient, StopTraining, GradiometerWarning)
+"""What the user asked to be raised."""
+
+
 def harmless(call: Callable[P, None]) -> Callable[P, None]:
     """What torch calls of ours: whatever happens in there, the training does not hear of it. The
     listeners are guarded themselves; this is for the way to them."""
@@ -193,7 +198,7 @@ def harmless(call: Callable[P, None]) -> Callable[P, None]:
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
             call(*args, **kwargs)
-        except (NonFiniteGradient, StopTraining, GradiometerWarning):
+        except PASSED_ON:
             raise
         except Exception:
             report_fault()
@@ -331,6 +336,8 @@ def observe_backward(sentinels: Sequence[Tensor], listener: BackwardListener) ->
         @harmless
         def accumulated(_: Tensor) -> None:
             nonlocal task
+            if is_own_pass():
+                return
             current = task_id()
             if current != task:  # also after a backward that raised and never ended
                 task = current
@@ -371,7 +378,7 @@ class BackwardStart:
                 self._task = current
                 if (listener := self._listener()) is not None:
                     listener.before_backward()
-        except (NonFiniteGradient, StopTraining, GradiometerWarning):
+        except PASSED_ON:
             raise
         except Exception:
             report_fault()
@@ -386,7 +393,7 @@ def observe_gradients(parameters: Sequence[Tensor], accumulated: Callable[[int],
         @uncompiled
         @harmless
         def hook(_: Tensor) -> None:
-            if (call := told()) is not None:
+            if not is_own_pass() and (call := told()) is not None:
                 call(number)
 
         return hook
@@ -444,8 +451,23 @@ class LayerListener:
 def _on_gradients(
     parameters: Mapping[int, Any], hook_for: Callable[[int], Callable[[Tensor], None]]
 ) -> Remove:
-    return _remover(
-        [p.register_post_accumulate_grad_hook(hook_for(i)) for i, p in parameters.items()]
+    made = {i: hook_for(i) for i in parameters}
+    for hook in made.values():
+        _after_accumulation.add(hook)
+    return _remover([p.register_post_accumulate_grad_hook(made[i]) for i, p in parameters.items()])
+
+
+_after_accumulation: weakref.WeakSet[Callable[[Tensor], None]] = weakref.WeakSet()
+"""Those of them that are ours."""
+
+
+def listens_after_accumulation(tensors: Iterable[Tensor]) -> bool:
+    """Whether somebody but us waits for the gradient of one of these leaves, and may step with it:
+    a backward of ours would call him too."""
+    return any(
+        hook not in _after_accumulation
+        for x in tensors
+        for hook in (getattr(x, "_post_accumulate_grad_hooks", None) or {}).values()
     )
 
 
@@ -522,8 +544,13 @@ def _wrap_backward() -> Remove:
     # Called at every backward of the process, measured or not: asks, and builds nothing.
     @functools.wraps(original)
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
-        if not torch.compiler.is_compiling() and _graph_is_wanted():
-            _tell_roots(tensors, *args, **kwargs)
+        try:
+            if not torch.compiler.is_compiling() and not _is_own_thread() and _graph_is_wanted():
+                _tell_roots(tensors, *args, **kwargs)
+        except PASSED_ON:
+            raise
+        except Exception:
+            report_fault()
         original(tensors, *args, **kwargs)
 
     torch.autograd.backward = backward
@@ -537,17 +564,13 @@ def _wrap_backward() -> Remove:
 
 
 def _graph_is_wanted() -> bool:
-    try:
-        for held in _root_listeners:
-            listener = held()
-            if listener is not None and listener.wants_graph:
-                return True
-    except Exception:
-        report_fault()
+    for held in _root_listeners:
+        listener = held()
+        if listener is not None and listener.wants_graph:
+            return True
     return False
 
 
-@harmless
 def _tell_roots(tensors: Any, *args: Any, **kwargs: Any) -> None:
     call = BackwardCall.of(tensors, *args, **kwargs)
     for listener in _living(_root_listeners):
@@ -953,9 +976,11 @@ class GradientListener:
 def is_own_pass() -> bool:
     """Whether this backward is one of ours. On a GPU autograd calls hooks from its own threads,
     which nobody can tell apart: there any pass of ours counts."""
-    if not _own_passes:
-        return False
-    return threading.get_ident() in _own_passes or torch.cuda.is_available()
+    return bool(_own_passes) and (_is_own_thread() or torch.cuda.is_available())
+
+
+def _is_own_thread() -> bool:
+    return threading.get_ident() in _own_passes
 
 
 class Use:
@@ -1061,9 +1086,19 @@ def _num_on(modules: Iterable[nn.Module], since: int) -> int:
 
 def _has_newer(held: OrderedDict[Any, Any], since: int) -> bool:
     return any(
-        type(number) is int and number >= since and callable(hook) and not isinstance(hook, OWN)
+        type(number) is int
+        and number >= since
+        and callable(hook)
+        and not isinstance(hook, OWN)
+        and not _of_fsdp(hook)
         for number, hook in list(held.items())
     )
+
+
+def _of_fsdp(hook: Any) -> bool:
+    """FSDP2 hooks the results of every forward, and bears several backwards."""
+    owner = type(getattr(hook, "__self__", None))
+    return owner.__module__.startswith("torch.distributed.fsdp.")
 
 
 def _owned(held: list[OrderedDict[Any, Any]]) -> set[int]:

@@ -12,15 +12,16 @@ import torch
 from torch import Tensor
 
 from gradiometer.capture import schematic
+from gradiometer.capture.blocks import Model
 from gradiometer.capture.detached import detached_part
-from gradiometer.capture.distributed import is_spread
+from gradiometer.capture.distributed import gathered, is_spread
 from gradiometer.capture.frames import Names, names_around
 from gradiometer.capture.hooks import BackwardCall
 from gradiometer.capture.rounds import Round, SeenPart
 from gradiometer.capture.schematic import Schematic
 from gradiometer.capture.terms import Edge, GraphPart, Split
 
-__all__ = ["LossParts", "SeenLosses"]
+__all__ = ["LossParts", "SeenLosses", "is_plain"]
 
 FULL, HALF_PRECISION = 1e-5, 1e-2
 """How far the parts may be from the whole gradient: rounding, and no more."""
@@ -37,8 +38,9 @@ class LossParts:
         self._watched: frozenset[int] = frozenset()
         self._reduced_precision = False
 
-    def scan(self, parameters: Sequence[Tensor]) -> None:
+    def scan(self, model: Model, parameters: Sequence[Tensor]) -> None:
         """The watched parameters, perhaps others than before."""
+        self._model = model
         self._watched = frozenset(map(id, parameters))
         self._reduced_precision = any(p.device.type == "cuda" for p in parameters)
 
@@ -52,10 +54,14 @@ class LossParts:
     def read(self, call: BackwardCall) -> tuple[Schematic, Split] | None:
         """The parts of this loss; None where it is not one of the watched model, or cannot be
         read."""
-        if not _is_readable(call):
+        if not is_plain(call):
             return None
         surveyed = schematic.survey(call.tensors)
-        if surveyed is None or self._watched.isdisjoint(map(id, surveyed.leaves)):
+        if surveyed is None:
+            return None
+        copies = gathered(self._model)
+        leaves = tuple(copies.get(id(x), x) for x in surveyed.leaves)
+        if self._watched.isdisjoint(map(id, leaves)):
             return None
         names = names_around(sys._getframe(1))
         call = _unscaled(call, names)
@@ -72,7 +78,7 @@ class LossParts:
             functions={},
             advantages={},
             random=None,
-            leaves=surveyed.leaves,
+            leaves=leaves,
             whole=_whole(call, found.loss),
             tolerance=HALF_PRECISION if rough else FULL,
             strangers=surveyed.strangers,
@@ -128,7 +134,7 @@ class SeenLosses:
                 current.reading.add_scalar(f"wiring/part/{name}", value)
 
 
-def _is_readable(call: BackwardCall) -> bool:
+def is_plain(call: BackwardCall) -> bool:
     """A backward of the user's own, of plain tensors, to all of their leaves."""
     if not call.tensors or call.inputs is not None or torch._C._current_graph_task_id() != -1:
         return False  # inside a backward: a checkpoint runs its piece of the graph

@@ -26,6 +26,7 @@ from gradiometer.capture.distributed import (
     num_ranks,
     num_replicas,
     pieces_of,
+    reduces,
 )
 from gradiometer.capture.expertreading import ExpertReader
 from gradiometer.capture.gradients import (
@@ -37,7 +38,7 @@ from gradiometer.capture.gradients import (
 from gradiometer.capture.graph import LayerFinder
 from gradiometer.capture.hooks import guarded
 from gradiometer.capture.leaks import GraphTerm
-from gradiometer.capture.lossparts import LossParts
+from gradiometer.capture.lossparts import LossParts, is_plain
 from gradiometer.capture.proofs import ProofLog
 from gradiometer.capture.ranks import Mode, RankGroup, RankLost, RankSync, ShardMessage
 from gradiometer.capture.roles import Role
@@ -56,6 +57,7 @@ from gradiometer.capture.rounds import (
 from gradiometer.capture.scalars import Scalars
 from gradiometer.capture.schematic import Schematic
 from gradiometer.capture.settings import Settings
+from gradiometer.capture.shardedterms import reaches_shards
 from gradiometer.capture.statistics import Fetched, Reading
 from gradiometer.capture.structure import Structure
 from gradiometer.capture.termgradients import TermGradients
@@ -149,14 +151,16 @@ class StepObserver:
 
     @property
     def wants_graph(self) -> bool:
-        """On measured steps."""
-        return self._measured_round() is not None
+        """On measured steps; where all ranks vote, on those of a paused one too."""
+        return self._measured_round() is not None or (self.paused and self._votes())
 
     @guarded
     def graph_ready(self, call: hooks.BackwardCall) -> None:
         """The graph is still whole: which layer feeds which, what is the loss made of, and what
         does it prove?"""
         number = self._measured_round()
+        if self.ranks.sharded:
+            self._measure_together(call)
         if number is None:
             return
         if self.open is None or not self.open.stepped:
@@ -164,7 +168,7 @@ class StepObserver:
         if self.layers.wanted:
             self.layers.look(call.tensors)
         self.structure.graph_ready(call.tensors, self.num_measured)
-        if self._splits_by_itself:
+        if self._splits_by_itself and not self.ranks.sharded:
             self._measure_parts(call)
 
     @guarded
@@ -433,8 +437,13 @@ class StepObserver:
             return None
         if self.open is not None and not self.open.stepped:
             return None if self.open.reading is None else self.open.number
-        number = self._round_number if self.open is None else self.open.number + 1
+        number = self._coming_round()
         return number if self.cadence.due(number) else None
+
+    def _coming_round(self) -> int:
+        if self.open is None:
+            return self._round_number
+        return self.open.number + bool(self.open.stepped)
 
     def _credit_due(self) -> bool:
         """Whether a loss that is made now may be of a round that is measured."""
@@ -681,6 +690,9 @@ class StepObserver:
         self._terms.note_dead(split, current.step)
         if current.reading is None or not self._terms.due(self.num_measured):
             return
+        if self.ranks.sharded:
+            self._terms.ask(split)
+            return
         self.structure.terms_ready(
             [
                 GraphTerm(name=name, role=role_of(name), nodes=(term.grad_fn,))
@@ -724,6 +736,57 @@ class StepObserver:
             self._recorder.event(f"{problem[0]}-unmeasurable", problem[1])
         elif not self.num_measured and not current.captured:
             self._take_roles()
+
+    # Of a sharded model: all ranks split a loss at the same backward, or none does.
+
+    def _votes(self) -> bool:
+        """Whether ranks vote at the backwards of this round: the same on all, also on a paused
+        one."""
+        if self.broken or not self.cadence.due(self._coming_round()):
+            return False
+        ends = self.open is not None and bool(self.open.stepped)
+        return self._terms.votes(self.num_measured) or (
+            ends and self._terms.votes(self.num_measured + 1)
+        )
+
+    def _measure_together(self, call: hooks.BackwardCall) -> None:
+        parameters = self.watched.parameters
+        if not self._votes() or not is_plain(call):
+            return
+        if not reaches_shards(call, self._model, parameters):
+            return
+        if not reduces(self._model):
+            self._terms.leave_out()
+            return
+        number, split, whole, done = self._coming_round(), None, False, frozenset[int]()
+        if self._measured_round() is not None:
+            loss = None
+            if self._splits_by_itself and (found := self._read_parts(call)) is not None:
+                loss, split = found
+                self._settle(split)
+            current = self.current()
+            whole = not current.is_sum_of_backwards
+            done = frozenset(i for each in current.stepped for i in self.watched.owned[each])
+            if current.reading is None:
+                split = None
+            elif loss is not None and split is not None:
+                self._terms.note_dead(split, current.step)
+                self._terms.note_parts(loss, set(self.reader.indices(split.leaves or ())) - done)
+                if not self._parts.wanted(current.number):
+                    self._terms.leave_out()
+                    split = None
+
+        def vote(word: float) -> tuple[bool, bool]:
+            return self._rank_sync.vote(number, word)
+
+        by_hand = self._terms.by_hand
+        problem = self._terms.measure_together(
+            call, split, self.step, vote, done=done, whole=whole and not by_hand
+        )
+        if problem is not None and by_hand:
+            self._say_unmeasurable(*problem)
+        elif problem is not None:
+            self._recorder.event(f"{problem[0]}-unmeasurable", problem[1])
 
     def _read_parts(self, call: hooks.BackwardCall) -> tuple[Schematic, terms.Split] | None:
         try:
@@ -805,12 +868,13 @@ class StepObserver:
         self.ranks.lay_out(self._shard_message() if self.ranks.sharded else None)
         parameters = self.watched.parameters
         self.layers.scan(self.watched.blocks, parameters)
-        self._parts.scan(parameters)
-        self.credit.sharded = bool(self.reader.pieces)
-        self.structure.scan(self.watched, sharded=self.credit.sharded)
+        self._parts.scan(self._model, parameters)
+        sharded = bool(self.reader.pieces)
+        self.credit.reduces = lambda: not sharded or reduces(self._model)
+        self.structure.scan(self.watched, sharded=sharded)
         if not self._remove_roots:
             self._remove_roots.append(hooks.observe_roots(self))
-        self._terms.scan(self._model, parameters, self.ranks)
+        self._terms.scan(self._model, parameters, self.ranks, self.reader.pieces)
         self.experts.scan(self._model, self.watched.named, self.watched.owner)
         self._hook_backward()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -26,7 +27,16 @@ from gradiometer.capture.rounds import Cadence, Recorder, Round
 from gradiometer.capture.statistics import Fetched, Numbers, Statistic
 from gradiometer.words import some
 
-__all__ = ["Mode", "RankGroup", "RankLost", "RankSync", "ShardMessage", "SyncResult", "digest_of"]
+__all__ = [
+    "NEVER",
+    "Mode",
+    "RankGroup",
+    "RankLost",
+    "RankSync",
+    "ShardMessage",
+    "SyncResult",
+    "digest_of",
+]
 
 
 PATIENCE = timedelta(minutes=5)
@@ -35,6 +45,11 @@ PATIENCE = timedelta(minutes=5)
 FAILED, ABSENT, LAYOUT, EXTRAS, ROUND, INTERVAL, MEASURED, FIRST_ABSENT = 0, 1, 2, 4, 6, 8, 9, 10
 HEADER = 11
 """Numbers at the head of the message; where ranks must agree stand x and −x."""
+
+VOTE = 0.5
+"""Added to the number of the round in a vote, which is no sync at its end."""
+NEVER = math.inf
+"""A vote: this rank will never take part."""
 
 Mode = Literal["alone", "replicas", "shards"]
 
@@ -61,7 +76,9 @@ class SyncResult:
     differing: str | None = None
     """What the ranks did not agree on."""
     agreed: bool = False
-    """Whether all have the same extras to put together."""
+    """Whether all have the same extras to put together; in a vote, whether all say the same."""
+    never: bool = False
+    """A rank votes so now and for ever."""
 
 
 class RankGroup:
@@ -181,6 +198,17 @@ class RankGroup:
         self._wait(self._post(vectors))
         return self._read(vectors, fetched)
 
+    def vote(self, number: int, word: float) -> SyncResult:
+        """Before something that all ranks must do at once, or none: a sync that carries a word. All
+        must come to it; 0 is a no, `NEVER` one for ever."""
+        head = np.full(HEADER, -np.inf)
+        head[FAILED] = head[ABSENT] = 0.0
+        head[ROUND : ROUND + 2] = number + VOTE, -number - VOTE
+        head[EXTRAS : EXTRAS + 2] = word, -word
+        vectors = self._vectors(head, None)
+        self._wait(self._post(vectors))
+        return self._read(vectors, None)
+
     def say_failed(self) -> None:
         """Tell the next sync that our instrument has failed, without waiting for it."""
         if not self.several:
@@ -230,6 +258,9 @@ class RankGroup:
         failed = int(head[FAILED]) - 1 if head[FAILED] > 0 else None
         absent = int(head[ABSENT]) - 1 if head[ABSENT] > 0 else None
         differing = None
+        votes = head[ROUND] % 1 == VOTE, -head[ROUND + 1] % 1 == VOTE
+        if failed is None and any(votes) and head[ROUND] != -head[ROUND + 1]:
+            raise RankLost("some came to a vote on the terms of the loss, others did not")
         if head[ROUND] != -head[ROUND + 1]:
             differing = "the number of steps they have made"
         elif head[LAYOUT] != -head[LAYOUT + 1] and head[LAYOUT] != -np.inf:
@@ -248,7 +279,11 @@ class RankGroup:
             failed=failed,
             absent=absent,
             differing=differing,
-            agreed=whole and all_there and head[EXTRAS] == -head[EXTRAS + 1] != 0,
+            agreed=(whole or all(votes))
+            and all_there
+            and head[EXTRAS] == -head[EXTRAS + 1] != 0
+            and head[EXTRAS] != NEVER,
+            never=head[EXTRAS] == NEVER,
         )
 
     def add_up(self, arrays: Mapping[str, Numbers]) -> dict[str, Numbers]:
@@ -414,23 +449,39 @@ class RankSync:
             )
             found = self._with_extras(result, current, extras, atoms)
         except RankLost as problem:
-            what = f"the ranks did not meet ({str(problem)[:200]})"
-            self._end("rank-lost", f"{what}; the meter stops, your training goes on")
+            self._lost(problem)
             return None, num_measured
         self._cadence.follow(current.number, result.interval)
         self._tell(result, current)
         return found, result.num_measured
+
+    def vote(self, number: int, word: float) -> tuple[bool, bool]:
+        """Whether all ranks say this word; and whether one of them never will."""
+        try:
+            if reason := self._ranks.join():
+                self._without_all(reason, None)
+                return False, True
+            result = self._ranks.vote(number, word)
+        except RankLost as problem:
+            self._lost(problem)
+            return False, True
+        if result.failed is not None:
+            self._without(result.failed)
+        return result.agreed, result.never
 
     def _extras(self, current: Round, fetched: Fetched | None) -> dict[str, Numbers]:
         """What some steps have beside the usual: a second message, when all ranks have it."""
         if fetched is None:
             return {}
         if self._ranks.sharded:
-            return {
+            extras = {
                 k: x
                 for k, x in fetched.arrays.items()
-                if k == "added" or k.startswith("histogram/")
+                if k == "added" or k.startswith(("histogram/", "gram/", "terms/left/"))
             }
+            if current.own_terms is not None:
+                extras |= current.own_terms.arrays(fetched)
+            return extras
         extras = {k: x for k, x in fetched.arrays.items() if k.endswith(("/weights", "/tokens"))}
         extras |= {f"{each.name}/rows": np.array([float(each.rows)]) for each in current.experts}
         if current.own_terms is not None:
@@ -484,6 +535,10 @@ class RankSync:
             self._once("ranks-differ", message, step=current.step)
         if result.failed is not None:
             self._without(result.failed)
+
+    def _lost(self, problem: RankLost) -> None:
+        what = f"the ranks did not meet ({str(problem)[:200]})"
+        self._end("rank-lost", f"{what}; the meter stops, your training goes on")
 
     def _without_it(self) -> str:
         if self._ranks.sharded:

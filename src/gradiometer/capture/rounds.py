@@ -91,6 +91,8 @@ class SeenTerms:
     """Standard error of a cosine between sketches; None when the vectors were kept in full."""
     tolerance: float | None = None
     """Of terms found in the graph: how far their sum may be from the gradient that was made."""
+    apart: bool = True
+    """Whether a NaN of one is no NaN of the others; not so of a sharded model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

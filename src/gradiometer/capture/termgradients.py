@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,20 +15,22 @@ from torch import Tensor
 
 from gradiometer.capture import hooks, terms
 from gradiometer.capture.blocks import Blocks, Model, modules_of
-from gradiometer.capture.distributed import num_ranks
+from gradiometer.capture.distributed import Piece, ShardSketcher, local, num_ranks
 from gradiometer.capture.gradients import SKETCH_SEED
-from gradiometer.capture.hooks import HookMark, Use
+from gradiometer.capture.hooks import BackwardCall, HookMark, Use
 from gradiometer.capture.lossparts import SeenLosses
-from gradiometer.capture.ranks import RankGroup
+from gradiometer.capture.ranks import NEVER, RankGroup, digest_of
 from gradiometer.capture.roles import Role, roles_by_terms
 from gradiometer.capture.rounds import Recorder, Round, SeenTerms
 from gradiometer.capture.schematic import Schematic
 from gradiometer.capture.settings import Settings
+from gradiometer.capture.shardedterms import Pass, Passes, ShardedGraph
 from gradiometer.capture.statistics import Fetched, Numbers, Reading
-from gradiometer.capture.terms import SavedState, Split
+from gradiometer.capture.terms import GraphPart, SavedState, Split
 from gradiometer.maths import gram, stats
+from gradiometer.maths.sketch import Sketcher
 from gradiometer.maths.stats import HALF
-from gradiometer.maths.vectors import ExactVectors, Vectors, vectors_for
+from gradiometer.maths.vectors import ExactVectors, SketchedVectors, Vectors, key_at, vectors_for
 from gradiometer.records import Table
 from gradiometer.store.sinks import Fanout
 
@@ -43,13 +47,8 @@ FIRST_TERMS = 5  # the first measured steps always split the loss: a dead term s
 
 WIRE = 2**28
 """Bytes of term vectors that ranks add up on a term step; beyond it they are sketched."""
-SHARDED = (
-    "under fully_shard every term would be a backward with messages of its own on all ranks, and a"
-    " rank whose instrument had failed would leave the others waiting. Measure them with"
-    " DistributedDataParallel, or in one process"
-)
-
-LEFT_OVER_SQUARE = "terms/left_over_square"
+LEFTS = "terms/left/"
+"""Arrays by call: squares of what the terms leave of the gradient, of the gradient, and theirs."""
 
 Problem = tuple[str, str]
 """What cannot be measured, and why."""
@@ -76,16 +75,33 @@ class TermGradients:
         """`meter.terms` was called: it names the terms, and the graph is not asked."""
         self._found: set[str] = set()
         """Parts that were ever found in graphs."""
+        self._votes = True
+        """Ranks that hold pieces vote on each backward; until one of them never will."""
         self._prove_whole = False
         """What is in `.grad` is not what backward made, so the whole is taken once more."""
         self.forget()
 
-    def scan(self, model: Model, parameters: Sequence[Tensor], ranks: RankGroup) -> None:
+    def scan(
+        self,
+        model: Model,
+        parameters: Sequence[Tensor],
+        ranks: RankGroup,
+        pieces: Mapping[int, Piece],
+    ) -> None:
         """Another model, or the same one with other parameters."""
-        self._modules = list(modules_of(model).values())
-        self._parameters, self._ranks = parameters, ranks
-        # RankGroup hold addends: the averaged gradient is not the sum of this rank's terms.
-        self._comparable = num_ranks() == 1
+        self._model, self._modules = model, list(modules_of(model).values())
+        self._parameters, self._ranks, self._pieces = parameters, ranks, pieces
+        self._here = [local(p) for p in parameters]
+        by_key = {key_at(i): piece for i, piece in pieces.items()}
+        size = self._settings.sketch_size
+        self._sketcher = (
+            ShardSketcher(seed=SKETCH_SEED, k=size, pieces=by_key)
+            if pieces
+            else Sketcher(seed=SKETCH_SEED, k=size)
+        )
+        # RankGroup hold addends: the averaged gradient is not the sum of this rank's terms. Pieces
+        # are those of one gradient.
+        self._comparable = num_ranks() == 1 or bool(pieces)
         self.forget()
 
     def forget(self) -> None:
@@ -99,11 +115,15 @@ class TermGradients:
         self._tolerance: float | None = None
         """Of terms that were found in the graph."""
         self._unvalued: set[str] = set()
-        self._left_over: Tensor | None = None
-        """(‖g − Σ‖/‖g‖)² of the worst call, where the whole was taken."""
+        self._going: list[Tensor | None] | None = None
+        """What of the whole the terms of the call in progress leave so far."""
         self._losses_seen = SeenLosses()
         self._left_out = False
         """The terms of this round do not tell all that is in its gradients."""
+        self._asked: list[Split] = []
+        """Of a sharded model: what waits for the backward that all ranks do."""
+        self._lefts: list[Tensor] = []
+        """[‖g − Σ‖², ‖g‖², ‖term‖² ...] of each call, where the whole was taken."""
 
     def begin(self) -> None:
         """Our own hooks are in place: from here on all are of others."""
@@ -153,8 +173,19 @@ class TermGradients:
 
     def due(self, num_measured: int) -> bool:
         """Whether a measured step splits its loss."""
+        return self._terms_on and self._scheduled(num_measured)
+
+    def votes(self, num_measured: int) -> bool:
+        """Whether ranks that hold pieces vote on the backwards of that step: the same on all."""
+        return self._ranks.sharded and self._votes and self._scheduled(num_measured)
+
+    def _scheduled(self, num_measured: int) -> bool:
         always = num_measured < FIRST_TERMS or self._settings.tier == "deep"
-        return self._terms_on and (always or num_measured % self._settings.terms_every == 0)
+        return always or num_measured % self._settings.terms_every == 0
+
+    def ask(self, split: Split) -> None:
+        """Terms of a sharded model are measured at the backward of their loss."""
+        self._asked.append(split)
 
     def given_by_hand(self) -> None:
         """The user names the terms: what the graph gave is forgotten, for this round and all."""
@@ -186,30 +217,9 @@ class TermGradients:
         in `.grad` is more than it.
         """
         self._prove_whole = self._prove_whole or whole
-        if self._ranks.sharded:
-            return self._off(SHARDED)
-        if terms.has_user_hooks(self._modules, self._parameters):
-            return self._off(
-                "you have backward hooks of your own, which a second backward would call twice"
-            )
-        if split.strangers:
-            names = ", ".join(sorted(split.strangers))
-            return self._off(
-                f"the graph holds a backward of somebody's own ({names}), which may not bear to run"
-                " more than once. meter.terms splits the loss all the same"
-            )
-        self._calls += 1
-        self._waiting += 1
-        self._since_step += 1
-        if not self._left_out and hooks.hooked_since(self._marks[0], self._modules):
-            self._left_out = True
-            message = (
-                "hooks inside the graph (register_hook on an activation) would be called twice:"
-                " such steps have no terms"
-            )
-            self._say_once("terms-hooked", message)
-        if self._left_out or any(map(terms.awaits_first_backward, self._modules)):
-            self._left_out = True
+        if why := self._hindrance(split):
+            return self._off(why)
+        if not self._begin_call():
             return None
         saved = SavedState(self._modules)
         try:
@@ -242,9 +252,151 @@ class TermGradients:
         try:
             self._add_rewards(split, step, saved)
         except Exception as problem:  # a function of the user's runs here, and may raise anything
-            self._rewards_on = False
-            self._forget_rewards()
-            return "rewards", f"the policy term cannot be split by reward ({_first_line(problem)})"
+            return self._rewards_off(problem)
+        return None
+
+    def _rewards_off(self, problem: Exception) -> Problem:
+        self._rewards_on = False
+        self._forget_rewards()
+        return "rewards", f"the policy term cannot be split by reward ({_first_line(problem)})"
+
+    def _hindrance(self, split: Split) -> str | None:
+        """Why no backward but the user's own may run through this graph."""
+        if terms.has_user_hooks(self._modules, self._parameters):
+            return "you have backward hooks of your own, which a second backward would call twice"
+        if split.strangers:
+            names = ", ".join(sorted(split.strangers))
+            return (
+                f"the graph holds a backward of somebody's own ({names}), which may not bear to run"
+                " more than once. meter.terms splits the loss all the same"
+            )
+        return None
+
+    def _begin_call(self) -> bool:
+        """One more loss of this round; False where its terms are left out."""
+        self._calls += 1
+        self._waiting += 1
+        self._since_step += 1
+        if not self._left_out and hooks.hooked_since(self._marks[0], self._modules):
+            self._left_out = True
+            message = (
+                "hooks inside the graph (register_hook on an activation) would be called twice:"
+                " such steps have no terms"
+            )
+            self._say_once("terms-hooked", message)
+        if any(map(terms.awaits_first_backward, self._modules)):
+            self._left_out = True
+        return not self._left_out
+
+    # Of a sharded model: by vote.
+
+    def measure_together(
+        self,
+        call: BackwardCall,
+        found: Split | None,
+        step: int,
+        vote: Callable[[float], tuple[bool, bool]],
+        *,
+        done: Collection[int] = (),
+        whole: bool = False,
+    ) -> Problem | None:
+        """The same of a sharded model, where all ranks do it at this very backward, or none.
+
+        `found` are the parts that its graph has; None where there are none, or where nothing is
+        measured on this rank, which votes all the same.
+        """
+        self._prove_whole = self._prove_whole or whole
+        split, problem, ready = found, None, list[Pass]()
+        saved = graph = None
+        try:
+            graph = ShardedGraph(call, self._model, self._parameters)
+            split = self._asked_for(graph) or found
+            if split is not None and self._terms_on:
+                saved = SavedState(self._modules)
+                problem, ready = self._prepare(split, graph, step)
+                saved.rewind()
+        except Exception as trouble:
+            ready, problem = [], self._off(f"its graph cannot be read ({_first_line(trouble)})")
+        word = digest_of([(each.name, bool(each.reached)) for each in ready]) + 1 if ready else 0.0
+        agreed, never = vote(word if self._terms_on else NEVER)
+        self._votes = self._votes and not never
+        if never and problem is None and self._terms_on:
+            problem = self._off("a rank cannot split its loss, and it is split by all or by none")
+        if not agreed or split is None or saved is None or graph is None:
+            self._left_out = self._left_out or split is not None
+            if saved is not None:
+                saved.restore()
+            return problem
+        return self._run(Passes(graph, self._model, self._parameters, saved), ready, split, done)
+
+    def _asked_for(self, graph: ShardedGraph) -> Split | None:
+        """What `meter.terms` was asked for and this graph holds; of several the last waits for no
+        other."""
+        here = [each for each in self._asked if graph.holds(each.given)]
+        self._asked = [each for each in self._asked if each not in here]
+        if len(here) > 1:
+            self._left_out = True
+        return here[-1] if here else None
+
+    def _prepare(
+        self, split: Split, graph: ShardedGraph, step: int
+    ) -> tuple[Problem | None, list[Pass]]:
+        """What there is to do, all of it before the vote."""
+        why = self._hindrance(split)
+        if why is None and hooks.listens_after_accumulation(graph.leaves):
+            why = (
+                "somebody waits for gradients as they are accumulated, and would take those of a"
+                " second backward for the training's"
+            )
+        if why is None and graph.compiled():
+            why = (
+                "compiled code in the graph frees what it saved in its first backward. Set"
+                " torch._functorch.config.donated_buffer = False before compiling"
+            )
+        if why is not None:
+            return self._off(why), []
+        if not self._begin_call():
+            return None, []
+        problem, ready = None, list[Pass]()
+        if split.whole is not None and not self._is_compared:
+            ready.append(Pass("whole", split.whole, graph.reached(split.whole)))
+        ready += [
+            Pass(f"term/{name}", term, graph.reached(term))
+            for name, term in split.terms.items()
+            if term.requires_grad
+        ]
+        if split.advantages and self._rewards_on:
+            try:
+                found = terms.contributions(split)
+            except Exception as trouble:
+                problem = self._rewards_off(trouble)
+            else:
+                self._entered.update(found.terms)
+                for name, dot in found.dots.items():
+                    if dot is None:
+                        self._say_dead_reward(name, step)
+                    else:
+                        ready.append(Pass(f"reward/{name}", dot, graph.reached(dot)))
+        return problem, ready
+
+    def _run(
+        self, passes: Passes, ready: Sequence[Pass], split: Split, done: Collection[int]
+    ) -> Problem | None:
+        def take(each: Pass, found: list[Tensor | None]) -> None:
+            self._take(each.name, found, split, done)
+
+        try:
+            self._begin_split(split)
+            why = passes.run(ready, take)
+            self._finish_split()
+        finally:
+            passes.saved.restore()
+        if why is not None:
+            return self._off(f"the graph cannot be walked twice ({why})")
+        for name, term in split.terms.items():
+            self._reached.setdefault(f"term/{name}", frozenset())
+            self._add_loss(name, terms.value_of(term))
+        self._uses.append(hooks.observe_use(split.given))
         return None
 
     def roles(self, names: Sequence[str], copies: Collection[str]) -> dict[str, Role]:
@@ -262,7 +414,11 @@ class TermGradients:
         names = self._named("term/")
         if names and self._comparable and isinstance(self._vectors, ExactVectors):
             made = [p.grad if i in indices else None for i, p in enumerate(self._parameters)]
-            reading.add_array("gram/raw", self._vectors.against(names, made))
+            if self._pieces:
+                made = [None if x is None else local(x) for x in made]
+            for share in {self._share(i) for i in indices}:
+                own = [x if self._share(i) == share else None for i, x in enumerate(made)]
+                reading.add_array("gram/raw", share * self._vectors.against(names, own))
 
     def finish(self, current: Round) -> None:
         """Inner products go into the reading, what they are of into the round."""
@@ -280,14 +436,16 @@ class TermGradients:
                 num_parameters=len(self._parameters),
                 losses=tuple(self._losses),
                 tolerance=self._tolerance,
+                shares=tuple(self._pieces[i].share for i in range(len(self._pieces))),
             )
-            if self._left_over is not None:
-                current.reading.add_scalar(LEFT_OVER_SQUARE, self._left_over)
+            for number, left in enumerate(self._lefts):
+                current.reading.add_array(f"{LEFTS}{number}", left)
             if self._ranks.several:
                 current.own_terms = own
             else:
                 current.terms = own.seen()
-                for name, products in own.products(current.terms).items():
+            if not self._ranks.several or own.adds_products:
+                for name, products in own.products(own.seen()).items():
                     current.reading.add_array(name, products)
         self.forget()
 
@@ -305,7 +463,7 @@ class TermGradients:
         if error is not None and error <= seen.tolerance:
             return
         current.terms = None
-        if LEFT_OVER_SQUARE in fetched.scalars:
+        if f"{LEFTS}0" in fetched.arrays:
             self._terms_on = False
             why = f"the parts of the loss miss {error:.2g} of its gradient: it is not split"
             self._say_once("terms-not-additive", why)
@@ -318,6 +476,7 @@ class TermGradients:
             self._vectors is None
             or not names
             or self._left_out
+            or self._pieces
             or not all(use.came for use in self._uses)
         ):
             return []
@@ -328,27 +487,55 @@ class TermGradients:
         )
 
     def _add_terms(self, split: Split, saved: SavedState, done: Collection[int]) -> None:
+        self._begin_split(split)
+        parts: dict[str, Tensor | GraphPart] = {}
+        if split.whole is not None and not self._is_compared:
+            parts["whole"] = split.whole
+        parts |= {f"term/{name}": term for name, term in split.terms.items()}
+        for name, part in parts.items():
+            self._take(name, terms.gradients(part, self._parameters), split, done)
+            saved.rewind()
+        for name, term in split.terms.items():
+            self._add_loss(name, terms.value_of(term))
+        self._finish_split()
+
+    def _begin_split(self, split: Split) -> None:
+        self._going, self._squares = None, list[Tensor]()
         if split.automatic:
             self._tolerance = max(self._tolerance or 0.0, split.tolerance or 0.0)
             self._forget_cleared()
-        left = None
-        if split.whole is not None and not self._is_compared:
-            left = terms.gradients(split.whole, self._parameters)
-            saved.rewind()
-        whole, parts = None if left is None else _squares(left), list[Tensor]()
-        for name, term in split.terms.items():
-            self._add_loss(name, terms.value_of(term))
-            found = terms.gradients(term, self._parameters)
-            if left is not None:
-                left = _less(left, found)
-                parts.append(_squares(found))
-            found = [None if i in done else x for i, x in enumerate(found)] if done else found
-            self._add(f"term/{name}", found, split)
-            saved.rewind()
-        if left is not None and whole is not None:
-            error = _squares(left) / torch.stack([whole, *parts]).max()
-            held = self._left_over
-            self._left_over = error if held is None else torch.maximum(held, error)
+
+    def _take(
+        self, name: str, found: Sequence[Tensor | None], split: Split, done: Collection[int]
+    ) -> None:
+        """The gradient of a term, of a reward, or of the whole loss, which comes first."""
+        if name == "whole":
+            self._going, self._squares = list(found), [self._square(found)]
+            return
+        if self._going is not None and name.startswith("term/"):
+            self._going = _less(self._going, found)
+            self._squares.append(self._square(found))
+        found = [None if i in done else x for i, x in enumerate(found)] if done else found
+        self._add(name, found, split)
+
+    def _finish_split(self) -> None:
+        if self._going is not None:
+            self._lefts.append(torch.stack([self._square(self._going), *self._squares]))
+        self._going = None
+
+    def _square(self, gradients: Sequence[Tensor | None]) -> Tensor:
+        """Of what is here: the ranks' pieces add up to the square of the whole."""
+        found = [
+            stats.filled(x).double().square().sum() * self._share(i)
+            for i, x in enumerate(gradients)
+            if x is not None
+        ]
+        return (
+            torch.stack([x.to(found[0].device) for x in found]).sum() if found else torch.zeros(())
+        )
+
+    def _share(self, i: int) -> float:
+        return self._pieces[i].share if self._pieces else 1.0
 
     @property
     def _is_compared(self) -> bool:
@@ -385,13 +572,14 @@ class TermGradients:
                 # What functions changed on their second run is in the graph of that run.
                 if not split.functions:
                     saved.rewind()
-            if not self._reached.get(f"reward/{name}") and f"reward/{name}" not in self._dead:
-                self._dead.add(f"reward/{name}")
-                message = (
-                    f"the advantages of {name!r} have no part in any gradient: no term hangs on"
-                    " them"
-                )
-                self._recorder.event("dead-reward", message, step, reward=name)
+            if not self._reached.get(f"reward/{name}"):
+                self._say_dead_reward(name, step)
+
+    def _say_dead_reward(self, name: str, step: int) -> None:
+        if f"reward/{name}" not in self._dead:
+            self._dead.add(f"reward/{name}")
+            message = f"the advantages of {name!r} have no part in any gradient: no term hangs on"
+            self._recorder.event("dead-reward", f"{message} them", step, reward=name)
 
     def _add(self, name: str, gradients: Sequence[Tensor | None], split: Split) -> None:
         reached = frozenset(i for i, gradient in enumerate(gradients) if gradient is not None)
@@ -400,16 +588,23 @@ class TermGradients:
             return
         if self._vectors is None:
             self._largest = max(self._largest, len(split.terms) + len(split.advantages) + 1)
-            memory = self._settings.terms_memory
-            self._vectors = vectors_for(
-                self._parameters,
-                expected=self._largest,
-                memory_limit=min(memory, WIRE) if self._ranks.several else memory,
-                k=self._settings.sketch_size,
-                seed=SKETCH_SEED,
-            )
+            self._vectors = self._new_vectors(self._settings.terms_memory)
         self._vectors.add(name, gradients)
         self._largest = max(self._largest, len(self._vectors.names()) + 1)
+
+    def _new_vectors(self, memory: int) -> Vectors:
+        if self._pieces:  # products travel, and no vectors; all ranks must choose alike
+            numel = sum(math.prod(each.shape) for each in self._pieces.values())
+            fits = 4 * self._largest * numel / self._ranks.world <= memory
+            memory_limit = sys.maxsize if fits else 0
+        else:
+            memory_limit = min(memory, WIRE) if self._ranks.several else memory
+        return vectors_for(
+            self._here,
+            expected=self._largest,
+            memory_limit=memory_limit,
+            sketcher=self._sketcher,
+        )
 
     def _named(self, prefix: str) -> list[str]:
         """Those with a gradient, in the order they came."""
@@ -449,11 +644,6 @@ class TermGradients:
         return "terms", why
 
 
-def _squares(gradients: Sequence[Tensor | None]) -> Tensor:
-    found = [stats.filled(x).double().square().sum() for x in gradients if x is not None]
-    return torch.stack([x.to(found[0].device) for x in found]).sum() if found else torch.zeros(())
-
-
 def _less(left: Sequence[Tensor | None], part: Sequence[Tensor | None]) -> list[Tensor | None]:
     return [a if b is None else -b if a is None else a - b for a, b in zip(left, part, strict=True)]
 
@@ -477,6 +667,13 @@ class OwnTerms:
     """The terms whose values are known."""
     tolerance: float | None = None
     """How far they may be from the whole; None where they were given by hand."""
+    shares: tuple[float, ...] = ()
+    """How much of each parameter's piece counts; nothing where every rank has the whole."""
+
+    @property
+    def adds_products(self) -> bool:
+        """Whether products are added up over the ranks, and no vectors: those of pieces in full."""
+        return bool(self.shares) and not isinstance(self.vectors, SketchedVectors)
 
     def seen(self) -> SeenTerms:
         """What the products are of."""
@@ -490,6 +687,7 @@ class OwnTerms:
             reached=dict(self.reached),
             cosine_error=None if self.vectors is None else self.vectors.cosine_error,
             tolerance=self.tolerance,
+            apart=not self.shares,
         )
 
     def products(self, seen: SeenTerms) -> dict[str, Tensor]:
@@ -502,6 +700,9 @@ class OwnTerms:
                 f"term/{name}" for name in seen.entered
             ]
             found["gram/reward"] = self.vectors.products(names)
+        if self.adds_products:
+            for products in found.values():
+                products *= products.new_tensor(self.shares)[:, None, None]
         return found
 
     def arrays(self, fetched: Fetched) -> dict[str, Numbers]:
@@ -525,19 +726,20 @@ class OwnTerms:
             for name, row in zip(self.reached, arrays["terms/reached"], strict=True)
         }
         own = replace(self, reached=reached)
-        if own.vectors is not None:
+        if own.vectors is not None and not own.adds_products:
             for name in (name for name, indices in reached.items() if indices):
                 row = own.vectors.row(name)
                 host = row.cpu()
                 ranks.add_up_in_place(host)
-                row.copy_(host.div_(ranks.world))
+                row.copy_(host if self.shares else host.div_(ranks.world))
         means = (arrays["terms/losses"] / ranks.world).tolist()
         losses = dict(zip(_losses(fetched), means, strict=True))
-        seen = own.seen()
-        products = {
-            name: x.cpu().numpy().astype(np.float64, copy=False)
-            for name, x in own.products(seen).items()
-        }
+        seen, products = own.seen(), dict[str, Numbers]()
+        if not own.adds_products:  # those are among the arrays
+            products = {
+                name: x.cpu().numpy().astype(np.float64, copy=False)
+                for name, x in own.products(seen).items()
+            }
         return seen, replace(
             fetched, scalars={**fetched.scalars, **losses}, arrays={**fetched.arrays, **products}
         )
@@ -574,15 +776,16 @@ def _place(name: str, seen: SeenTerms) -> int | None:
 
 
 def nonfinite_terms(seen: SeenTerms | None, fetched: Fetched) -> list[str]:
-    """The terms that had a gradient which was not finite."""
+    """The terms that had a gradient which was not finite; of those that share it, none."""
     if seen is None or not seen.terms:
         return []
     squares = np.diagonal(fetched.arrays["gram/term"], axis1=1, axis2=2)
-    return [
+    found = [
         name
         for name, column in zip(seen.terms, squares.T, strict=True)
         if not np.isfinite(column).all()
     ]
+    return found if seen.apart or len(found) == 1 else []
 
 
 def rewards_left_over(seen: SeenTerms, fetched: Fetched) -> float | None:
@@ -606,8 +809,9 @@ def rewards_left_over(seen: SeenTerms, fetched: Fetched) -> float | None:
 def shortfall(seen: SeenTerms, fetched: Fetched) -> float | None:
     """What the sum of the terms misses of the gradient, beside the longer of both; None where they
     were not compared. Where NaN or Inf is in both there is nothing to compare."""
-    if LEFT_OVER_SQUARE in fetched.scalars:
-        square = fetched.scalars[LEFT_OVER_SQUARE]
+    if lefts := [x for name, x in fetched.arrays.items() if name.startswith(LEFTS)]:
+        with np.errstate(invalid="ignore"):
+            square = max(float(x[0] / x[1:].max()) for x in lefts)
         return 0.0 if np.isnan(square) else float(np.sqrt(square))
     if "gram/raw" not in fetched.arrays or not seen.terms:
         return None if seen.terms else 0.0

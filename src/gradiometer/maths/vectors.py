@@ -18,7 +18,14 @@ from torch import Tensor
 
 from gradiometer.maths import sketch, stats
 
-__all__ = ["ExactVectors", "SketchedVectors", "Vectors", "products_of", "vectors_for"]
+__all__ = [
+    "ExactVectors",
+    "SketchedVectors",
+    "Vectors",
+    "key_at",
+    "products_of",
+    "vectors_for",
+]
 
 CHUNK = 1 << 15  # columns turned to float64 at a time: n vectors of 32k stay in the cache
 DEVICE_CHUNK = 1 << 20  # off the CPU a launch costs more than a cache miss
@@ -149,12 +156,13 @@ class SketchedVectors:
         *,
         k: int = 1024,
         seed: int = 0,
+        sketcher: sketch.Sketcher | None = None,
     ) -> None:
         self._atoms = _listed(atoms, len(parameters))
         self._device = parameters[0].device
-        self._sketcher = sketch.Sketcher(seed, k)
-        self._keys = [sketch.key_of(str(i)) for i in range(len(parameters))]
-        self.cosine_error: float | None = sketch.cosine_error(k)
+        self._sketcher = sketcher or sketch.Sketcher(seed, k)
+        self._keys = [key_at(i) for i in range(len(parameters))]
+        self.cosine_error: float | None = sketch.cosine_error(self._sketcher.k)
         self._rows: dict[str, Tensor] = {}
 
     @torch.no_grad()
@@ -207,12 +215,19 @@ def vectors_for(
     memory_limit: int,
     k: int = 1024,
     seed: int = 0,
+    sketcher: sketch.Sketcher | None = None,
 ) -> Vectors:
-    """Exact if `expected` vectors fit into `memory_limit` bytes, sketched otherwise."""
+    """Exact if `expected` vectors fit into `memory_limit` bytes, sketched otherwise: by a sketcher
+    of that k and seed, or by one that is given."""
     needed = expected * sum(_size(p) for p in parameters) * _itemsize(parameters)
     if needed <= memory_limit:
         return ExactVectors(parameters, atoms)
-    return SketchedVectors(parameters, atoms, k=k, seed=seed)
+    return SketchedVectors(parameters, atoms, k=k, seed=seed, sketcher=sketcher)
+
+
+def key_at(i: int) -> int:
+    """Under which a sketcher has the parameter of this number."""
+    return sketch.key_of(str(i))
 
 
 def products_of(
