@@ -376,18 +376,49 @@ def test_the_age_of_what_is_not_on_disk_counts_what_is_being_written(
     assert queue.age == 0.0
 
 
-def test_the_training_waits_a_moment_while_the_writer_is_behind_but_not_for_a_stuck_disk(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("ages", "stuck", "naps"),
+    [
+        ([0.0], False, 0),
+        ([0.9, 0.8, 0.7, 0.5], False, 2),
+        ([30.0, 30.0, 0.1], False, 1),  # far behind, and catching up
+        ([30.0, 30.0, 30.0], True, 0),
+    ],
+    ids=["in time", "behind", "far behind", "stuck"],
+)
+def test_the_training_waits_while_the_writer_is_behind_but_not_for_a_stuck_disk(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, ages: list[float], stuck: bool, naps: int
 ) -> None:
     slept: list[float] = []
     with Writer(folder) as writer:
         monkeypatch.setattr(writing.time, "sleep", slept.append)
-        for age in (0.0, 0.9, 30.0):
-            monkeypatch.setattr(RecordQueue, "age", age)
-            monkeypatch.setattr(RecordQueue, "waiting", writing.LEAST_BATCH)
-            writer.put(Row(step=1, wall_time=1.0, values={"loss": 1.0}))
+        monkeypatch.setattr(RecordQueue, "age", property(lambda _: ages.pop(0)))
+        monkeypatch.setattr(RecordQueue, "is_stuck", lambda _: stuck)
+        monkeypatch.setattr(RecordQueue, "waiting", writing.LEAST_BATCH)
+        writer.put(Row(step=1, wall_time=1.0, values={"loss": 1.0}))
         monkeypatch.undo()
-    assert len([each for each in slept if each == writing.FULL_SECONDS]) == 1
+    assert slept.count(writing.FULL_SECONDS) == naps
+
+
+def test_a_training_that_logs_more_than_can_be_written_goes_at_the_pace_of_the_writer(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, waited = Batches.write, list[int]()
+
+    def slowly(self: Batches, records: Any) -> None:
+        records = list(records)
+        time.sleep(sum(len(row.values) for row in records if isinstance(row, Row)) / 50_000)
+        write(self, records)
+
+    monkeypatch.setattr(Batches, "write", slowly)
+    monkeypatch.setattr(writing, "BEHIND_SECONDS", 0.0)
+    values = {f"v{place}": 1.0 for place in range(4000)}
+    with Writer(folder) as writer:
+        for step in range(20):  # 80,000 values, as fast as they are made
+            writer.put(Row(step=step, wall_time=1.0, values=values))
+            waited.append(writer._queue.waiting)
+        assert writer.dropped == 0
+    assert max(waited) < 40_000  # without waiting it is nearly all of them
 
 
 def test_a_batch_holds_what_can_be_written_in_a_moment(

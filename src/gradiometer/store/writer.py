@@ -36,10 +36,13 @@ BATCH_SECONDS = 0.25
 """What a batch may take to write: a kill loses it whole."""
 LEAST_BATCH = 5_000
 BEHIND_SECONDS = 0.6
-"""The training waits FULL_SECONDS at each record while the oldest has waited so long: the writer
-needs the interpreter, and one that sleeps gives it away."""
+"""When the oldest record has waited so long, the training waits for the writer: a kill is to lose
+a second at most. The writer needs the interpreter, and one that sleeps gives it away."""
+PACE_SECONDS = 0.25
+"""At most so long for each record: a training that logs more than can be written goes at the
+writer's pace."""
 STUCK_SECONDS = 3.0
-"""A disk that takes so long is in trouble, and waiting for it helps nobody."""
+"""A disk that takes so long for one batch is in trouble, and waiting for it helps nobody."""
 PATIENCE_SECONDS = 60.0
 
 
@@ -55,6 +58,7 @@ class RecordQueue:
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._put_values = self._taken_values = 0
         self._taken_at: float | None = None
+        self._began = 0.0
 
     def __bool__(self) -> bool:
         return bool(self._pending)
@@ -85,6 +89,10 @@ class RecordQueue:
                 return 0.0
         return time.monotonic() - oldest
 
+    def is_stuck(self) -> bool:
+        """Whether what was taken last has been on its way for too long."""
+        return self._taken_at is not None and time.monotonic() - self._began > STUCK_SECONDS
+
     def nudge(self) -> None:
         """Wake the other thread."""
         if self._wake.empty():
@@ -98,6 +106,7 @@ class RecordQueue:
     def take(self, most: int) -> list[Any]:
         """On the other thread: the next items, of about so many values."""
         items, values = [], 0
+        self._began = time.monotonic()
         self._taken_at = self._pending[0][2] if self._pending else None
         while self._pending and values < most:
             item, held, _ = self._pending.popleft()
@@ -179,9 +188,8 @@ class Writer:
         self._queue.put(item, _weight(item))
         if waiting >= BATCH:
             self._queue.nudge()
-        if waiting >= LEAST_BATCH and BEHIND_SECONDS < self._queue.age < STUCK_SECONDS:
-            self._queue.nudge()
-            time.sleep(FULL_SECONDS)
+        if waiting >= LEAST_BATCH and self._queue.age > BEHIND_SECONDS:
+            self._let_it_catch_up()
 
     def set_facts(self, facts: Mapping[str, Any]) -> None:
         """Merge facts into the run, key by key."""
@@ -221,6 +229,14 @@ class Writer:
 
     def __exit__(self, *problem: object) -> None:
         self.close()
+
+    def _let_it_catch_up(self) -> None:
+        self._queue.nudge()
+        until = time.monotonic() + PACE_SECONDS
+        while self._queue.age > BEHIND_SECONDS and not self._queue.is_stuck():
+            time.sleep(FULL_SECONDS)
+            if time.monotonic() > until:
+                break
 
     def _room(self) -> bool:
         self._queue.nudge()
