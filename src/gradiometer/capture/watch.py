@@ -360,7 +360,7 @@ def _writer(
     if not writes_here() or (run is None and not sinks):
         return None
     folder = None if run is None else Path("runs") / _run_name() if run == "auto" else Path(run)
-    start = Start(run=folder, resume=resume, overwrite=overwrite, facts=known)
+    start = Start(run=folder, resume=resume, overwrite=overwrite, keep=keep, facts=known)
     listed = chosen(sinks, start)
     if folder is None:
         return Fanout(None, listed, start)

@@ -33,6 +33,7 @@ from gradiometer.store.comparison import (
 )
 from gradiometer.store.database import DATABASE_NAME
 from gradiometer.store.importers import Log, logs_in, open_log
+from gradiometer.store.postgres import address_of
 from gradiometer.store.reader import Run
 from gradiometer.words import counted, number, some
 
@@ -101,7 +102,7 @@ def compare(request: CompareRequest) -> None:
 @contextmanager
 def _opened(paths: list[str]) -> Iterator[dict[str, Run | Log]]:
     """The runs by what sets their paths apart; fewer than two are an error."""
-    found = dict.fromkeys(_place(path) for given in paths for path in logs_in(Path(given)))
+    found = dict.fromkeys(_place(path) for given in paths for path in logs_in(given))
     if len(found) > MOST_RUNS:
         raise UsageError(f"{len(found)} runs at once: at most {MOST_RUNS} can be compared")
     with ExitStack() as stack:
@@ -115,6 +116,8 @@ def _opened(paths: list[str]) -> Iterator[dict[str, Run | Log]]:
 
 
 def _place(path: Path) -> Path:
+    if address_of(path) is not None:
+        return path
     absolute = Path(os.path.abspath(path))
     return absolute.parent if absolute.name == DATABASE_NAME else absolute
 

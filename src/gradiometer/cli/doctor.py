@@ -40,7 +40,7 @@ def doctor(request: DoctorRequest) -> int:
     told = parse_told(request.name)
     form, output = request.format, request.output
     with warnings_in_a_line():
-        named = [path for given in request.paths for path in logs_in(Path(given))]
+        named = [path for given in request.paths for path in logs_in(given)]
         asked = prepared(named, probe=request.probe) if request.confirm else None
         found = diagnose_runs(tracked(named, "runs", from_on=3), since=request.since, names=told)
     if output or not request.json:

@@ -10,6 +10,7 @@ from gradiometer.dashboard import server
 from gradiometer.errors import UsageError
 from gradiometer.store.database import DATABASE_NAME
 from gradiometer.store.importers import logs_in, no_log_in, open_log
+from gradiometer.store.postgres import Address, address_of, runs_at
 
 __all__ = ["serve"]
 
@@ -19,8 +20,11 @@ def serve(request: ServeRequest) -> None:
     if request.token and len(request.token) < 8:
         raise UsageError(f"--token has {len(request.token)} characters: give at least 8")
     usual = Path("runs") if Path("runs").is_dir() else Path.cwd()
-    root = Path(request.path) if request.path else usual
-    if root.is_file():
+    address = address_of(request.path)
+    root = address or (Path(request.path) if request.path else usual)
+    if isinstance(root, Address):
+        _check_database(root, write=request.write)
+    elif root.is_file():
         with open_log(root):  # a packed one is only known once it is unpacked
             pass
     elif root.is_dir() and not logs_in(root, or_itself=False):
@@ -39,8 +43,20 @@ def serve(request: ServeRequest) -> None:
     )
 
 
-def _is_one(root: Path) -> bool:
+def _check_database(address: Address, *, write: bool) -> None:
+    if write:
+        raise UsageError("--write changes the files of a folder; a database is only read here")
+    if address.run:
+        with open_log(address.path):
+            pass
+    elif not runs_at(address):
+        print(f"nothing to show yet: {address} has no runs", file=sys.stderr)
+
+
+def _is_one(root: Path | Address) -> bool:
     """Whether there is but one run to see: its own page comes first then."""
+    if isinstance(root, Address):
+        return bool(root.run)
     return root.is_file() or (root / DATABASE_NAME).is_file()
 
 

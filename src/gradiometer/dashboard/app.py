@@ -32,6 +32,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from gradiometer.dashboard.answer import answer, encode
+from gradiometer.dashboard.database_index import DatabaseIndex
 from gradiometer.dashboard.diagnoses import Diagnoses
 from gradiometer.dashboard.guard import LOOPBACK, MANAGE, Guard, problem
 from gradiometer.dashboard.live import Broadcast
@@ -42,6 +43,7 @@ from gradiometer.dashboard.run_table import RunTable, RunTableAnswer
 from gradiometer.dashboard.shape import Problem, RunList, View
 from gradiometer.dashboard.views import VIEWS
 from gradiometer.errors import UnknownName, UsageError
+from gradiometer.store.postgres import Address
 from gradiometer.version import __version__
 
 __all__ = ["create_app"]
@@ -78,16 +80,16 @@ ERROR_CODES = (400, 401, 403, 404, 405, 500)
 
 
 def create_app(
-    root: Path,
+    root: Path | Address,
     *,
     hosts: Iterable[str] | None = LOOPBACK,
     token: str = "",
     write: bool = False,
     cache: Path | None = None,
 ) -> FastAPI:
-    """The application over the runs of a folder, answering to the names `hosts` (None is any).
+    """The application over the runs of a folder or database, answering to the names `hosts` (None is any).
     With `write` the page may name, tag, archive and delete runs; `cache` keeps states of runs."""
-    index = RunIndex(root)
+    index = DatabaseIndex(root) if isinstance(root, Address) else RunIndex(root)
     diagnoses = Diagnoses(index, PATIENCE_SECONDS)
     broadcast = Broadcast(index, diagnoses)
     table = RunTable(index, write=write, cache=cache)

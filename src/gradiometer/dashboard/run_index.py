@@ -32,7 +32,16 @@ from gradiometer.store.reader import Run
 from gradiometer.store.run_notes import NOTES_NAME
 from gradiometer.store.tailing import TailedLog
 
-__all__ = ["LIVE_SECONDS", "RunIndex", "Signature", "changed_at", "signature_of"]
+__all__ = [
+    "LIVE_SECONDS",
+    "STATEMENT_SECONDS",
+    "Place",
+    "RunIndex",
+    "Signature",
+    "changed_at",
+    "signature_of",
+    "unread_card",
+]
 
 Signature = tuple[tuple[int, int], ...]
 """Sizes and times of a run's files: the same while nothing was written."""
@@ -67,7 +76,9 @@ class StillReading(UsageError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Place:
+class Place:
+    """Where a run lies."""
+
     id: str
     path: Path
     colour: int
@@ -79,7 +90,7 @@ class RunIndex:
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()
         self._guard = threading.RLock()
-        self._places: dict[str, _Place] = {}
+        self._places: dict[str, Place] = {}
         self._look_again = 0.0
         self._cards: dict[str, tuple[Signature, RunCard]] = {}
         self._logs: dict[str, tuple[Signature, Log]] = {}
@@ -113,7 +124,7 @@ class RunIndex:
                 if id in self._cards or time.monotonic() < until:
                     found.append(self.card(id, until - time.monotonic()))
                 else:
-                    found.append(_unread_card(self._place(id), self.signature(id)))
+                    found.append(unread_card(self._place(id), self.signature(id)))
                     self._owed = True
         return sorted(found, key=lambda card: (-card.changed, card.id))
 
@@ -152,7 +163,7 @@ class RunIndex:
             except StillReading:
                 self._owed = True
                 if known is None:
-                    return _unread_card(place, signature)
+                    return unread_card(place, signature)
                 return replace(known[1], changed=changed_at(signature))
             with self._guard:
                 self._cards[id] = known
@@ -175,6 +186,10 @@ class RunIndex:
         """Where every run lies."""
         with self._guard:
             return {id: self._places[id].path for id in self.ids()}
+
+    def source(self, path: Path) -> str:
+        """What another process opens instead of a path."""
+        return str(path)
 
     def look_again(self) -> None:
         """Search the folder with the next question: runs were moved through us."""
@@ -203,7 +218,7 @@ class RunIndex:
             return
         yield self._log(place, min(patience, PARSE_SECONDS))
 
-    def _log(self, place: _Place, patience: float) -> Run | Log:
+    def _log(self, place: Place, patience: float) -> Run | Log:
         """A log is parsed once, however many ask, on threads of its own: whatever a file does to
         its reader, those who answer are not used up."""
         signature = self.signature(place.id)
@@ -234,14 +249,14 @@ class RunIndex:
                 self._waiting -= patient
 
     def _give_up(
-        self, place: _Place, signature: Signature, asked: Future[Run | Log], why: str
+        self, place: Place, signature: Signature, asked: Future[Run | Log], why: str
     ) -> None:
         with self._guard:
             self._given_up[place.id] = signature, why
             if self._parsing.get(place.id) is asked:
                 del self._parsing[place.id]
 
-    def _read_log(self, place: _Place) -> Run | Log:
+    def _read_log(self, place: Place) -> Run | Log:
         """The log of a place; of one that only grew no more than its new lines are read."""
         known = self._tails.pop(place.id, None)
         if known is not None and self._reads(place) == (known.log.path,):
@@ -250,14 +265,14 @@ class RunIndex:
                 return longer
         return open_log(place.path)
 
-    def _reads(self, place: _Place) -> tuple[Path, ...]:
+    def _reads(self, place: Place) -> tuple[Path, ...]:
         """The files that are read of a place."""
         if not place.path.is_dir():
             return (place.path,)
         chosen = choose(place.path)
         return () if chosen is None else chosen.attempts[0]
 
-    def _parse(self, place: _Place) -> Run | Log:
+    def _parse(self, place: Place) -> Run | Log:
         try:
             signature = signature_of(place.path)
             sizes = {file: _stamp(file)[1] for file in self._reads(place)}
@@ -294,7 +309,7 @@ class RunIndex:
                     " points at"
                 )
 
-    def _place(self, id: str) -> _Place:
+    def _place(self, id: str) -> Place:
         with self._guard:
             if id not in self._places:
                 self.ids()
@@ -307,10 +322,14 @@ class RunIndex:
                 )
             return self._places[id]
 
-    def _look(self) -> None:
+    def _found(self) -> dict[str, Path]:
+        """Where the runs lie that are there now."""
         with within(self.root):
             there = logs_in(self.root, or_itself=False)
-        found = {self._id(path): path for path in there if os.path.exists(path)}
+        return {self._id(path): path for path in there if os.path.exists(path)}
+
+    def _look(self) -> None:
+        found = self._found()
         for id in [id for id in self._places if id not in found]:
             del self._places[id]
             self._cards.pop(id, None)
@@ -321,7 +340,7 @@ class RunIndex:
         taken = {place.colour for place in self._places.values()}
         free = (colour for colour in range(len(found) + len(taken)) if colour not in taken)
         for id in new:
-            self._places[id] = _Place(id=id, path=found[id], colour=next(free))
+            self._places[id] = Place(id=id, path=found[id], colour=next(free))
 
     def _id(self, path: Path) -> str:
         if path == self.root:
@@ -331,8 +350,8 @@ class RunIndex:
         # Bytes that are no text cannot be in a URL.
         return name.encode("utf-8", "backslashreplace").decode()
 
-    def _read_card(self, place: _Place, signature: Signature, patience: float) -> RunCard:
-        card = _unread_card(place, signature)
+    def _read_card(self, place: Place, signature: Signature, patience: float) -> RunCard:
+        card = unread_card(place, signature)
         try:
             with self.open(place.id, patience) as run:
                 facts, newest = run.facts, run.newest_step
@@ -347,7 +366,7 @@ class RunIndex:
         return replace(card, newest_step=newest, started=str(facts.get("started", "")), kind=kind)
 
 
-def _unread_card(place: _Place, signature: Signature) -> RunCard:
+def unread_card(place: Place, signature: Signature) -> RunCard:
     """What can be said of a run before it is opened."""
     return RunCard(
         id=place.id,

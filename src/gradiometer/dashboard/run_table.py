@@ -24,7 +24,6 @@ from gradiometer.dashboard.run_index import (
     RunIndex,
     Signature,
     changed_at,
-    signature_of,
 )
 from gradiometer.dashboard.survey import SurveyProcess, SurveyTooLong
 from gradiometer.store.run_notes import RunNotes, notes_file, read_notes
@@ -216,18 +215,18 @@ class RunTable:
         if now - self._refreshed < REFRESH_SECONDS:
             return
         there = self._index.paths()
-        signatures = [signature_of(path) for path in there.values()]
+        signatures = self._index.signatures()
         if any(id not in there for id in self._runs):
             self._runs = {id: known for id, known in self._runs.items() if id in there}
             self._epoch = secrets.token_hex(4)
-        for (id, path), signature in zip(there.items(), signatures, strict=True):
+        for id, path in there.items():
             known = self._runs.get(id)
             if known is None:
                 known = _KnownRun(path=path, notes_path=str(notes_file(path)))
                 self._runs[id] = known
                 if self._kept is not None:
                     self._kept.fill(id, known)
-            known.signature = signature
+            known.signature = signatures.get(id, known.signature)
             _read_notes(known)
         self._share()
         for id, known in self._runs.items():
@@ -340,7 +339,8 @@ class RunTable:
     def _survey(self, reader: Surveyor, known: _KnownRun, what: What) -> None:
         began, signature = time.monotonic(), known.signature  # of the file as it is before
         limit = CARD_SECONDS if what == "card" else STATE_SECONDS
-        question = {"what": what, "path": str(known.path), "root": str(self._index.root)}
+        path = self._index.source(known.path)
+        question = {"what": what, "path": path, "root": str(self._index.root)}
         try:
             problem = self._index.problem_of(known.path)
             answer = {"problem": problem} if problem else reader.ask(question, limit)

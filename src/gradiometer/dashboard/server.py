@@ -18,6 +18,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from gradiometer.errors import MissingExtra, RunNotFound, UsageError
+from gradiometer.store.postgres import Address
 from gradiometer.store.reader import nothing_at
 
 __all__ = ["DEFAULT_PORT", "address", "bind", "cache_folder", "check_extra", "is_loopback", "serve"]
@@ -32,7 +33,7 @@ NEEDED = ("fastapi", "uvicorn", "sse_starlette", "plotly")
 
 
 def serve(
-    root: Path,
+    root: Path | Address,
     *,
     host: str = "127.0.0.1",
     port: int | None = None,
@@ -45,7 +46,7 @@ def serve(
     """Serve until interrupted. `path` is what the printed address points at; with `write` the page
     may change notes on runs and move them to the bin."""
     check_extra()
-    if not root.exists():
+    if isinstance(root, Path) and not root.exists():
         raise RunNotFound(nothing_at(root))
     if not is_loopback(host) and not token:
         raise UsageError(
@@ -71,7 +72,9 @@ def _give_memory_back() -> None:
         system.mallopt(M_ARENA_MAX, 2)
 
 
-def _run(root: Path, host: str, token: str, listening: socket.socket, *, write: bool) -> None:
+def _run(
+    root: Path | Address, host: str, token: str, listening: socket.socket, *, write: bool
+) -> None:
     _give_memory_back()
     import uvicorn
 

@@ -137,9 +137,13 @@ def main() -> None:
 
 def answer_to(question: Mapping[str, str]) -> dict[str, Any]:
     """What one run says; `problem` when it cannot be read."""
-    path, root = Path(question["path"]), Path(question["root"])
+    path = question["path"]
     try:
-        with warnings.catch_warnings(), within(root), impatient(STATEMENT_SECONDS):
+        with (
+            warnings.catch_warnings(),
+            within(Path(question["root"])),
+            impatient(STATEMENT_SECONDS),
+        ):
             warnings.simplefilter("ignore", GradiometerWarning)
             with open_log(path) as run, run.still():
                 return _card(run) if question["what"] == "card" else _state(run)

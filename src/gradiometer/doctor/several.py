@@ -148,7 +148,7 @@ def diagnose_runs(
 
 
 def _each(given: Run | Log | str | os.PathLike[str]) -> Sequence[Run | Log | Path]:
-    return [given] if isinstance(given, Run | Log) else logs_in(Path(given))
+    return [given] if isinstance(given, Run | Log) else logs_in(given)
 
 
 def _judged(

@@ -34,6 +34,7 @@ __all__ = [
     "SCHEMA_VERSION",
     "SIDE_FILES",
     "SQLITE_MAGIC",
+    "STATEMENT_SECONDS",
     "TimedConnection",
     "check_schema",
     "finish",
@@ -42,6 +43,7 @@ __all__ = [
     "open_for_writing",
     "open_in_place",
     "owner",
+    "patience",
     "remove",
     "shorten",
     "translated",
@@ -339,6 +341,11 @@ def impatient(seconds: float) -> Iterator[None]:
         yield
     finally:
         _patience.reset(token)
+
+
+def patience() -> float:
+    """Seconds that a statement may take here."""
+    return _patience.get()
 
 
 class TimedConnection(sqlite3.Connection):

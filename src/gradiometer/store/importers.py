@@ -23,6 +23,7 @@ from gradiometer.store.formats import formats
 from gradiometer.store.formats.wandb import open_wandb
 from gradiometer.store.logs import Log, short_id, warn
 from gradiometer.store.opening import check_readable, is_inside, open_bytes
+from gradiometer.store.postgres import PostgresRun, address_of, runs_at
 from gradiometer.store.reader import Run
 from gradiometer.words import some
 
@@ -64,8 +65,10 @@ def load(path: str | os.PathLike[str]) -> Run | Log:
 
     Logs: CSV and other tables, monitors, TensorBoard event files, a `trainer_state.json`, JSON and
     JSONL, W&B and MLflow folders, Parquet, arrays of numpy, and more (the guide lists them); also
-    compressed, or a folder with one of them.
+    compressed, or a folder with one of them. A run in PostgreSQL is `postgresql://HOST/DATABASE/RUN`.
     """
+    if (address := address_of(path)) is not None:
+        return PostgresRun(address)
     path = Path(path)
     if path.is_dir() and not (path / DATABASE_NAME).exists():
         return _load_folder(path)
@@ -244,12 +247,17 @@ def _share(some_names: set[str], others: set[str]) -> float:
     return len(some_names & others) / len(every) if every else 1.0
 
 
-def logs_in(path: Path, *, or_itself: bool = True) -> list[Path]:
+def logs_in(path: str | os.PathLike[str], *, or_itself: bool = True) -> list[Path]:
     """What to open one by one when somebody names a path: itself; of a folder with several logs of
     one kind each of them, the longest first; of a folder without a log of its own the logs below
     it, and where there are none the folder, whose opening says why. A stray JSON or CSV beside the
-    folders of runs does not hide them; without `or_itself` it stands beside them.
+    folders of runs does not hide them; without `or_itself` it stands beside them. Of a database
+    the runs in it.
     """
+    if (address := address_of(path)) is not None:
+        runs = [] if address.run else runs_at(address)
+        return [address.of(run.name).path for run in runs] or [address.path]
+    path = Path(path)
     if not path.is_dir():
         return [path]
     there = choose(path)

@@ -40,8 +40,8 @@ SELECT name, count, nans,
 FROM series JOIN (
     SELECT series_id, count(*) AS count, count(*) - count(value) AS nans, max(step) AS newest,
         avg(value) AS mean, min(value) AS low, max(value) AS high
-    FROM points GROUP BY series_id
-) ON series_id = id
+    FROM points WHERE series_id IN (SELECT id FROM series) GROUP BY series_id
+) AS counted ON series_id = id
 ORDER BY name
 """
 SPANS = """
@@ -169,7 +169,7 @@ class Run(Reader):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._db = database.open_for_reading(path)
+        self._db: Any = database.open_for_reading(path)
         self._finalizer = weakref.finalize(self, self._db.close)
         self.damage: list[Damage] = []
         """What was met so far that is not what was written; it is left out."""
@@ -386,7 +386,7 @@ class Run(Reader):
         ]
 
     def _part(
-        self, name: str, first: int | None, last: int | None, limit: int = -1
+        self, name: str, first: int | None, last: int | None, limit: int = database.LAST_STEP
     ) -> tuple[int, Ints, Floats]:
         asked = "SELECT step, value FROM points WHERE series_id = ? AND step BETWEEN ? AND ?"
         asked += " ORDER BY step LIMIT ?"
@@ -399,7 +399,7 @@ class Run(Reader):
             steps, values = self._columns("if", asked, series, low, high, limit)
             return spans, np.array(steps, dtype=np.int64), _floats(values)[:, None]
 
-        whole = first is None and last is None and limit < 0
+        whole = first is None and last is None and limit == database.LAST_STEP
         steps, values = self._sound(series, name, read, spans, whole=whole)
         return series, steps, values[:, 0]
 

@@ -15,6 +15,7 @@ from gradiometer.store.sinks.dynamicssink import DynamicsSink
 from gradiometer.store.sinks.fanout import Fanout
 from gradiometer.store.sinks.jsonlsink import JsonlSink
 from gradiometer.store.sinks.mlflowsink import MlflowSink
+from gradiometer.store.sinks.postgressink import PostgresSink
 from gradiometer.store.sinks.sink import Backend, Sink, Start
 from gradiometer.store.sinks.tensorboardsink import TensorboardSink
 from gradiometer.store.sinks.trackiosink import TrackioSink
@@ -26,6 +27,7 @@ wandb = WandbSink
 mlflow = MlflowSink
 trackio = TrackioSink
 dynamics = DynamicsSink
+postgres = PostgresSink
 
 KNOWN: dict[str, type[Sink]] = {
     name: kind

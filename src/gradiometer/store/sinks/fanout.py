@@ -16,13 +16,17 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from gradiometer.errors import GradiometerWarning
 from gradiometer.records import Event, Finding, Row, Table, Vector
 from gradiometer.store.batches import Facts, Record
 from gradiometer.store.sinks.sink import Backend, Sent, Sink, Start
+from gradiometer.store.strictjson import to_json
 from gradiometer.store.writer import RecordQueue, Writer
 
 __all__ = ["Fanout"]
@@ -63,7 +67,9 @@ class SinkThread:
 
     def put(self, item: Record, *, logged: bool = False) -> None:
         """Hand a record over in microseconds, never waiting; `logged` ones are the user's own."""
-        if os.getpid() != self._pid or isinstance(item, Vector | Facts):
+        if os.getpid() != self._pid:
+            return
+        if isinstance(item, Vector | Facts) and not self.sink.takes_all:
             return
         self._say()
         if self._closed or self._off:
@@ -239,6 +245,7 @@ class Fanout:
         self._newest_step = 0
         self._closed = False
         self._threads = tuple(SinkThread(sink, start) for sink in sinks)
+        self._takes_all = any(sink.takes_all for sink in sinks)
 
     @property
     def folder(self) -> Path | None:
@@ -264,13 +271,19 @@ class Fanout:
             self._newest_step = max(self._newest_step, item.step)
         if self._writer is not None:
             self._writer.put(item)
+        if isinstance(item, Vector) and self._takes_all:  # its buffer is the next step's too
+            item = replace(item, values=np.array(item.values))
         for thread in self._threads:
             thread.put(item, logged=logged)
 
     def set_facts(self, facts: Mapping[str, Any]) -> None:
-        """Merge facts into the run; sinks were told theirs at the start."""
+        """Merge facts into the run; most sinks were told theirs at the start."""
         if self._writer is not None:
             self._writer.set_facts(facts)
+        if self._takes_all:
+            told = Facts({str(key): to_json(value) for key, value in facts.items()})
+            for thread in self._threads:
+                thread.put(told)
 
     def flush(self) -> None:
         """Return when the run is on disk and the sinks have all, or had their time."""

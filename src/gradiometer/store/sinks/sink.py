@@ -54,6 +54,8 @@ class Start:
     """The run's folder; None when nothing is kept."""
     resume: int | None = None
     overwrite: bool = False
+    keep: int | None = None
+    """Of each vector the last so many steps are kept."""
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -96,6 +98,8 @@ class Sink(ABC):
     """Where a run goes besides its own file: the settings, immutable and without a connection."""
 
     name: ClassVar[str]
+    takes_all: ClassVar[bool] = False
+    """Whether it gets sketches, histograms and later facts too, as the run's own file does."""
 
     @abstractmethod
     def check(self, start: Start) -> None:
