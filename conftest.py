@@ -44,6 +44,7 @@ forkserver = _beside("forkserver")
 _beside("curves")
 _beside("nvml")
 _beside("command_lines")
+postgres_server = _beside("postgres_server")
 
 WHOLE_FILE_IS_SLOW = re.compile(r"^pytestmark = (\[[^\]]*)?pytest\.mark\.slow\b", re.MULTILINE)
 # Those that take longest begin first, so that no worker is left with one at the end.
@@ -107,6 +108,23 @@ def pytest_collection_finish() -> None:
 def pytest_unconfigure() -> None:
     """The warm Python goes with us."""
     forkserver.close()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """The last to leave ends the server that the workers shared."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        known = getattr(session.config, "_tmp_path_factory", None)
+        if getattr(known, "_basetemp", None) is not None:
+            postgres_server.stop_shared(known.getbasetemp())
+
+
+@pytest.fixture(scope="session")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The URL of a PostgreSQL server; the tests are skipped where none is installed."""
+    if postgres_server.binaries() is None:
+        pytest.skip("PostgreSQL is not installed: apt-get install -y postgresql")
+    own = tmp_path_factory.getbasetemp()
+    return str(postgres_server.shared(own.parent if "PYTEST_XDIST_WORKER" in os.environ else own))
 
 
 @pytest.fixture(autouse=True)

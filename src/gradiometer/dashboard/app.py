@@ -87,7 +87,7 @@ def create_app(
     write: bool = False,
     cache: Path | None = None,
 ) -> FastAPI:
-    """The application over the runs of a folder or database, answering to the names `hosts` (None is any).
+    """The application over the runs of a folder or database; it answers to `hosts` (None is any).
     With `write` the page may name, tag, archive and delete runs; `cache` keeps states of runs."""
     index = DatabaseIndex(root) if isinstance(root, Address) else RunIndex(root)
     diagnoses = Diagnoses(index, PATIENCE_SECONDS)

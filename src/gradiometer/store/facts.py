@@ -37,6 +37,7 @@ SECRET_TEXT = re.compile(
     r"\b(hf_[A-Za-z0-9]{8,}|sk-[A-Za-z0-9_-]{8,}|gh[pousr]_[A-Za-z0-9]{8,}|github_pat_\w{8,}|xox[a-z]-[\w-]{8,}|AKIA[A-Z0-9]{12,})"
 )
 URL_USER = re.compile(r"(\w://)[^/\s@]+@")
+URL_OPTION = re.compile(r"([?&](?:ssl)?password=)[^&\s]+", re.IGNORECASE)
 
 
 def collect(config: Mapping[str, Any] | None = None, seed: int | None = None) -> dict[str, Any]:
@@ -92,7 +93,8 @@ def _names_secret(key: str) -> bool:
 
 
 def _redact_text(text: str) -> str:
-    return URL_USER.sub(rf"\1{REDACTED}@", SECRET_TEXT.sub(REDACTED, text))
+    text = URL_OPTION.sub(rf"\1{REDACTED}", SECRET_TEXT.sub(REDACTED, text))
+    return URL_USER.sub(rf"\1{REDACTED}@", text)
 
 
 def _option(word: str) -> str:
