@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import math
 import subprocess
@@ -10,13 +11,14 @@ import textwrap
 import time
 import warnings
 from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from forkserver import python
 
+from gradiometer.cli.main import run as gradiometer
 from gradiometer.doctor.diagnosis import diagnose
 from gradiometer.errors import (
     GradiometerWarning,
@@ -76,6 +78,14 @@ def opened(url: str, name: str = "ppo-7", *, folder: Path | None = None, **told:
     start = Start(run=Path(name), facts=told.pop("facts", {}), **told)
     writer = None if folder is None else Writer(folder, facts=start.facts, keep=start.keep)
     return Fanout(writer, chosen([sinks.postgres(url=url)], start), start)
+
+
+def command(*words: str) -> tuple[int, str, str]:
+    """`gradiometer WORDS`: its code, and what it says."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        code = gradiometer(list(words))
+    return code, out.getvalue(), err.getvalue()
 
 
 def feed(target: Fanout, first: int = 0, last: int = 12) -> None:
@@ -290,24 +300,24 @@ def test_a_password_is_in_no_text_that_anybody_sees_or_keeps(team: str) -> None:
     with load(f"{team}/ppo-7") as run:
         shown = [repr(given), repr(run), str(run.path), repr(address_of(team)), str(run.facts)]
     shown += [str(path) for path in logs_in(team)]
-    show = python("-m", "gradiometer", "show", f"{team}/ppo-7")
-    doctor = python("-m", "gradiometer", "doctor", f"{team}/ppo-7", "--json")
-    assert (show.returncode, doctor.returncode) == (0, 0)
-    shown += [show.stdout, show.stderr, doctor.stdout, doctor.stderr]
+    code, told, _ = command("show", f"{team}/ppo-7")
+    assert (code, "ppo-7: up to step 0, 1 points in 1 series" in told) == (0, True)
+    code, *said = command("doctor", f"{team}/ppo-7", "--json")
+    assert code == 0
+    shown += [told, *said]
     for url in (f"{team}/nope", team.replace("%2Ftmp", "%2Fnowhere"), f"{team}?port=%zz"):
-        failed = python("-m", "gradiometer", "doctor", url)
-        assert failed.returncode == 2
-        assert failed.stderr.startswith("error: postgresql://tester@%2F")
-        shown += [failed.stdout, failed.stderr]
+        code, *said = command("doctor", url)
+        assert code == 2
+        assert "postgresql://tester@%2F" in said[1]
+        shown += said
     assert SECRET not in "".join(shown)
-    assert "ppo-7: up to step 0, 1 points in 1 series" in show.stdout
 
 
 def test_what_is_wrong_with_a_database_is_told_in_words(team: str) -> None:
-    def told(url: str, command: str = "show", *more: str) -> str:
-        done = python("-m", "gradiometer", command, url, *more)
-        assert done.returncode == 2, done.stderr
-        return str(done.stderr)
+    def told(url: str, verb: str = "show", *more: str) -> str:
+        code, _, said = command(verb, url, *more)
+        assert code == 2, said
+        return said
 
     assert "holds no runs: there is no schema `gradiometer`" in told(f"{team}/ppo-7")
     assert "holds no runs" in told(team, "doctor")
