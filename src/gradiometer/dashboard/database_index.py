@@ -10,10 +10,9 @@ import math
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from gradiometer.dashboard.run_index import (
     STATEMENT_SECONDS,
@@ -25,7 +24,7 @@ from gradiometer.dashboard.run_index import (
 from gradiometer.dashboard.shape import RunCard
 from gradiometer.store.database import impatient
 from gradiometer.store.importers import Log
-from gradiometer.store.postgres import Address, PostgresRun, StoredRun, connect, runs_at
+from gradiometer.store.postgres import Address, PostgresRun, StoredRun, runs_at
 from gradiometer.store.reader import Run
 
 __all__ = ["DatabaseIndex"]
@@ -42,7 +41,6 @@ class DatabaseIndex(RunIndex):
         self.root = address.path
         self._address = address
         self._asking = threading.Lock()
-        self._db: Any = None
         self._listed: dict[str, StoredRun] = {}
         self._listed_at = -math.inf
 
@@ -83,25 +81,15 @@ class DatabaseIndex(RunIndex):
         return replace(card, newest_step=stored.newest_step, started=stored.started, kind="run")
 
     def _list(self) -> dict[str, StoredRun]:
-        """What the database says, over one connection that is kept."""
+        """What the database says now, or said a moment ago."""
         with self._asking:
             if time.monotonic() - self._listed_at > FRESH_SECONDS:
-                runs = self._ask()
+                with impatient(STATEMENT_SECONDS):
+                    runs = runs_at(self._address)
                 only = self._address.run
                 self._listed = {run.name: run for run in runs if only in ("", run.name)}
                 self._listed_at = time.monotonic()
             return self._listed
-
-    def _ask(self) -> list[StoredRun]:
-        if self._db is not None:
-            try:
-                return runs_at(self._address, self._db)
-            except Exception:  # the server was restarted, perhaps: once more, and then it is said
-                with suppress(Exception):
-                    self._db.close()
-        with impatient(STATEMENT_SECONDS):
-            self._db = connect(self._address)
-        return runs_at(self._address, self._db)
 
 
 def _signature(run: StoredRun | None) -> Signature:

@@ -188,7 +188,7 @@ def driver() -> Any:
 def connect(address: Address, *, reading: bool = True) -> Any:
     """A connection; one for reading cannot write, and no statement of it takes for ever."""
     psycopg = driver()
-    more = {} if "connect_timeout" in address.url else {"connect_timeout": CONNECT_SECONDS}
+    more: dict[str, Any] = {} if "connect_timeout" in address.url else {"connect_timeout": CONNECT_SECONDS}
     more["application_name"] = "gradiometer"
     try:
         db = psycopg.connect(address.url, autocommit=True, prepare_threshold=None, **more)

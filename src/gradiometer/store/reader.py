@@ -498,7 +498,8 @@ class Run(Reader):
 
     def _execute(self, statement: str, *parameters: Any) -> list[Any]:
         with database.translated(self.path):
-            return self._db.execute(statement, parameters).fetchall()
+            rows: list[Any] = self._db.execute(statement, parameters).fetchall()
+        return rows
 
     def _columns(self, kinds: str, statement: str, *parameters: Any) -> list[Sequence[Any]]:
         """The columns of what is asked, of these types (`cells.typed`)."""

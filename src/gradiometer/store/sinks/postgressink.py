@@ -10,7 +10,6 @@ import math
 import struct
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -116,7 +115,6 @@ class PostgresBackend(Backend):
     def __init__(self, address: Address, start: Start, note: Note) -> None:
         self._address, self._note, self._keep = address, note, start.keep
         self._series: dict[str, int] = {}
-        self._db: Any = None
         self._lost = driver().OperationalError
         self._connect(afresh=start.overwrite)
         try:
@@ -132,7 +130,7 @@ class PostgresBackend(Backend):
             self._db.close()
             raise
 
-    def write(self, records: Sequence[Record]) -> None:  # type: ignore[override]
+    def write(self, records: Sequence[Record]) -> None:
         """Keep all of them; a lost connection is made again."""
         try:
             self._write(records)
@@ -174,14 +172,13 @@ class PostgresBackend(Backend):
         except BaseException:
             db.close()
             raise
-        self._db = db
+        self._db: Any = db
 
     def _connect_again(self) -> None:
         """A server that is restarted is back in seconds, and the queue holds minutes."""
         until = time.monotonic() + AGAIN_SECONDS
         while True:
-            with suppress(Exception):
-                self._db.close()
+            self._db.close()
             try:
                 return self._connect()
             except (self._lost, UsageError):
