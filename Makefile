@@ -50,6 +50,15 @@ $(VENV)/.chromium: $(STAMP)
 	} || { echo "The tests of the dashboard need Chromium: apt-get install -y chromium" >&2; exit 1; }
 	@touch $@
 
+# Tests of the PostgreSQL sink start a server of their own; without one they are skipped and say so.
+$(VENV)/.postgres: $(STAMP)
+	@ls /usr/lib/postgresql/*/bin/initdb > /dev/null 2>&1 || command -v initdb > /dev/null || { \
+	  as_root=$$([ "$$(id -u)" = 0 ] || echo "sudo -n"); \
+	  $$as_root apt-get install -y -qq --no-install-recommends postgresql > /dev/null 2>&1 || \
+	  { $$as_root apt-get update -qq && $$as_root apt-get install -y -qq --no-install-recommends postgresql > /dev/null 2>&1; }; \
+	} || echo "PostgreSQL could not be installed (apt-get install -y postgresql): its tests are skipped" >&2
+	@touch $@
+
 # The accessibility check of the dashboard's tests; without npm those tests are skipped and say so.
 build/axe/package/axe.min.js:
 	@mkdir -p build/axe
@@ -61,7 +70,7 @@ setup: $(STAMP)
 demo: $(STAMP)
 	$(BIN)/gradiometer demo
 
-test: $(STAMP) $(VENV)/.chromium build/axe/package/axe.min.js
+test: $(STAMP) $(VENV)/.chromium $(VENV)/.postgres build/axe/package/axe.min.js
 	@$(IN_MEMORY) $(BIN)/python -m pytest -n 2 --dist worksteal -m "not proof"
 
 proofs: $(STAMP)

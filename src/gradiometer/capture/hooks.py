@@ -71,6 +71,7 @@ __all__ = [
     "observe_roots",
     "observe_shape_warnings",
     "observe_use",
+    "observed_clip",
     "own_pass",
     "report_fault",
     "retained",
@@ -915,6 +916,17 @@ def _observe_value(inner: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return observed
+
+
+def observed_clip(clip: Callable[[], Any], parameters: Iterable[Tensor], **how: Any) -> Any:
+    """What `clip` returns, the listeners told of it: for trainers that scale gradients themselves;
+    `how` are the fields of a `ClipCall`."""
+    calls: list[ClipCall] = []
+    listed = tuple(parameters)
+    harmless(lambda: _tell_before(calls, listed, **how))()
+    result = clip()
+    harmless(lambda: _tell_after(calls))()
+    return result
 
 
 _num_compiled_clips = 0

@@ -7,16 +7,18 @@ torch.distributed, so several of them are ranks of one training: rank 0 keeps th
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
+from gradiometer.capture import hooks
 from gradiometer.errors import MissingExtra, UsageError
 from gradiometer.integrations.session import Session
 
 try:
     from ray.rllib.callbacks.callbacks import RLlibCallback
+    from ray.rllib.utils.torch_utils import compute_global_norm
 except ImportError as error:
     raise MissingExtra("ray[rllib]", "rllib", "the callback for RLlib") from error
 
@@ -85,12 +87,31 @@ class LearnerCallback(RLlibCallback):  # type: ignore[misc]
 
 
 def _start(options: Mapping[str, Any], config: Mapping[str, Any], learner: Any) -> None:
-    named = ((key, learner.get_optimizers_for_module(key)) for key in learner.module.keys())
-    optimizers = [optimizer for _, pairs in named for _, optimizer in pairs]
-    modules = {str(key): _torch_module(module) for key, module in learner.module.items()}
+    modules, optimizers = {}, []
+    for key, module in learner.module.items():
+        modules[str(key)] = _torch_module(module)
+        optimizers += [optimizer for _, optimizer in learner.get_optimizers_for_module(key)]
     session = _sessions[learner] = Session(**options)
     model = next(iter(modules.values())) if len(modules) == 1 else modules
     session.start(model, optimizers, config=config, seed=config.get("seed"))
+    inner = learner._get_clip_function()
+    learner._get_clip_function = lambda: partial(_clip, inner)
+
+
+def _clip(inner: Callable[..., Any], gradients: Any, *, grad_clip: Any, grad_clip_by: str) -> Any:
+    """RLlib scales gradients itself; a clip of each tensor by its own norm is not told."""
+
+    def clip() -> Any:
+        return inner(gradients, grad_clip=grad_clip, grad_clip_by=grad_clip_by)
+
+    parameters = [parameter for parameter, grad in gradients.items() if grad is not None]
+    if grad_clip is None or grad_clip_by == "norm" or not parameters:
+        return clip()
+    how: dict[str, Any] = {"kind": "value", "threshold": grad_clip}
+    if grad_clip_by == "global_norm":
+        norm = compute_global_norm([parameter.grad for parameter in parameters])
+        how = {"kind": "norm", "threshold": grad_clip, "total_norm": norm}
+    return hooks.observed_clip(clip, parameters, **how)
 
 
 def _torch_module(module: Any) -> Any:

@@ -188,8 +188,11 @@ def driver() -> Any:
 def connect(address: Address, *, reading: bool = True) -> Any:
     """A connection; one for reading cannot write, and no statement of it takes for ever."""
     psycopg = driver()
-    more: dict[str, Any] = {} if "connect_timeout" in address.url else {"connect_timeout": CONNECT_SECONDS}
-    more["application_name"] = "gradiometer"
+    more: dict[str, Any] = (
+        {} if "connect_timeout" in address.url else {"connect_timeout": CONNECT_SECONDS}
+    )
+    if "connect_timeout" not in address.url:
+        more["connect_timeout"] = CONNECT_SECONDS
     try:
         db = psycopg.connect(address.url, autocommit=True, prepare_threshold=None, **more)
     except psycopg.OperationalError as problem:
