@@ -22,7 +22,7 @@ from gradiometer.records import Row
 from gradiometer.store import sinks
 from gradiometer.store.importers import load
 from gradiometer.store.postgres import Address, address_of, connect
-from gradiometer.store.sinks import Fanout, Start
+from gradiometer.store.sinks import Fanout, Start, fanout
 from gradiometer.store.writer import Writer
 
 STEPS, SERIES = 2_000, 200
@@ -72,14 +72,14 @@ def keep(target: Any, steps: int = STEPS, series: int = SERIES) -> None:
     target.close()
 
 
-def fanout(address: Address, name: str) -> Fanout:
+def database_run(address: Address, name: str) -> Fanout:
     """A run that only the database keeps."""
     return Fanout(None, [sinks.postgres(url=f"{address.url}/{name}")], Start(run=None))
 
 
 def writers_at_once(address: Address) -> int:
     """Values that did not arrive of `WRITERS` runs."""
-    targets = [fanout(address, f"writer-{number}") for number in range(WRITERS)]
+    targets = [database_run(address, f"writer-{number}") for number in range(WRITERS)]
     for row in rows(WRITER_STEPS, SERIES // 10):
         for target in targets:
             target.put(row)
@@ -98,11 +98,12 @@ def list_runs(address: Address) -> int:
 def main() -> None:
     """Print a table."""
     points = STEPS * SERIES
+    fanout.PATIENCE_SECONDS = 600.0  # a training would not wait for the last batch; we count all
     with database() as address, tempfile.TemporaryDirectory() as folder:
         print(f"{points:,} values, {STEPS:,} steps of {SERIES}")
         for name, target in (
             ("run.db", lambda: Writer(Path(folder) / "run")),
-            ("postgres", lambda: fanout(address, "one")),
+            ("postgres", lambda: database_run(address, "one")),
         ):
             wall, cpu, _ = timed(lambda made=target: keep(made()))  # type: ignore[misc]
             print(f"write {name:9} {points / wall:12,.0f} values/s {cpu:8.2f} CPU s")

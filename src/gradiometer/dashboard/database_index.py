@@ -64,6 +64,10 @@ class DatabaseIndex(RunIndex):
         head, mark, options = self._address.url.partition("?")
         return f"{head}/{run}{mark}{options}"
 
+    def notes_of(self, path: Path) -> str:
+        """None: notes are files beside a run."""
+        return ""
+
     @contextmanager
     def open(self, id: str, patience: float = math.inf) -> Iterator[Run | Log]:
         """A run for reading, over a connection of its own."""
@@ -73,6 +77,9 @@ class DatabaseIndex(RunIndex):
 
     def _found(self) -> dict[str, Path]:
         return {name: self._address.of(name).path for name in self._list()}
+
+    def _born(self, path: Path) -> int:
+        return 0
 
     def _read_card(self, place: Place, signature: Signature, patience: float) -> RunCard:
         card, stored = unread_card(place, signature), self._list().get(place.id)

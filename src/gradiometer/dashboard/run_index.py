@@ -29,7 +29,7 @@ from gradiometer.store.database import DATABASE_NAME, impatient
 from gradiometer.store.importers import Log, choose, logs_in, open_log
 from gradiometer.store.opening import within
 from gradiometer.store.reader import Run
-from gradiometer.store.run_notes import NOTES_NAME
+from gradiometer.store.run_notes import NOTES_NAME, notes_file
 from gradiometer.store.tailing import TailedLog
 
 __all__ = [
@@ -191,6 +191,10 @@ class RunIndex:
         """What another process opens instead of a path."""
         return str(path)
 
+    def notes_of(self, path: Path) -> str:
+        """The file of the notes on a run; empty where there can be none."""
+        return str(notes_file(path))
+
     def look_again(self) -> None:
         """Search the folder with the next question: runs were moved through us."""
         with self._guard:
@@ -336,11 +340,16 @@ class RunIndex:
             self._logs.pop(id, None)
             self._tails.pop(id, None)
         unknown = (id for id in found if id not in self._places)
-        new = sorted(unknown, key=lambda id: (_born(found[id]), id))
+        new = sorted(unknown, key=lambda id: (self._born(found[id]), id))
         taken = {place.colour for place in self._places.values()}
         free = (colour for colour in range(len(found) + len(taken)) if colour not in taken)
         for id in new:
             self._places[id] = Place(id=id, path=found[id], colour=next(free))
+
+    def _born(self, path: Path) -> int:
+        """About when a run began: a folder is made before anything is written into it."""
+        stamps = (_stamp(path), *signature_of(path))
+        return min((when for when, _ in stamps if when), default=0)
 
     def _id(self, path: Path) -> str:
         if path == self.root:
@@ -426,12 +435,6 @@ def _stamp(file: Path | str) -> tuple[int, int]:
     # Looking at a run that was not closed makes an empty log beside it: that is our doing and no
     # change.
     return (state.st_mtime_ns, state.st_size) if state.st_size else (0, 0)
-
-
-def _born(path: Path) -> int:
-    """About when a run began: a folder is made before anything is written into it."""
-    stamps = (_stamp(path), *signature_of(path))
-    return min((when for when, _ in stamps if when), default=0)
 
 
 def _weight(points: Points) -> int:

@@ -26,7 +26,7 @@ from gradiometer.dashboard.run_index import (
     changed_at,
 )
 from gradiometer.dashboard.survey import SurveyProcess, SurveyTooLong
-from gradiometer.store.run_notes import RunNotes, notes_file, read_notes
+from gradiometer.store.run_notes import RunNotes, read_notes
 from gradiometer.version import __version__
 
 __all__ = ["RowOutcome", "RunRow", "RunTable", "RunTableAnswer"]
@@ -222,7 +222,7 @@ class RunTable:
         for id, path in there.items():
             known = self._runs.get(id)
             if known is None:
-                known = _KnownRun(path=path, notes_path=str(notes_file(path)))
+                known = _KnownRun(path=path, notes_path=self._index.notes_of(path))
                 self._runs[id] = known
                 if self._kept is not None:
                     self._kept.fill(id, known)
@@ -356,6 +356,8 @@ class RunTable:
 
 
 def _read_notes(known: _KnownRun) -> None:
+    if not known.notes_path:
+        return
     try:
         state = os.stat(known.notes_path)
         stamp = state.st_mtime_ns, state.st_size

@@ -51,7 +51,7 @@ def watch_learners(config: T, run: str | os.PathLike[str] | None = "auto", **opt
     return config
 
 
-class LearnerCallback(RLlibCallback):  # type: ignore[misc]
+class LearnerCallback(RLlibCallback):
     """Starts a meter in every learner, and hands it what RLlib reports."""
 
     def __init__(self, run: str | os.PathLike[str] | None = "auto", **options: Any) -> None:
