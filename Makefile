@@ -65,7 +65,7 @@ test: $(STAMP) $(VENV)/.chromium build/axe/package/axe.min.js
 	@$(IN_MEMORY) $(BIN)/python -m pytest -n 2 --dist worksteal -m "not proof"
 
 proofs: $(STAMP)
-	@$(IN_MEMORY) $(BIN)/python -m pytest -n 2 --dist worksteal -m proof
+	@$(IN_MEMORY) $(BIN)/python -m pytest -n 2 --dist worksteal -m "proof or hypothesis" --hypothesis-profile proofs
 
 check: $(STAMP)
 	$(BIN)/ruff check .

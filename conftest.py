@@ -18,9 +18,14 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 # No test asserts a time: on a busy machine hypothesis' own deadline of 200 ms would.
-settings.register_profile(
-    "gradiometer", deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+# `make proofs` takes the second profile and draws Hypothesis' own number of examples.
+for profile, examples in (("gradiometer", 25), ("proofs", 100)):
+    settings.register_profile(
+        profile,
+        max_examples=examples,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
 settings.load_profile("gradiometer")
 
 # A CI that starts us in the background has SIGINT ignored, and every child inherits that: tests
