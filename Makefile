@@ -8,6 +8,8 @@ export OMP_NUM_THREADS ?= 1
 # Compiled once, for the many processes of the tests, and beside nobody's sources.
 export PYTHONDONTWRITEBYTECODE :=
 export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/pycache
+# Processes of the tests; each imports every trainer, which takes one gigabyte.
+WORKERS ?= 2
 # Tests write thousands of small databases: where a disk takes 20 to 60 ms for each, memory takes one. Not where it is short.
 MEMORY := $(shell [ -w /dev/shm ] && [ "$$(df -Pk /dev/shm | awk 'NR==2 {print $$4}')" -gt 6000000 ] && echo /dev/shm)
 IN_MEMORY = room=$$(mktemp -d $(if $(MEMORY),$(MEMORY)/gradiometer.XXXXXX)) && chmod 755 "$$room"; trap 'rm -rf "$$room"' EXIT INT TERM; TMPDIR="$$room"
@@ -71,16 +73,16 @@ demo: $(STAMP)
 	$(BIN)/gradiometer demo
 
 test: $(STAMP) $(VENV)/.chromium $(VENV)/.postgres build/axe/package/axe.min.js
-	@$(IN_MEMORY) $(BIN)/python -m pytest -n 2 --dist worksteal -m "not proof"
+	@$(IN_MEMORY) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not proof"
 
 proofs: $(STAMP)
-	@$(IN_MEMORY) $(BIN)/python -m pytest -n 2 --dist worksteal -m proof
+	@$(IN_MEMORY) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "proof or hypothesis" --hypothesis-profile proofs
 
 check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	@$(IN_MEMORY) $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not proof" --durations=5
+	@$(IN_MEMORY) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not proof" --durations=5
 
 bench: $(VENV)/.bench $(VENV)/.chromium
 	$(BIN)/python -m benchmarks --write docs/benchmarks.md

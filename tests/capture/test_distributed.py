@@ -114,7 +114,7 @@ UNITS = {
 @pytest.mark.parametrize(
     "names",
     [
-        pytest.param(("one", "quiet", "sharded"), id="some"),
+        pytest.param(("one", "sharded"), id="some"),
         pytest.param(tuple(UNITS), id="all", marks=pytest.mark.proof),
     ],
 )

@@ -7,7 +7,7 @@ from itertools import combinations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gradiometer.doctor.arbitration import (
@@ -307,7 +307,6 @@ def bare(findings: tuple[Finding, ...]) -> list[tuple[Any, ...]]:
 
 
 @given(FINDINGS)
-@settings(deadline=None, max_examples=100)
 def test_no_finding_is_ever_lost_and_criticals_are_all_shown(found: list[Finding]) -> None:
     result = arbitrate(found)
     assert bare((*result.findings, *result.folded)) == bare(tuple(found))
@@ -319,7 +318,6 @@ def test_no_finding_is_ever_lost_and_criticals_are_all_shown(found: list[Finding
 
 
 @given(FINDINGS)
-@settings(deadline=None, max_examples=100)
 def test_every_folded_finding_has_a_shown_cause_that_began_no_later_and_is_no_mere_suspicion(
     found: list[Finding],
 ) -> None:
@@ -338,7 +336,6 @@ def test_every_folded_finding_has_a_shown_cause_that_began_no_later_and_is_no_me
 
 
 @given(FINDINGS, st.randoms())
-@settings(deadline=None, max_examples=100)
 def test_the_order_of_the_findings_given_does_not_matter(found: list[Finding], random: Any) -> None:
     shuffled = found[:]
     random.shuffle(shuffled)
@@ -346,7 +343,6 @@ def test_the_order_of_the_findings_given_does_not_matter(found: list[Finding], r
 
 
 @given(FINDINGS)
-@settings(deadline=None, max_examples=100)
 def test_arbitrating_again_changes_nothing(found: list[Finding]) -> None:
     once = arbitrate(found)
     assert arbitrate((*once.findings, *once.folded)) == once
@@ -359,7 +355,6 @@ def test_arbitrating_again_changes_nothing(found: list[Finding]) -> None:
     st.sampled_from(sorted(BASIS)),
     st.none() | st.integers(-2, 6),
 )
-@settings(deadline=None, max_examples=100)
 def test_an_unrelated_finding_changes_nothing_else(
     found: list[Finding], severity: str, basis: str, since: int | None
 ) -> None:

@@ -748,7 +748,7 @@ NAMES = (
     st.integers(-100, 100),
     st.sampled_from([None, 0, 1.0, -5, "x"]),
 )
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=3 * settings.default.max_examples // 2)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_no_rule_falls_over_whatever_the_series_hold(
     series: dict[str, list[float]], start: int, best: Any

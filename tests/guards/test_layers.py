@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import gradiometer
@@ -184,3 +186,45 @@ def test_the_reading_arm_imports_no_framework() -> None:
 
 def test_no_file_is_called_utils() -> None:
     assert not [file for file in FILES if file.stem in ("utils", "helpers", "common", "misc")]
+
+
+IMPORT = re.compile(r"^\s*(?:from ([\w.]+) )?import (.+)$", re.MULTILINE)
+
+
+def imported_modules(file: Path) -> set[str]:
+    """What a file may import; by its lines, since hundreds of files take seconds to parse."""
+    found: set[str] = set()
+    for package, names in IMPORT.findall(file.read_text(encoding="utf-8")):
+        listed = {name.split()[0] for name in names.strip("()").split(",") if name.strip()}
+        found |= {f"{package}.{name}" for name in listed} if package else listed
+    return found
+
+
+def test_mypy_skips_no_module_that_we_import(tmp_path: Path) -> None:
+    project = SOURCE.parents[1]
+    settings = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
+    modules = {
+        how: tuple(
+            name.removesuffix("*")
+            for each in settings["mypy"]["overrides"]
+            if each.get("follow_imports") == how
+            for name in each["module"]
+        )
+        for how in ("skip", "normal")
+    }
+
+    def skipped(file: Path) -> set[str]:
+        return {
+            name
+            for name in imported_modules(file)
+            if f"{name}.".startswith(modules["skip"])
+            and not f"{name}.".startswith(modules["normal"])
+        }
+
+    files = [f for root in settings["mypy"]["files"] for f in (project / root).rglob("*.py")]
+    assert len(files) > 400
+    assert not {(file.name, name) for file in files for name in skipped(file)}
+    (tmp_path / "wrong.py").write_text(
+        "def f():\n    from torch import fx\n    import peft.tuners as t\n"
+    )
+    assert skipped(tmp_path / "wrong.py") == {"torch.fx", "peft.tuners"}

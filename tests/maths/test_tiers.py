@@ -51,7 +51,7 @@ plain = st.lists(st.floats(-10, 10, width=32), min_size=1, max_size=130)
 
 
 @given(tied | plain)
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=2 * settings.default.max_examples)
 def test_the_tiers_are_those_of_a_sort(weights: list[float]) -> None:
     tensor = torch.tensor(weights)
     sound, source = tier_masks(tensor), source_tiers(tensor)

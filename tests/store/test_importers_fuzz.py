@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gradiometer.doctor.rundata import RunData
@@ -45,7 +45,6 @@ def npz(**arrays: object) -> bytes:
     return file.getvalue()
 
 
-FUZZ = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 REAL = {
     "progress.csv": (FIXTURES / "sb3_dqn" / "progress.csv").read_bytes()[:2000],
     "trainer_state.json": (
@@ -111,14 +110,12 @@ def opened(name: str, content: bytes, *, keep: bool = True) -> None:
             assert import_log(log, Path(place) / "run").series == len(log.names())
 
 
-@FUZZ
 @example("x", b"\x00\r,")
 @given(st.sampled_from(NAMES), st.binary(max_size=300))
 def test_random_bytes_are_a_log_or_a_usage_error(name: str, content: bytes) -> None:
     opened(name, content)
 
 
-@FUZZ
 @given(st.sampled_from(sorted(REAL)), st.data())
 def test_real_logs_with_bytes_changed_lost_and_doubled(name: str, data: st.DataObject) -> None:
     blob = bytearray(REAL[name])
@@ -177,7 +174,6 @@ HEADS = st.sampled_from(
 )
 
 
-@FUZZ
 @given(
     st.lists(HEADS, max_size=5),
     st.lists(st.lists(CELLS, max_size=6), max_size=8),
@@ -207,13 +203,11 @@ VALUES = st.recursive(
 )
 
 
-@FUZZ
 @given(st.lists(VALUES, max_size=5), st.sampled_from(["x.jsonl", "x.log"]))
 def test_random_lines_of_json(values: list[object], name: str) -> None:
     opened(name, "\n".join(map(json.dumps, values)).encode())
 
 
-@FUZZ
 @given(VALUES, st.booleans(), st.sampled_from(["trainer_state.json", "x.json"]))
 def test_random_documents_of_json(value: object, held: bool, name: str) -> None:
     opened(name, json.dumps({"log_history": value} if held else value).encode())
@@ -226,7 +220,6 @@ ROWS = st.lists(
 )
 
 
-@FUZZ
 @given(ROWS)
 def test_random_rows_with_steps(rows: list[dict[str, object]]) -> None:
     opened("x.jsonl", "\n".join(map(json.dumps, rows)).encode())
@@ -297,19 +290,16 @@ EVENTS = st.tuples(
 )
 
 
-@FUZZ
 @given(st.lists(EVENTS, max_size=5))
 def test_event_files_of_events_with_random_values(messages: list[bytes]) -> None:
     opened("events.out.tfevents.0", b"".join(map(framed, messages)))
 
 
-@FUZZ
 @given(st.lists(NESTED, max_size=5))
 def test_event_files_of_sound_records_with_random_messages(messages: list[bytes]) -> None:
     opened("events.out.tfevents.0", b"".join(map(framed, messages)))
 
 
-@FUZZ
 @given(st.lists(NESTED, max_size=5))
 def test_wandb_files_of_sound_records_with_random_messages(messages: list[bytes]) -> None:
     import zlib

@@ -24,6 +24,7 @@ rates; docs/mathematics.md has those of the states (`tests/doctor/test_state_rat
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -205,16 +206,17 @@ class _Noise:
 
 
 def _best_windows(y: Array, noise: _Noise) -> tuple[float, int, int]:
+    starts, ends = ([max(3, round(share * y.size)) for share in each] for each in (STARTS, ENDS))
+    before = {first: float(y[:first].mean()) for first in starts}
+    after = {last: float(y[-last:].mean()) for last in ends}
     best = (-math.inf, 1, 1)
-    for start in STARTS:
-        for end in ENDS:
-            first, last = (max(3, round(share * y.size)) for share in (start, end))
-            if first + last > y.size:
-                continue
-            rise = float(y[-last:].mean() - y[:first].mean())
-            error = noise.error(first, last)
-            score = rise / error if error > 0.0 else math.copysign(NO_DOUBT, rise) if rise else 0.0
-            best = max(best, (score, first, last))
+    for first, last in itertools.product(starts, ends):
+        if first + last > y.size:
+            continue
+        rise = after[last] - before[first]
+        error = noise.error(first, last)
+        score = rise / error if error > 0.0 else math.copysign(NO_DOUBT, rise) if rise else 0.0
+        best = max(best, (score, first, last))
     return best
 
 

@@ -79,7 +79,7 @@ def make_actor(
 def small_model(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
     """A Qwen2 of a few hundred thousand parameters."""
     return Qwen2ForCausalLM(  # type: ignore[no-untyped-call]
-        Qwen2Config(  # type: ignore[call-arg]
+        Qwen2Config(
             vocab_size=len(tokenizer),
             hidden_size=config.hidden_size,
             intermediate_size=config.intermediate_size,
