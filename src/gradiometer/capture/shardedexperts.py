@@ -39,7 +39,7 @@ products and no distances of those that ranks hold whole."""
 AT_ONCE = 2**22
 """Elements of a rank that are in one message, or selected from at once."""
 MANY = 4096
-"""Rows whose thresholds are selected at once: 1 kB of counts each."""
+"""Rows whose thresholds are selected at once: 4 kB of counts each."""
 DIGIT = 8
 """Bits of a number that one message of a selection settles."""
 DIMENSIONS = 6

@@ -1,6 +1,5 @@
-"""verl: `VERL_USE_EXTERNAL_MODULES=gradiometer.integrations.verl` in the environment of its
-workers, or `actor_rollout_ref.model.external_lib=` that name, and each FSDP2 engine that trains is
-watched.
+"""verl: `actor_rollout_ref.model.external_lib=gradiometer.integrations.verl` in its config (and
+`critic.model.external_lib`), and each FSDP2 engine that trains is watched.
 
 verl imports that module before it builds a model. Actor and critic get a run each, below the folder
 `GRADIOMETER_RUN` (`runs/verl` without it), written by rank 0: a row for each optimizer step, and
