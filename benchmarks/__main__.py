@@ -25,6 +25,7 @@ PARTS = (
     "integrations",
     "listening",
     "distributed",
+    "growth",
     "memory",
     "store",
     "parsers",

@@ -36,8 +36,10 @@ WIDTH, DEPTH = 64, 12  # 147 tensors, 0.9M parameters
 ROOT = Path(__file__).parents[1]
 
 
-def in_ranks(mode: str, rounds: int, steps: int) -> dict[str, Any]:
-    """What rank 0 prints last; each rank is a process of its own."""
+def in_ranks(
+    mode: str, rounds: int, steps: int, *, module: str = "benchmarks.distributed"
+) -> dict[str, Any]:
+    """What rank 0 prints last; each rank is a process of its own, that runs the module."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -52,7 +54,7 @@ def in_ranks(mode: str, rounds: int, steps: int) -> dict[str, Any]:
         "-W",
         "ignore",
         "-m",
-        "benchmarks.distributed",
+        module,
         mode,
         str(rounds),
         str(steps),

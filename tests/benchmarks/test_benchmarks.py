@@ -23,7 +23,7 @@ PAGE = ROOT / "docs" / "benchmarks.md"
 TOGETHER = (
     ("meter", "store", "doctor"),
     ("reductions", "alternatives", "trainers", "commands", "experts"),
-    ("memory", "anatomy", "replicates", "distributed", "parsers"),
+    ("memory", "anatomy", "replicates", "distributed", "growth", "parsers"),
     ("integrations", "listening"),
     ("dashboard", "home"),
 )

@@ -59,11 +59,16 @@ def num_replicas(model: Model) -> int:
 
 
 def num_data_ranks(model: Model) -> int:
-    """How many ranks have a batch of their own in each step: DDP's, or all that FSDP2 shards over.
+    """How many ranks have a batch of their own in each step: DDP's, or FSDP2's mesh.
 
-    Tensors that are parallel without FSDP2 (DTensor plans) see one batch on all ranks.
+    Tensors that are parallel within it, or without it (DTensor plans), see one batch on all ranks.
     """
-    return num_ranks() if _fsdp_states(model) else num_replicas(model)
+    sizes = [
+        getattr(group.mesh_info, "shard_mesh_size", 1)
+        * getattr(group.mesh_info, "replicate_mesh_size", 1)
+        for group in _fsdp_groups(model)
+    ]
+    return max(sizes) if sizes else num_replicas(model)
 
 
 def refuse_engines(model: Model, optimizers: Iterable[Any]) -> None:
@@ -102,10 +107,11 @@ def _zero_refused(found: str, stage: int | None) -> str:
     which = "ZeRO" if stage is None else f"ZeRO stage {stage}"
     return (
         f"DeepSpeed {which} keeps gradients in partitions of its own, where torch's hooks do not"
-        f" see them; found that {found}. To measure, train with"
-        " torch.distributed.fsdp.fully_shard(model) or DistributedDataParallel (in accelerate:"
-        " distributed_type FSDP with fsdp_version 2, or MULTI_GPU), or set zero_optimization.stage"
-        " to 0 and watch engine.module and engine.optimizer"
+        f" see them; found that {found}. Read norms and extremes of its gradients through its own"
+        " accessors, with gradiometer.integrations.deepspeed.watch_engine(engine); for all else"
+        " train with torch.distributed.fsdp.fully_shard(model) or DistributedDataParallel (in"
+        " accelerate: distributed_type FSDP with fsdp_version 2, or MULTI_GPU), or set"
+        " zero_optimization.stage to 0 and watch engine.module and engine.optimizer"
     )
 
 

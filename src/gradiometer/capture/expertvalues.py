@@ -388,6 +388,9 @@ class ExpertNotices:
             message = (
                 "no expert has a gradient: look after backward() and before optimizer.step() and"
                 " zero_grad()"
+                if not reader.by_vote
+                else "sharded experts are read with the steps, on all ranks together, and not by"
+                " hand: see experts_every"
             )
             self._recorder.event("experts-missing", message, step)
             self._recorder.warn(f"step {step}: {message}")

@@ -314,6 +314,25 @@ class Meter:
                 self._observer.terms_raised()
             raise
 
+    def only_take(self) -> None:
+        """From here on measure nothing but what `take_gradient` is given."""
+        if not self.closed:
+            self._observer.only_take()
+
+    def take_gradient(self, parameter: Tensor) -> None:
+        """Read the gradient that a parameter holds now: for engines that show one at a time.
+
+        `optimizer.step()` ends the step; what was taken is not read again.
+        """
+        if not self.closed:
+            self._observer.take(parameter)
+
+    def note_clip(self, norm: Tensor, threshold: float) -> None:
+        """Such an engine clips, by its own code, the gradients that were taken, which have this
+        norm."""
+        if not self.closed:
+            self._observer.note_clip(norm, threshold)
+
     def log_gradient_dynamics(self, step: int | None = None) -> dict[str, Any] | None:
         """The experts' gradients now, kept at `step` (or the step in progress).
 

@@ -212,7 +212,8 @@ class StepObserver:
             self._drop(self.open)
         current = self.current()
         current.clipped_after = current.num_backwards
-        if current.reading is None and self._settings.on_nonfinite != "raise":
+        stands_by = self._stands_by(current)
+        if current.reading is None and not stands_by and self._settings.on_nonfinite != "raise":
             return
         self._clipping = self.reader.indices(call.parameters)
         self._stop_if_nonfinite(self._clipping)
@@ -247,6 +248,31 @@ class StepObserver:
         current.clips.append(clip)
 
     @guarded
+    def only_take(self) -> None:
+        """An engine hands its gradients over: graphs and samples around are of parameters that are
+        not these."""
+        _remove_all(self._remove_roots)
+        self.credit.unhook()
+        self.structure.leave("an engine keeps the gradients to itself")
+
+    @guarded
+    def take(self, parameter: Tensor) -> None:
+        """An engine shows this gradient now, and takes it away again."""
+        self._read_raw(self.current(), self.reader.indices([parameter]))
+
+    @guarded
+    def note_clip(self, norm: Tensor, threshold: float) -> None:
+        """An engine will clip what was taken, where nobody sees it."""
+        current = self.current()
+        if current.reading is not None:
+            call = hooks.ClipCall(parameters=(), kind="norm", threshold=threshold, total_norm=norm)
+            taken = tuple(sorted(current.captured))
+            clip = SeenClip(name=f"clip/{len(current.clips)}", call=call, indices=taken)
+            current.reading.add_scalar(clip.name, norm)
+            current.clips.append(clip)
+            current.clipped.update(taken)
+
+    @guarded
     def before_step(self, optimizer: Optimizer, closure: Any) -> None:
         """Gradients as the optimizer will see them, and the weights it starts from."""
         number = self.optimizers.index(optimizer)
@@ -266,6 +292,7 @@ class StepObserver:
         if closure is None and self._settings.on_nonfinite == "raise":
             self._stop_if_nonfinite([i for i in owned if i not in current.clipped])
         if current.reading is None:
+            self._read_raw(current, () if closure is not None else owned)
             return
         current.note_learning_rates(number, optimizer)
         self.reader.note_gradients(owned if self._standard else ())
@@ -290,9 +317,10 @@ class StepObserver:
         current.mark = None
         if number in current.clip_passes:
             self._clip_passes[number] = len(current.clip_passes[number])
+        if closure is not None:
+            self._read_raw(current, self.watched.owned[number])
         if current.reading is not None:
             if closure is not None:
-                self._read_raw(current, self.watched.owned[number])
                 self._read_clipped(current, current.reading, number, set())
             if self._standard:
                 self._read_update(current, current.reading, number)
@@ -539,15 +567,17 @@ class StepObserver:
         return self._num_thrown_away > USUAL
 
     def _read_raw(self, current: Round, indices: Sequence[int]) -> None:
-        if current.reading is None:
+        if current.reading is None and not self._stands_by(current):
             return
         fresh = self.reader.with_grad(i for i in indices if i not in current.captured)
         current.captured.update(fresh)
         if not fresh:
             return
-        if current.is_sum_of_backwards:
+        if current.reading is not None and current.is_sum_of_backwards:
             self._terms.read_raw(current.reading, frozenset(fresh))
-        self.experts.read(current.reading, current.number, current.captured)
+        self.experts.read(current.reading, current.number, current.captured, self._rank_sync)
+        if current.reading is None or self.broken:
+            return
         if not self._standard:
             self.reader.read_light(current.reading, fresh)
             return
@@ -563,6 +593,11 @@ class StepObserver:
         )
         if self._settings.tier == "deep":
             self.reader.read_histograms(current.reading, fresh, self.watched.blocks)
+
+    def _stands_by(self, current: Round) -> bool:
+        """Whether nothing is read on this rank, but others vote on experts with us."""
+        several = self.ranks.several and self.experts.by_vote and not self.broken
+        return several and current.reading is None and self.cadence.due(current.number)
 
     def _read_clipped(
         self, current: Round, reading: Reading, number: int, changed: set[int]
@@ -777,7 +812,7 @@ class StepObserver:
                     split = None
 
         def vote(word: float) -> tuple[bool, bool]:
-            return self._rank_sync.vote(number, word)
+            return self._rank_sync.vote(number, word, "terms")
 
         by_hand = self._terms.by_hand
         problem = self._terms.measure_together(
@@ -866,6 +901,8 @@ class StepObserver:
     def _hook_gradients(self) -> None:
         """Once it is known who trains with us."""
         self.ranks.lay_out(self._shard_message() if self.ranks.sharded else None)
+        if self.ranks.sharded:
+            self.ranks.copies = max(1, num_ranks() // self.num_data_ranks)
         parameters = self.watched.parameters
         self.layers.scan(self.watched.blocks, parameters)
         self._parts.scan(self._model, parameters)
@@ -875,7 +912,9 @@ class StepObserver:
         if not self._remove_roots:
             self._remove_roots.append(hooks.observe_roots(self))
         self._terms.scan(self._model, parameters, self.ranks, self.reader.pieces)
-        self.experts.scan(self._model, self.watched.named, self.watched.owner)
+        self.experts.scan(
+            self._model, self.watched.named, self.watched.owner, self.ranks, self.reader.pieces
+        )
         self._hook_backward()
 
     def _hook_backward(self) -> None:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from gradiometer.capture import statistics
 from gradiometer.capture.distributed import Piece
-from gradiometer.capture.rounds import Cadence, Recorder, Round
+from gradiometer.capture.rounds import SHARDED, Cadence, Recorder, Round
 from gradiometer.capture.statistics import Fetched, Numbers, Statistic
 from gradiometer.words import some
 
@@ -46,12 +46,15 @@ FAILED, ABSENT, LAYOUT, EXTRAS, ROUND, INTERVAL, MEASURED, FIRST_ABSENT = 0, 1, 
 HEADER = 11
 """Numbers at the head of the message; where ranks must agree stand x and −x."""
 
-VOTE = 0.5
-"""Added to the number of the round in a vote, which is no sync at its end."""
+VOTES = {"terms": 0.5, "experts": 0.25}
+"""Added to the number of the round in a vote on these, which is no sync at its end."""
+LATER = "later"
+"""At a first vote: some have not called watch() yet, so there is none in this round."""
 NEVER = math.inf
 """A vote: this rank will never take part."""
 
 Mode = Literal["alone", "replicas", "shards"]
+Subject = Literal["terms", "experts"]
 
 _num_meters = 0
 
@@ -91,6 +94,10 @@ class RankGroup:
         self.mode: Mode = mode if self.world > 1 else "alone"
         self._message: ShardMessage | None = None
         self._group: Any = None
+        self._attempts = 0
+        """To make a group: at most one before a vote, and one at the end of a step."""
+        self.copies = 1
+        """Ranks that see the same samples, where tensors are parallel and batches are not."""
         self._pending: list[Any] = []
         self.num_bytes = 0
         """Of the last message."""
@@ -124,14 +131,21 @@ class RankGroup:
 
     # Before the first sync.
 
-    def join(self) -> str | None:
-        """Make our own group if all ranks watch, or say why not. Rank 0 decides."""
+    def join(self, *, before_step: bool = False) -> str | None:
+        """Make our own group if all ranks watch, or say why not. Rank 0 decides.
+
+        At the end of a step all have called watch() who ever will: gradients came from them.
+        `before_step` a rank may still be on its way there (hybrid meshes): `LATER`.
+        """
         if self._group is not None:
             return None
-        store, key = _store(), f"{self._name}/word"
-        store.set(f"{self._name}/came/{self.rank}", "ready")
+        if before_step and self._attempts:
+            return LATER
+        self._attempts += 1
+        store, key = _store(), self._word(self._attempts)
+        store.set(self._came(self._attempts, self.rank), "ready")
         if self.rank == 0:
-            word = self._look(store)
+            word = self._look(store, before_step=before_step)
             store.set(key, word)
         else:
             try:
@@ -151,9 +165,17 @@ class RankGroup:
             raise RankLost(f"no group could be made ({problem})") from problem
         return None
 
-    def _look(self, store: Any) -> str:
+    def _word(self, attempt: int) -> str:
+        return f"{self._name}/word/{attempt}"
+
+    def _came(self, attempt: int, rank: int) -> str:
+        return f"{self._name}/came/{attempt}/{rank}"
+
+    def _look(self, store: Any, *, before_step: bool) -> str:
         keys = [f"{self._name}/here/{rank}" for rank in range(self.world)]
         if not store.check(keys):
+            if before_step:
+                return LATER
             missing = [str(rank) for rank, one in enumerate(keys) if not store.check([one])]
             return f"watch() was not called on rank {some(missing, 8)} before its first step"
         said = store.multi_get(keys)
@@ -162,7 +184,7 @@ class RankGroup:
             return f"watch() on rank {other} got another model or other settings than on rank 0"
         # To make a group waits for all: nobody is called into one before each has come, or has said
         # that it cannot.
-        keys = [f"{self._name}/came/{rank}" for rank in range(self.world)]
+        keys = [self._came(self._attempts, rank) for rank in range(self.world)]
         try:
             store.wait(keys, PATIENCE)
         except RuntimeError:
@@ -198,12 +220,13 @@ class RankGroup:
         self._wait(self._post(vectors))
         return self._read(vectors, fetched)
 
-    def vote(self, number: int, word: float) -> SyncResult:
+    def vote(self, number: int, word: float, on: Subject) -> SyncResult:
         """Before something that all ranks must do at once, or none: a sync that carries a word. All
         must come to it; 0 is a no, `NEVER` one for ever."""
         head = np.full(HEADER, -np.inf)
         head[FAILED] = head[ABSENT] = 0.0
-        head[ROUND : ROUND + 2] = number + VOTE, -number - VOTE
+        place = number + VOTES[on]
+        head[ROUND : ROUND + 2] = place, -place
         head[EXTRAS : EXTRAS + 2] = word, -word
         vectors = self._vectors(head, None)
         self._wait(self._post(vectors))
@@ -214,9 +237,10 @@ class RankGroup:
         if not self.several:
             return
         if self._group is None:
-            _store().set(f"{self._name}/came/{self.rank}", "failed")
-            if self.rank == 0:
-                _store().set(f"{self._name}/word", "the instrument of rank 0 has failed")
+            for attempt in (self._attempts + 1, self._attempts + 2):
+                _store().set(self._came(attempt, self.rank), "failed")
+                if self.rank == 0:
+                    _store().set(self._word(attempt), "the instrument of rank 0 has failed")
             return
         head = np.full(HEADER, -np.inf)
         head[FAILED], head[FIRST_ABSENT] = self.rank + 1.0, float(self.rank == 0)
@@ -258,9 +282,9 @@ class RankGroup:
         failed = int(head[FAILED]) - 1 if head[FAILED] > 0 else None
         absent = int(head[ABSENT]) - 1 if head[ABSENT] > 0 else None
         differing = None
-        votes = head[ROUND] % 1 == VOTE, -head[ROUND + 1] % 1 == VOTE
+        votes = head[ROUND] % 1 != 0, -head[ROUND + 1] % 1 != 0
         if failed is None and any(votes) and head[ROUND] != -head[ROUND + 1]:
-            raise RankLost("some came to a vote on the terms of the loss, others did not")
+            raise RankLost("some came to a vote on terms or experts, others did not")
         if head[ROUND] != -head[ROUND + 1]:
             differing = "the number of steps they have made"
         elif head[LAYOUT] != -head[LAYOUT + 1] and head[LAYOUT] != -np.inf:
@@ -303,7 +327,30 @@ class RankGroup:
 
     def add_up_in_place(self, vector: Tensor) -> None:
         """The same, of one long tensor on the host."""
-        self._wait(self._post([vector], first=dist.ReduceOp.SUM))
+        if self.several:
+            self._wait(self._post([vector], first=dist.ReduceOp.SUM))
+
+    def gather(self, mine: Tensor) -> Tensor:
+        """What each rank has, [ranks, ...]: tensors of one shape on the host."""
+        everyone = mine.new_zeros((self.world, *mine.shape))
+        everyone[self.rank] = mine
+        self.add_up_in_place(everyone)
+        return everyone
+
+    def swap(self, mine: Tensor, sizes: Sequence[int], their_sizes: Sequence[int]) -> Tensor:
+        """Send `sizes[r]` elements to each rank r and receive `their_sizes[r]` from it."""
+        if not self.several:
+            return mine
+        received = mine.new_empty(sum(their_sizes))
+        try:
+            work = dist.all_to_all_single(
+                received, mine, list(their_sizes), list(sizes), group=self._group, async_op=True
+            )
+        except RuntimeError as problem:
+            raise RankLost(str(problem)) from problem
+        self._pending = [[work], [received, mine]]
+        self._wait([work])
+        return received
 
 
 def _store() -> Any:
@@ -455,13 +502,16 @@ class RankSync:
         self._tell(result, current)
         return found, result.num_measured
 
-    def vote(self, number: int, word: float) -> tuple[bool, bool]:
+    def vote(self, number: int, word: float, on: Subject) -> tuple[bool, bool]:
         """Whether all ranks say this word; and whether one of them never will."""
         try:
-            if reason := self._ranks.join():
+            reason = self._ranks.join(before_step=True)
+            if reason == LATER:
+                return False, False
+            if reason:
                 self._without_all(reason, None)
                 return False, True
-            result = self._ranks.vote(number, word)
+            result = self._ranks.vote(number, word, on)
         except RankLost as problem:
             self._lost(problem)
             return False, True
@@ -469,21 +519,36 @@ class RankSync:
             self._without(result.failed)
         return result.agreed, result.never
 
+    def together(self, number: int, word: float, act: Callable[[], None]) -> bool:
+        """Read experts with messages of their own, if all ranks vote for the same; whether it was
+        done."""
+        if self._ranks.several:
+            agreed, _ = self.vote(number, word, "experts")
+            if not agreed:
+                return False
+        try:
+            act()
+        except RankLost as problem:
+            self._lost(problem)
+            return False
+        return True
+
     def _extras(self, current: Round, fetched: Fetched | None) -> dict[str, Numbers]:
         """What some steps have beside the usual: a second message, when all ranks have it."""
         if fetched is None:
             return {}
+        extras: dict[str, Numbers] = {}
         if self._ranks.sharded:
             extras = {
                 k: x
                 for k, x in fetched.arrays.items()
-                if k == "added" or k.startswith(("histogram/", "gram/", "terms/left/"))
+                if k == "added" or k.startswith((SHARDED, "histogram/", "gram/", "terms/left/"))
             }
-            if current.own_terms is not None:
-                extras |= current.own_terms.arrays(fetched)
-            return extras
-        extras = {k: x for k, x in fetched.arrays.items() if k.endswith(("/weights", "/tokens"))}
-        extras |= {f"{each.name}/rows": np.array([float(each.rows)]) for each in current.experts}
+        copies = self._ranks.copies
+        extras |= {
+            k: x / copies for k, x in fetched.arrays.items() if k.endswith(("/weights", "/tokens"))
+        }
+        extras |= {f"{each.name}/rows": np.array([each.rows / copies]) for each in current.experts}
         if current.own_terms is not None:
             extras |= current.own_terms.arrays(fetched)
         return extras
@@ -504,6 +569,7 @@ class RankSync:
                 what = "not all ranks have the same terms, routing or micro-batches"
                 self._once("ranks-differ", f"{what}: left out of such steps")
             kept = {k: x for k, x in fetched.arrays.items() if k not in extras}
+            current.experts = [each for each in current.experts if SHARDED not in each.name]
             return replace(fetched, arrays=kept)
         arrays = self._ranks.add_up(extras)
         if fetched is None:

@@ -32,6 +32,7 @@ from gradiometer.capture.statistics import RAW, Fetched, Reading
 from gradiometer.words import counted, fmt
 
 __all__ = [
+    "SHARDED",
     "USUAL",
     "Cadence",
     "Coverage",
@@ -49,6 +50,8 @@ __all__ = [
     "micro_batch",
 ]
 
+SHARDED = "sharded/"
+"""How the names of sharded experts' numbers begin: every rank has a part of them."""
 CLIP_EPSILON = 1e-6  # torch divides by total_norm + 1e-6; the factor is the one it used
 
 

@@ -98,14 +98,21 @@ class Structure:
     def scan(self, watched: WatchedModel, *, sharded: bool) -> None:
         """The model was read, perhaps anew."""
         if sharded:
-            why = "the model is sharded: each rank has pieces of its gradients"
-            for id in ("gradients-not-cleared", "not-in-optimizer", "leak-between-terms"):
-                self.log.unmeasurable(id, why)
+            self._cannot("the model is sharded: each rank has pieces of its gradients")
             return
         self._unreached.scan(watched)
         self._leaks.scan(watched.names, watched.parameters, watched.owner)
         sentinels = [watched.parameters[i] for i in watched.sentinels]
         self._cleared.scan(sentinels, [watched.owner.get(i) for i in watched.sentinels])
+
+    def leave(self, why: str) -> None:
+        """Look at nothing any more."""
+        self._cannot(why)
+        self.is_over = True
+
+    def _cannot(self, why: str) -> None:
+        for id in ("gradients-not-cleared", "not-in-optimizer", "leak-between-terms"):
+            self.log.unmeasurable(id, why)
 
     @_contained
     def round_begins(self, number: int, measured: int) -> None:

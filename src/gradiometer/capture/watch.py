@@ -226,6 +226,15 @@ class NullMeter(Meter):
     def event(self, kind: str, message: str, step: int | None = None, **detail: Any) -> None:
         """Nothing is kept."""
 
+    def only_take(self) -> None:
+        """Nothing is measured."""
+
+    def take_gradient(self, parameter: Tensor) -> None:
+        """Nothing is measured."""
+
+    def note_clip(self, norm: Tensor, threshold: float) -> None:
+        """Nothing is measured."""
+
     def log_gradient_dynamics(self, step: int | None = None) -> dict[str, Any] | None:
         """Nothing is measured."""
         return None
