@@ -136,7 +136,7 @@ async function shown(view, mine) {
   page.show(view);
   pinned = view.runs;
   picker.show(view.runs);
-  toolbar.offer(page.series, page.curves);
+  toolbar.offer(page.series, page.curves, view.charts.length > 0);
   document.title = `${view.title}${runs.get(view.runs[0]) ? ` · ${runs.get(view.runs[0]).name}` : ""} · Gradiometer`;
   if (!performance.getEntriesByName("words").length) {
     performance.mark("words");
