@@ -100,7 +100,7 @@ function verdictBanner(verdict, named, scene, brief) {
 function verdictText({ state, text, severity }) {
   const begin = `${state}: `;
   if (!state || !text.startsWith(begin)) return text;
-  return [el("span", { class: `state-word ${severity}` }, state), text.slice(state.length)];
+  return [el("span", { class: `state-word ${severity}` }, state.replaceAll("-", " ")), text.slice(state.length)];
 }
 
 function verdictRow(verdict, scene) {
