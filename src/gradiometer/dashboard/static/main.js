@@ -2,6 +2,7 @@
 
 import { Gone, Refusal, ask, askView } from "./api.js";
 import { debounce, el, icon, painted } from "./dom.js";
+import { createForesight } from "./foresight.js";
 import { createHome } from "./home.js";
 import { bindKeys } from "./keys.js";
 import { createLive } from "./live.js";
@@ -10,8 +11,6 @@ import { createPicker } from "./picker.js";
 import { HOME, TABS, address, asked, createStore, strangers } from "./state.js";
 import { createToolbar } from "./toolbar.js";
 
-const HOVER = 60; // the pointer stays so long on a tab that it means it
-const FORESEEN = 2000; // an older answer is asked for again
 const root = document.documentElement;
 const main = document.getElementById("main");
 const runs = new Map();
@@ -20,10 +19,8 @@ const narrow = matchMedia("(max-width: 700px)");
 const store = createStore(changed);
 let pinned = [];
 let asking = null;
-let round = 0;
-let live = null;
-let missed = false;
-let refused = false;
+let [round, live] = [0, null];
+let [missed, refused] = [false, false];
 let travelled = false; // whether the question came with other runs or from another tab
 let names = null;
 
@@ -51,6 +48,7 @@ const toolbar = createToolbar(document.getElementById("toolbar"), {
   unzoom: () => zoom(null, null),
   help: () => keys.help(),
 });
+const foresight = createForesight(document.getElementById("tabs"), (tab) => (tab === HOME || tab === store.state.tab ? null : asked(store.on(tab), pinned)));
 const atHome = () => store.state.tab === HOME;
 const home = createHome(document.getElementById("home"), store, {
   open(tab, ids) {
@@ -75,25 +73,6 @@ const keys = bindKeys({
   "?": ["these shortcuts", () => keys.help()],
 });
 
-/** A view that was asked for while the pointer came to its tab: the answer is on its way when it clicks. */
-let coming = null;
-function foresee(tab) {
-  if (tab === HOME || tab === store.state.tab) return;
-  const [there, gone] = [asked(store.on(tab), pinned), new AbortController()];
-  if (coming?.tab === tab && coming.query === there) return;
-  coming?.gone.abort();
-  const mine = { tab, query: there, gone, since: performance.now(), view: askView(tab, there, "", gone.signal) };
-  mine.view.catch(() => coming === mine && (coming = null));
-  coming = mine;
-}
-
-/** The view of a tab: the one that was foreseen, if that is not old, or a fresh answer. */
-function viewOf(tab, question, signal) {
-  const [ready, fresh] = [coming, coming && performance.now() - coming.since < FORESEEN];
-  coming = null;
-  return ready && fresh && ready.tab === tab && ready.query === question ? ready.view : askView(tab, question, "", signal);
-}
-
 /** Ask the whole view that the URL names, and show it. */
 async function load() {
   asking?.abort();
@@ -103,7 +82,7 @@ async function load() {
   main.setAttribute("aria-busy", "true");
   try {
     if (atHome()) return await loadHome(mine);
-    const view = await viewOf(store.state.tab, query(), asking.signal);
+    const view = await foresight.view(store.state.tab, query(), asking.signal);
     if (mine !== round) return;
     travelled = false;
     settled();
@@ -286,13 +265,6 @@ document.addEventListener("click", (event) => {
   event.preventDefault();
   store.go(link.dataset.tab ?? link.dataset.go);
 });
-let hovering = 0;
-document.getElementById("tabs").addEventListener("pointerover", (event) => {
-  clearTimeout(hovering);
-  const tab = event.target.closest("a[data-tab]")?.dataset.tab;
-  if (tab && event.pointerType === "mouse") hovering = setTimeout(() => foresee(tab), HOVER);
-});
-document.getElementById("tabs").addEventListener("pointerleave", () => clearTimeout(hovering));
 document.addEventListener("keydown", (event) => event.key === "Escape" && drawer(false));
 document.getElementById("open-picker").append(icon("menu"));
 document.getElementById("open-picker").addEventListener("click", () => drawer(!document.body.classList.contains("drawer")));
