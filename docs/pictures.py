@@ -1,6 +1,6 @@
 """Draw the pictures of the docs from real runs: `python docs/pictures.py demo` after
-`gradiometer demo --no-serve`, `... tabs wiring` after the commands of docs/guide/tabs.md, `... dead_term`
-after `gradiometer train cartpole run=runs/cartpole/healthy` and the same with
+`gradiometer demo --no-serve`, `... tabs wiring` after the commands of docs/guide/tabs.md,
+`... dead_term` after `gradiometer train cartpole run=runs/cartpole/healthy` and the same with
 `fault=entropy_no_grad run=runs/cartpole/broken`."""
 
 from __future__ import annotations
