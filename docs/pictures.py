@@ -1,6 +1,6 @@
 """Draw the pictures of the docs from real runs: `python docs/pictures.py demo` after
-`gradiometer demo --no-serve`, `... tabs` after the commands of docs/guide/tabs.md, `... dead_term`
-after `gradiometer train cartpole run=runs/cartpole/healthy` and the same with
+`gradiometer demo --no-serve`, `... tabs wiring` after the commands of docs/guide/tabs.md,
+`... dead_term` after `gradiometer train cartpole run=runs/cartpole/healthy` and the same with
 `fault=entropy_no_grad run=runs/cartpole/broken`."""
 
 from __future__ import annotations
@@ -83,12 +83,12 @@ def dead_term() -> None:
 
 
 def wiring() -> None:
-    """The loss of the demo's broken run, drawn: what `gradiometer wiring RUN --svg FILE` writes."""
+    """The loss of runs/tabs/broken, drawn: what `gradiometer wiring RUN --svg FILE` writes."""
     from gradiometer.charts.drawing import as_svg_file
     from gradiometer.charts.wiring import read_diagram
     from gradiometer.charts.wiringsheets import draw_wiring
 
-    with gm.load(CARTPOLE / "broken") as run:
+    with gm.load(Path("runs/tabs/broken")) as run:
         drawing = draw_wiring(read_diagram(run, "ppo-cartpole"))
     (PICTURES / "wiring.svg").write_text(as_svg_file(drawing), encoding="utf-8")
 

@@ -88,6 +88,11 @@ def test_an_unknown_key_is_answered_with_the_close_ones() -> None:
     assert caught.value.close[0] == "total_steps"
 
 
+def test_an_unknown_key_that_is_close_to_none_is_answered_with_those_there_are() -> None:
+    with pytest.raises(UnknownName, match=r"unknown override 'qqq' \(there are .*total_steps"):
+        configure(Config, ["qqq=5"])
+
+
 def test_a_group_of_settings_is_not_a_setting() -> None:
     with pytest.raises(UnknownName, match=r"did you mean .*'trainer\.fast'"):
         configure(Nested, ["trainer=5"])

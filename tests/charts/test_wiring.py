@@ -118,7 +118,7 @@ def test_a_block_that_no_term_reaches_and_the_credit_are_told(diagram: LossDiagr
     assert (credit.up, credit.down, credit.none) == (0.375, 0.375, 0.25)
     said = [shape.text for shape in texts(draw_wiring(diagram).wide)]
     assert "no term of the loss reaches it" in said
-    assert "credit: 38% up, 38% down, 25% none" in said
+    assert "samples: 38% more likely, 38% less, 25% same" in said
 
 
 def test_a_part_that_is_found_dead_later_is_drawn_at_earlier_steps(tmp_path: Path) -> None:

@@ -57,6 +57,13 @@ def test_only_runs_of_a_demo_are_replaced() -> None:
     assert thesis.exists()
 
 
+def test_a_file_is_no_folder_for_a_demo() -> None:
+    Path("notes.txt").write_text("")
+    done = python("-m", "gradiometer", "demo", "--out", "notes.txt", env=PLAIN)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--out notes.txt is a file: name a folder" in done.stderr
+
+
 @pytest.mark.parametrize("line", [BROADCAST, NO_GRAD], ids=["broadcast", "no_grad"])
 def test_a_wrong_line_stands_where_the_right_one_stood(line: object) -> None:
     assert isinstance(line, type(BROADCAST))

@@ -161,7 +161,20 @@ def test_a_healthy_run_is_told_calmly(root: Path) -> None:
     view = see(root, ["well"])
     assert "Nothing wrong was found: " in view.header[0]
     assert not [card for card in view.findings if card.severity != "info"]
-    assert view.verdicts[0].severity in ("fine", "info")
+    assert view.verdicts[0].severity == "fine"
+
+
+def test_a_run_that_did_not_learn_is_not_shown_as_fine_where_no_finding_says_why(
+    tmp_path: Path,
+) -> None:
+    rng = np.random.default_rng(0)
+    with Writer(tmp_path / "flat") as writer:
+        for step in range(300):
+            values = {"reward": float(rng.normal()), "entropy": 1.0}
+            writer.put(Row(step=step, wall_time=float(step), values=values))
+    (verdict,) = see(tmp_path, ["flat"]).verdicts
+    assert (verdict.state, verdict.severity) == ("not-learning", "warn")
+    assert verdict.text.startswith("not-learning: ")
 
 
 @pytest.mark.parametrize(

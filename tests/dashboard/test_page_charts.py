@@ -388,6 +388,14 @@ def test_points_that_a_log_x_axis_cannot_show_are_counted(page: Page) -> None:
     )
 
 
+def test_words_of_spans_that_begin_near_each_other_do_not_lie_on_each_other(page: Page) -> None:
+    first = {"first": 0, "last": 9, "label": "steps 0 to 9", "severity": "warn"}
+    near, far = first | {"first": 1, "label": "since step 1"}, first | {"first": 5, "label": "late"}
+    put(page, chart("lines", lines=[line([1.0] * 10)], spans=[first, near, far]))
+    words = page.evaluate("[...gd.querySelectorAll('.annotation')].map((text) => text.textContent)")
+    assert words == ["steps 0 to 9 · since step 1", "late"]
+
+
 def test_levels_and_spans_are_drawn_with_their_words(page: Page) -> None:
     spans = [{"first": 1, "last": None, "label": "a < b", "severity": "critical"}]
     put(

@@ -217,6 +217,7 @@ def ward(request: ViewRequest) -> View:
     verdicts = [
         Verdict(
             run=run.id,
+            state="broken",
             text=f"{run.label} is ill.",
             severity="critical",
             finding=cards[0],
@@ -593,6 +594,19 @@ def test_a_chart_that_stays_takes_on_another_x_axis_with_its_kind_title_and_zoom
     settle(page, "estimators?run=a")
     assert axis_of(page) == ["linear", "step"]
     assert same(page)
+
+
+def test_a_view_is_asked_for_when_the_pointer_rests_on_its_tab_and_then_only_once(
+    home: str, browse: Open
+) -> None:
+    page = browse(f"{home}/estimators?run=a")
+    asked: list[str] = []
+    page.on("request", lambda told: asked.append(told.url))
+    with page.expect_response("**/findings.json**"):
+        page.hover("[data-tab=findings]")
+    page.click("[data-tab=findings]")
+    settle(page, "findings?run=a")
+    assert len([url for url in asked if "/findings.json" in url and "after=" not in url]) == 1
 
 
 def test_verdict_first_with_cause_and_fix_and_a_way_to_the_findings(

@@ -65,7 +65,7 @@ def test_the_loss_is_drawn_and_the_slider_goes_through_its_steps(
     assert "entropy has no gradient: it adds −0.007 to the loss and trains nothing" in drawn(page)
     assert page.locator(".drawing tspan[text-decoration=line-through]").text_content() == "entropy"
     assert WICKED in drawn(page)
-    assert "credit: 40% up, 40% down, 20% none" in drawn(page)
+    assert "samples: 40% more likely, 40% less, 20% same" in drawn(page)
     page.get_by_role("button", name="Previous step").click()
     page.locator(".drawing svg").filter(has_text="ppo · step 30").wait_for()
     assert "step=30" in page.url

@@ -10,10 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
 
-from gradiometer.errors import MissingExtra, UnknownName, UsageError
+from gradiometer.errors import MissingExtra, UnknownName, UsageError, close_names
 from gradiometer.metrics import TIERS
 from gradiometer.store.sinks import KNOWN, Sink
 from gradiometer.store.writer import keeps_nothing
+from gradiometer.words import some
 
 if TYPE_CHECKING:
     import torch
@@ -202,7 +203,8 @@ def configure(
     )
     for key, text in [*named, *map(_parse, preset), *given]:
         if key not in known:
-            raise UnknownName("override", key, known)
+            others = "" if close_names(key, known) else f"(there are {some(sorted(known), 40)})"
+            raise UnknownName("override", key, known, hint=others)
         _set(config, key, text, expected=known[key])
     chosen = OmegaConf.to_object(config)
     assert isinstance(chosen, lab_config_class)

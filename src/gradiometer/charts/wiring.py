@@ -83,7 +83,7 @@ class LossDiagram:
 
     @property
     def terms(self) -> tuple[LossTerm, ...]:
-        """The terms, in the order of the loss."""
+        """The terms, those that train the same blocks beside each other."""
         return self.wiring.terms
 
     @property
@@ -153,7 +153,7 @@ def _dead_said(dead: Sequence[LossTerm]) -> str:
 
 def read_diagram(run: Run, name: str, step: int | None = None) -> LossDiagram:
     """The diagram of a run at a step, or of its newest."""
-    wiring = _with_the_dead(read_wiring(run, step), read_wiring(run))
+    wiring = _untangled(_with_the_dead(read_wiring(run, step), read_wiring(run)))
     newest = run.newest_step
     asked = step if step is not None else wiring.step if newest is None else newest
     strands = tuple(
@@ -185,6 +185,18 @@ def _with_the_dead(at_step: Wiring, newest: Wiring) -> Wiring:
     ]
     terms = sorted((*at_step.terms, *later), key=lambda term: (term.backward, not term.alive))
     return replace(at_step, terms=tuple(terms))
+
+
+def _untangled(wiring: Wiring) -> Wiring:
+    """With terms that train the same blocks beside each other, so that few lines cross: each lies
+    at the mean place of the blocks it reaches."""
+    blocks = list(dict.fromkeys(block for term in wiring.terms for block in term.reaches))
+
+    def place(term: LossTerm) -> tuple[int, bool, float]:
+        places = [blocks.index(block) for block in term.reaches]
+        return term.backward, not term.alive, sum(places) / max(len(places), 1)
+
+    return replace(wiring, terms=tuple(sorted(wiring.terms, key=place)))
 
 
 def _series(run: Run, term: str, block: str) -> str:

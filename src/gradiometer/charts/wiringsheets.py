@@ -400,8 +400,8 @@ def _credit_bar(credit: CreditShares, x: float, y: float, width: float) -> Itera
             }
             yield Element(tag="rect", at=box, title=f"{share:.0%} of the samples are made {words}")
         at += wide
-    said = f"credit: {credit.up:.0%} up, {credit.down:.0%} down"
-    said += f", {credit.none:.0%} none" if credit.none >= 0.005 else ""
+    said = f"samples: {credit.up:.0%} more likely, {credit.down:.0%} less"
+    said += f", {credit.none:.0%} same" if credit.none >= 0.005 else ""
     yield text_at(x, y + 25, said, size=12.5, ink="muted")
     if credit.return_correlation is not None:
         said = f"follows the return paid: r = {typeset(credit.return_correlation, 2)}"

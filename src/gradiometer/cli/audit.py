@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gradiometer.cli.commands import AuditRequest
 from gradiometer.cli.failing import fail_on
 from gradiometer.cli.printing import console, print_json
-from gradiometer.errors import MissingExtra
+from gradiometer.errors import MissingExtra, UsageError
 
 if TYPE_CHECKING:
     from gradiometer.probes.auditcheck import Check
@@ -21,6 +21,9 @@ __all__ = ["audit"]
 def audit(request: AuditRequest) -> int:
     """Run it, stop it, print the table; the exit code is 1 with a failure at or above `fail_on`."""
     limit = fail_on(request.fail_on, states=False)
+    script, arguments = Path(request.script), tuple(request.arguments)
+    if not script.is_file():  # told before torch is imported, which takes seconds
+        raise UsageError(f"no script at {script}: give a Python file, then its arguments")
     try:
         from gradiometer.probes.auditcheck import in_order
         from gradiometer.probes.auditscript import Script, checks_of, observed
@@ -29,7 +32,6 @@ def audit(request: AuditRequest) -> int:
             raise
         raise MissingExtra("torch", "torch", "gradiometer audit") from problem
 
-    script, arguments = Path(request.script), tuple(request.arguments)
     seen = observed(Script(path=script, arguments=arguments, steps=request.steps))
     checks = in_order(checks_of(seen))
     if request.json:

@@ -38,7 +38,10 @@ def demo(request: DemoRequest) -> None:
     """Train, break, diagnose, repair; then a fault that no curve shows."""
     if importlib.util.find_spec("torch") is None:
         raise MissingExtra("torch", "torch", "gradiometer demo")
-    stage = Stage(Path(request.out), request.updates)
+    folder = Path(request.out)
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"--out {folder} is a file: name a folder, which is made if it is missing")
+    stage = Stage(folder, request.updates)
     stage.clear()
     out = console()
     out.print("1. A PPO script in plain PyTorch learns. Then one line of it is changed:\n")

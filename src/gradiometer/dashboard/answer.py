@@ -35,7 +35,7 @@ WORDS = ("header", "verdicts", "answers", "findings", "controls", "facts", "empt
 PICTURE_BYTES = 3
 NO_RUN = Empty(
     title="No runs here yet",
-    cause="No run.db, and no log that can be read, lies in the served folder.",
+    cause="The served folder contains no run.db and no readable log.",
     fix="Start a training with the meter, or try the demo; the page updates automatically.",
     code="gradiometer demo",
 )

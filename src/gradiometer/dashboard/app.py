@@ -16,6 +16,7 @@ from __future__ import annotations
 import gzip
 import json
 import threading
+import time
 import traceback
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
@@ -57,6 +58,8 @@ READERS = 8
 """Threads that answer: Python runs one at a time, and each keeps memory of its own."""
 CARDS_SECONDS = 1.0
 """How long the list of runs may take; of logs that take longer to read the step comes later."""
+PAGE_SECONDS = 3.0
+"""What a first page takes at most; imports beside it would only slow it down."""
 PARAMETERS: list[dict[str, Any]] = [
     {
         "name": name,
@@ -97,7 +100,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         current_default_thread_limiter().total_tokens = READERS
-        threading.Thread(target=_warm_up, args=(index,), daemon=True).start()
+        threading.Thread(target=_warm_up, args=(index, table), daemon=True).start()
         yield
         broadcast.close()
         diagnoses.close()
@@ -272,11 +275,17 @@ def _ours(request: Request, error: Exception) -> Response:
     return problem(500, "fault", what)
 
 
-def _warm_up(index: RunIndex) -> None:
-    """What the first page and the first diagnosis would wait for."""
+def _warm_up(index: RunIndex, table: RunTable) -> None:
+    """What the first page and the first diagnosis would wait for; scipy's tests, which take most,
+    after the first page had its turn: only Compare needs them."""
     with suppress(OSError):
         index.ids()
+        table.look()
+    time.sleep(PAGE_SECONDS)
     from gradiometer.doctor.rule import rules
 
     rules()
+    import scipy.special
+
+    time.sleep(PAGE_SECONDS)
     import scipy.stats  # noqa: F401

@@ -193,6 +193,11 @@ class RunTable:
                 write=self._write,
             )
 
+    def look(self) -> None:
+        """Find the runs before anybody asks; nothing is opened yet."""
+        with self._guard:
+            self._refresh()
+
     def forget(self) -> None:
         """Look at the files anew with the next question: somebody changed them through us."""
         with self._guard:
@@ -364,7 +369,8 @@ def _read_notes(known: _KnownRun) -> None:
     except OSError:
         stamp = (0, 0)
     if stamp != known.notes_stamp:
-        known.notes, known.notes_stamp = read_notes(known.path), stamp
+        there = stamp != (0, 0)
+        known.notes, known.notes_stamp = read_notes(known.path) if there else RunNotes(), stamp
 
 
 def _row(id: str, known: _KnownRun, shared: Mapping[str, str]) -> RunRow:

@@ -79,8 +79,11 @@ class Verdict:
     """What the doctor says of a run in a sentence."""
 
     run: str
+    state: str
+    """The doctor's word for the run, with which `text` begins."""
     text: str
-    severity: Literal["fine", "info", "warn", "critical", "unknown"]
+    severity: Literal["fine", "warn", "critical", "unknown"]
+    """The colour of the state, not only of the findings: a run that did not learn is not fine."""
     finding: FindingCard | None = None
     """The one to act on first."""
     counts: dict[str, int]

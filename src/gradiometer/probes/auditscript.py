@@ -119,8 +119,6 @@ class ScriptState:
 
 def observed(script: Script) -> ScriptState:
     """Run it. What it prints goes to stderr; its own failure is a UsageError that says where."""
-    if not script.path.is_file():
-        raise UsageError(f"no script at {script.path}: give a Python file, then its arguments")
     seen = ScriptState()
     with ExitStack() as stack:
         _Observer(seen, script.steps).install(stack)

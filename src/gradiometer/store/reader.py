@@ -561,7 +561,8 @@ def nothing_at(path: Path) -> str:
     beside = (each.name for each in islice(path.parent.iterdir(), MOST_NAMES))
     close = close_names(path.name, beside)
     found = " or ".join(repr(str(path.parent / name)) for name in close)
-    return f"no run at {path}" + (f"; did you mean {found}?" if close else "")
+    hint = f"; did you mean {found}?" if close else ": nothing of that name is there"
+    return f"no run at {path}{hint}"
 
 
 def _runs_in(folder: Path) -> list[str]:

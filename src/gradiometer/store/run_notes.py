@@ -37,9 +37,10 @@ class RunNotes:
 
 def notes_file(path: Path) -> Path:
     """Where the notes on a run or log lie."""
-    folder = path.is_dir() or path.name == "run.db"
-    if folder:
-        return (path if path.is_dir() else path.parent) / NOTES_NAME
+    if path.is_dir():
+        return path / NOTES_NAME
+    if path.name == "run.db":
+        return path.parent / NOTES_NAME
     return path.with_name(f"{path.name}.{NOTES_NAME}")
 
 

@@ -78,7 +78,18 @@ export function createBoard(host, scene) {
     host.replaceChildren(...[...sections].map(([name, inside]) => section(name, inside)));
   }
 
+  /** Of two columns the last chart takes both where nothing stands beside it. */
+  function markLone(inside) {
+    let beside = 0;
+    inside.forEach((card, at) => {
+      beside = card.chart.wide ? 0 : beside + 1;
+      const last = at + 1 === inside.length || inside[at + 1].chart.wide;
+      card.element.classList.toggle("lone", last && beside % 2 === 1);
+    });
+  }
+
   function section(name, inside) {
+    markLone(inside);
     if (folded(inside)) return fold(name, inside);
     return el(
       "section",

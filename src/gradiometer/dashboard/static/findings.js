@@ -77,7 +77,7 @@ function evidence(piece) {
   return el("li", {}, el("code", {}, piece.series ?? ""), " ", piece.reading ?? "", steps && el("span", { class: "dim" }, ` (${steps})`));
 }
 
-const REFERENCES = /https?:\/\/[^\s,;)]+/gi;
+const REFERENCES = /https?:\/\/[^\s,;)]*[^\s,;):.]/gi;
 
 /** A text in which addresses are links. */
 function reference(text) {

@@ -81,7 +81,7 @@ export function createHome(host, store, act) {
     visible = inOrder(all.filter((row) => (away || !row.archived) && filter.test(row)), option("sort"), shared);
     const keys = columns();
     const width = (key) => (narrow.matches && key === "state" ? STATE_NARROW : columnOf(key, shared).width);
-    grid.widths([CHECK_WIDTH, narrow.matches ? NAME_NARROW : NAME.width, ...keys.map(width)]);
+    grid.widths([CHECK_WIDTH, narrow.matches ? NAME_NARROW : NAME.width, ...keys.map(width)], 2 + keys.indexOf("state"));
     showHead(keys);
     grid.show(items(keys));
     showChoices(all, keys);

@@ -46,10 +46,10 @@ const number = (value) => (value === null || value === undefined ? "" : written(
 const CELLS = {
   state(row) {
     const tone = toneOf(row);
-    const words = row.state || "reading…";
+    if (!row.state) return el("span", { class: "dim" }, "reading…");
     const why = row.verdict.startsWith(`${row.state}: `) ? row.verdict.slice(row.state.length + 2) : row.verdict;
     return [
-      el("span", { class: `badge ${tone}` }, icon(tone), words),
+      el("span", { class: `badge ${tone}` }, icon(tone), row.state),
       el("span", { class: "cut why", title: why }, why),
     ];
   },

@@ -97,10 +97,10 @@ export function createGrid(host, label) {
   return {
     box,
     head,
-    /** @param {number[]} widths of the columns, in pixels */
-    widths(widths) {
-      columns.replaceChildren(...widths.map((width) => el("col", { style: `width:${width}px` })));
-      table.style.width = `${widths.reduce((sum, each) => sum + each, 0)}px`;
+    /** @param {number[]} widths of the columns, in pixels @param {number} wide the column that takes what room is left */
+    widths(widths, wide) {
+      columns.replaceChildren(...widths.map((width, at) => el("col", { style: at === wide ? "" : `width:${width}px` })));
+      table.style.minWidth = `${widths.reduce((sum, each) => sum + each, 0)}px`;
     },
     /** @param {Item[]} next */
     show(next) {

@@ -18,20 +18,20 @@ export function toneOf(row) {
 }
 
 export const COLUMNS = {
-  state: { title: "State and verdict", width: 330, by: (row) => STATES.indexOf(row.state) * 10 + SEVERITIES.indexOf(row.severity) },
+  state: { title: "State and verdict", width: 240, by: (row) => STATES.indexOf(row.state) * 10 + SEVERITIES.indexOf(row.severity) },
   status: { title: "Status", width: 92, by: (row) => row.status },
-  outcome: { title: "Outcome", width: 176, by: (row) => row.outcome?.series ?? null },
+  outcome: { title: "Outcome", width: 160, by: (row) => row.outcome?.series ?? null },
   best: { title: "Best", width: 84, right: true, down: true, by: (row) => row.outcome?.best ?? null },
   last: { title: "Last", width: 84, right: true, down: true, by: (row) => row.outcome?.last ?? null },
   steps: { title: "Steps", width: 84, right: true, down: true, by: (row) => row.newest_step },
   duration: { title: "Duration", width: 84, right: true, down: true, by: (row) => row.seconds },
   changed: { title: "Written", width: 96, right: true, down: true, by: (row) => row.changed },
   started: { title: "Started", width: 150, down: true, by: (row) => row.started || null },
-  tags: { title: "Tags", width: 150, by: (row) => row.tags.join(" ") || null },
+  tags: { title: "Tags", width: 110, by: (row) => row.tags.join(" ") || null },
   note: { title: "Note", width: 220, by: (row) => row.note || null },
   findings: { title: "Findings", width: 220, by: (row) => row.findings.join(" ") || null },
 };
-export const NAME = { title: "Run", width: 250, by: (row) => row.id };
+export const NAME = { title: "Run", width: 220, by: (row) => row.id };
 const USUAL = ["state", "status", "outcome", "best", "last", "steps", "duration"];
 const USUAL_NARROW = ["state", "last"];
 

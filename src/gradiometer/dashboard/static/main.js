@@ -2,6 +2,7 @@
 
 import { Gone, Refusal, ask, askView } from "./api.js";
 import { debounce, el, icon, painted } from "./dom.js";
+import { createForesight } from "./foresight.js";
 import { createHome } from "./home.js";
 import { bindKeys } from "./keys.js";
 import { createLive } from "./live.js";
@@ -18,10 +19,8 @@ const narrow = matchMedia("(max-width: 700px)");
 const store = createStore(changed);
 let pinned = [];
 let asking = null;
-let round = 0;
-let live = null;
-let missed = false;
-let refused = false;
+let [round, live] = [0, null];
+let [missed, refused] = [false, false];
 let travelled = false; // whether the question came with other runs or from another tab
 let names = null;
 
@@ -49,6 +48,7 @@ const toolbar = createToolbar(document.getElementById("toolbar"), {
   unzoom: () => zoom(null, null),
   help: () => keys.help(),
 });
+const foresight = createForesight(document.getElementById("tabs"), (tab) => (tab === HOME || tab === store.state.tab ? null : asked(store.on(tab), pinned)));
 const atHome = () => store.state.tab === HOME;
 const home = createHome(document.getElementById("home"), store, {
   open(tab, ids) {
@@ -82,7 +82,7 @@ async function load() {
   main.setAttribute("aria-busy", "true");
   try {
     if (atHome()) return await loadHome(mine);
-    const view = await askView(store.state.tab, query(), "", asking.signal);
+    const view = await foresight.view(store.state.tab, query(), asking.signal);
     if (mine !== round) return;
     travelled = false;
     settled();
@@ -136,7 +136,7 @@ async function shown(view, mine) {
   page.show(view);
   pinned = view.runs;
   picker.show(view.runs);
-  toolbar.offer(page.series, page.curves);
+  toolbar.offer(page.series, page.curves, view.charts.length > 0);
   document.title = `${view.title}${runs.get(view.runs[0]) ? ` · ${runs.get(view.runs[0]).name}` : ""} · Gradiometer`;
   if (!performance.getEntriesByName("words").length) {
     performance.mark("words");

@@ -125,8 +125,9 @@ export function createToolbar(host, act) {
       if (state.smooth) strength = state.smooth;
       paint();
     },
-    /** The series that can be an axis; and whether the view has curves at all, without which most of this does nothing. */
-    offer(series, curves) {
+    /** The series that can be an axis; whether the view has curves, without which most of this does nothing; and charts at all. */
+    offer(series, curves, charts) {
+      host.classList.toggle("bare", !charts);
       names.replaceChildren(...series.map((name) => el("option", { value: name })));
       for (const each of [axis, logx, off, slider, raw, envelope]) each.disabled = !curves;
     },

@@ -85,7 +85,7 @@ function verdictBanner(verdict, named, scene, brief) {
       el(
         "p",
         { class: "verdict-text" },
-        el("strong", {}, verdict.text),
+        el("strong", {}, verdictText(verdict)),
         el("span", { class: "dim" }, named && runName(verdict.run, scene), verdict.step !== null && ` read to step ${count(verdict.step)}`),
       ),
       finding && !said && el("p", {}, finding.title),
@@ -94,6 +94,13 @@ function verdictBanner(verdict, named, scene, brief) {
       total > 0 && !brief && el("p", { class: "dim" }, toFindings),
     ),
   );
+}
+
+/** The sentence, with the state that it begins with as a word of its own: a run may be called like a state. */
+function verdictText({ state, text, severity }) {
+  const begin = `${state}: `;
+  if (!state || !text.startsWith(begin)) return text;
+  return [el("span", { class: `state-word ${severity}` }, state.replaceAll("-", " ")), text.slice(state.length)];
 }
 
 function verdictRow(verdict, scene) {
@@ -108,7 +115,7 @@ function verdictRow(verdict, scene) {
     },
     icon(verdict.severity),
     runName(verdict.run, scene),
-    el("span", { class: "cut" }, verdict.text),
+    el("span", { class: "cut" }, verdictText(verdict)),
   );
 }
 

@@ -253,15 +253,21 @@ def _most(request: ViewRequest) -> int:
 
 def _otherwise(members: Sequence[_Member], quantity: str) -> list[str]:
     """Runs that have it under another name or sign, and how many do not have it."""
-    notes = []
+    found: dict[str, list[str]] = {}
     for member in members:
         source = member.sources.get(quantity)
         if source is not None and source.series != quantity:
             turned = ", its sign turned" if source.sign < 0 else ""
             estimator = f", estimator {source.estimator}" if source.estimator else ""
-            notes.append(f"{member.label} logs it as {source.series}{turned}{estimator}")
+            found.setdefault(f"{source.series}{turned}{estimator}", []).append(member.label)
+    notes = [
+        f"logged as {name}"
+        if len(labels) == len(members)
+        else f"{some(labels, FEW)} {'logs' if len(labels) == 1 else 'log'} it as {name}"
+        for name, labels in found.items()
+    ]
     if len(notes) > FEW:
-        notes = [f"{len(notes)} runs log it under another name"]
+        notes = [f"{sum(map(len, found.values()))} runs log it under another name"]
     without = [member.label for member in members if quantity not in member.sources]
     if without:
         names = f": {', '.join(without)}" if len(without) <= FEW else ""

@@ -347,6 +347,7 @@ def verdict_of(request: ViewRequest, run: OpenRun) -> Verdict:
     first = diagnosis.findings[0] if diagnosis.findings else None
     return Verdict(
         run=run.id,
+        state=diagnosis.state,
         text=diagnosis.verdict,
         severity=_severity(diagnosis),
         finding=None if first is None else card_of(first, run.id, folded=diagnosis.folded),
@@ -378,8 +379,11 @@ def card_of(
     )
 
 
-def _severity(diagnosis: Diagnosis) -> Literal["fine", "info", "warn", "critical", "unknown"]:
-    """The worst finding's; without any it is fine only if some rule had what it needs."""
-    if diagnosis.findings:
-        return diagnosis.findings[0].severity
-    return "fine" if diagnosis.looked else "unknown"
+def _severity(diagnosis: Diagnosis) -> Literal["fine", "warn", "critical", "unknown"]:
+    """The colour of the state, and of the worst finding where that is worse."""
+    worst = diagnosis.worst
+    if diagnosis.state == "broken" or worst == "critical":
+        return "critical"
+    if diagnosis.state in ("not-learning", "concern") or worst == "warn":
+        return "warn"
+    return "fine" if diagnosis.state == "healthy" else "unknown"

@@ -223,10 +223,10 @@ def _option_label(block: str) -> str:
 def _nothing(request: ViewRequest) -> Empty:
     return Empty(
         title="No gradients",
-        cause=f"{called(request, request.focus)} holds no gradient of any block, and no series"
-        " known as a gradient norm.",
-        fix="Put the meter around the training: norms, clips, direction and health of every layer"
-        " come by themselves.",
+        cause=f"{called(request, request.focus)} has no gradients per block and no series that"
+        " is known to be a gradient norm.",
+        fix="Put the meter around the training. It records norm, clipping, direction and health of"
+        " every layer.",
         code=watch_it(run=request.focus),
     )
 

@@ -5,6 +5,7 @@ import { escaped } from "./text.js";
 
 export const FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif";
 const LABELLED_SPANS = 3;
+const LABEL_SHARE = 0.3; // of the axis: about the length of the longest label
 const LEFT = 54;
 
 /** Of every chart. @param {"light" | "dark"} theme */
@@ -50,7 +51,7 @@ export function around(chart, context, { log, logx = false, reach, ends, missing
   const { theme } = context;
   const spans = context.look.x === "step" ? (chart.spans ?? []) : [];
   const levels = (chart.levels ?? []).filter((level) => finite(level.value) && (!log || level.value > 0));
-  const told = spans.length > LABELLED_SPANS ? [] : spans.flatMap((span) => spanWords(span, theme, ends, logx));
+  const told = spans.length > LABELLED_SPANS ? [] : apart(spans.flatMap((span) => spanWords(span, theme, ends, logx)), ends);
   return {
     shapes: [...spans.map((span) => spanShape(span, theme, ends)), ...levels.map((level) => levelShape(level, theme))],
     annotations: [...levels.map((level) => levelWords(level, theme, reach, log, chart.y?.low)), ...told, ...(missing ? [aside(missing, theme)] : [])],
@@ -80,6 +81,18 @@ function spanWords(span, theme, ends, logx) {
   const x = late ? Math.min(lastOf(span, ends), high) : at;
   const onAxis = logx ? Math.log10(Math.max(x, 1e-12)) : x; // annotations take logarithms where shapes take numbers
   return [words(span.label, severityColour(span.severity ?? "info", theme), { xref: "x", x: onAxis, xanchor: late ? "right" : "left", yref: "paper", y: 1, yanchor: "bottom" })];
+}
+
+/** Words that would lie on each other stand one after the other. */
+function apart(told, ends) {
+  const near = ends ? LABEL_SHARE * (ends[1] - ends[0]) : 0;
+  const kept = [];
+  for (const each of [...told].sort((a, b) => a.x - b.x)) {
+    const before = kept.at(-1);
+    if (before && before.xanchor === each.xanchor && Math.abs(each.x - before.x) <= near) before.text += ` · ${each.text}`;
+    else kept.push(each);
+  }
+  return kept;
 }
 
 function levelShape(level, theme) {

@@ -12,7 +12,13 @@ const MOST_PIXELS = 420;
 function said(cell) {
   if (cell === null || cell === undefined) return { text: "", numeric: false };
   const value = number(cell);
-  return value === null ? { text: String(cell), numeric: false } : { text: written(value), numeric: true };
+  return value === null ? { text: String(cell), numeric: false } : { text: whole(value) ?? written(value), numeric: true };
+}
+
+/** A large whole number, such as a step, in all its digits. */
+function whole(value) {
+  const large = Number.isInteger(value) && Math.abs(value) >= 1e6 && Math.abs(value) < 1e12;
+  return large ? value.toLocaleString("en").replaceAll(",", "\u202f").replace("-", "−") : null;
 }
 
 export class Table {
