@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -121,3 +123,52 @@ def test_advantages_by_hand() -> None:
     np.testing.assert_allclose(advantages(run, 0.5, 1.0), [[0.5], [3.0]])
     unmasked = RECIPES["ends-not-masked"].advantages(run, 0.5, 1.0)
     np.testing.assert_allclose(unmasked, [[1.0 + 0.5 * 1.0 - 0.5 + 0.5 * 3.0], [3.0]])
+
+
+def in_other_units(recipe: AdvantageRecipe, sign: float = 1.0) -> list[tuple[Rollout, Credit]]:
+    """The critic learns rewards divided by 100, and the environment's are what was kept."""
+    pairs = []
+    for seed in range(2):
+        run = rollout(seed)
+        assert run.values is not None
+        assert run.next_values is not None
+        small = replace(run, values=run.values / 100.0, next_values=run.next_values / 100.0)
+        paid = replace(small, rewards=run.rewards / 100.0)
+        made = sign * recipe.advantages(paid, GAMMA, LAM)
+        pairs.append((small, credit(made, seed, noise=0.02)))
+    return pairs
+
+
+def test_a_critic_in_other_units_than_the_rewards_is_no_fault() -> None:
+    found = replay(in_other_units(RECIPES["gae"]))
+    assert found is not None
+    assert found.wrong is None
+    assert found.checked
+    assert found.fits[0].recipe.name == "gae"
+
+
+@pytest.mark.parametrize("name", ["past-rewards", "ends-bootstrapped", "ends-one-late"])
+def test_a_wrong_recipe_is_known_in_other_units_too(name: str) -> None:
+    found = replay(in_other_units(RECIPES[name]))
+    assert found is not None
+    assert found.wrong is not None
+    assert found.wrong.recipe.name == name
+
+
+def test_a_flipped_sign_is_known_in_other_units_too() -> None:
+    found = replay(in_other_units(RECIPES["gae"], sign=-1.0))
+    assert found is not None
+    assert found.wrong is not None
+    assert found.wrong.flipped
+
+
+def test_noise_is_explained_by_no_recipe_in_any_units() -> None:
+    rng = np.random.default_rng(7)
+    pairs = [
+        (run, replace(given, values=rng.normal(size=len(given))))
+        for run, given in in_other_units(RECIPES["gae"])
+    ]
+    found = replay(pairs)
+    assert found is not None
+    assert found.wrong is None
+    assert not found.checked

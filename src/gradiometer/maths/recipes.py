@@ -10,6 +10,10 @@ divided by when advantages were normalised). So a recipe is judged by R² of
 where A is recomputed from what the environment paid and the critic said. Discount and trace decay
 are fitted on one half of the samples, and R² is of the other half. u < 0 is a flipped sign.
 
+Many programs train the critic in other units than the environment pays in: rewards divided by 100,
+returns normalised before values are subtracted. A is a sum of what the rewards and what the values
+make of it, so where no recipe fits as it is, each part gets a factor of its own, both of one sign.
+
     A_t = δ_t + γλ (1 − stop_t) A_{t+1},        δ_t = r_t + γ (1 − end_t) V(s'_t) − V(s_t)
 """
 
@@ -47,6 +51,8 @@ values move a little within the first epoch."""
 EXPLAINS, GAP, TIMES = 0.98, 0.01, 4.0
 """R² of a wrong recipe that proves it; by how much it has to beat every right one, and how many
 times as much these leave unexplained: a mistake at the ends of episodes touches few samples."""
+FEWEST_SPLIT = 6
+"""Samples of a backward, in each half, for a factor of its own for rewards and one for values."""
 MIN_SAMPLES = 48
 """Held back and fitted together; below, a line through few points fits anything."""
 
@@ -101,6 +107,8 @@ class AdvantageRecipe:
     needs_values: bool = True
     gammas: tuple[float, ...] = GAMMAS
     lambdas: tuple[float, ...] = LAMBDAS
+    splits: bool = True
+    """It is a sum of a part of the rewards and a part of the values."""
     order: Order = "own"
     """Whose advantage a sample got, whichever sample it is: its `own`; the k-th of the rollout, if
     it is the k-th of its `batch`; or the next in a `running` count over the batches."""
@@ -328,7 +336,11 @@ RECIPES: Mapping[str, AdvantageRecipe] = {
             needs_values=False,
         ),
         _recipe(
-            "wrong-axis", "normalised over environments at each step", _by_step, needs_values=False
+            "wrong-axis",
+            "normalised over environments at each step",
+            _by_step,
+            needs_values=False,
+            splits=False,
         ),
         _recipe("rewards-clipped", "with rewards clipped to [−1, 1]", _clipped, needs_values=False),
         _recipe(
@@ -372,11 +384,17 @@ def replay(
     if count < MIN_SAMPLES:
         return None
     critic = all(run.values is not None and run.next_values is not None for run, _ in pairs)
-    fits = [
-        _fit(recipe, pairs, gamma=gamma, lam=lam)
-        for recipe in RECIPES.values()
-        if critic or not recipe.needs_values
-    ]
+    known = [recipe for recipe in RECIPES.values() if critic or not recipe.needs_values]
+    found = _judged([_fit(recipe, pairs, gamma=gamma, lam=lam) for recipe in known], count)
+    if not critic or found.checked or found.wrong is not None:
+        return found
+    apart = [_fit(recipe, pairs, gamma=gamma, lam=lam, split=recipe.splits) for recipe in known]
+    again = _judged(apart, count)
+    return again if again.checked or again.wrong is not None else found
+
+
+def _judged(fits: list[Fit], count: int) -> ReplayedRecipes:
+    """What follows from how well each recipe fits."""
     fits.sort(key=lambda fit: -fit.r2)
     right = max(
         (fit for fit in fits if fit.recipe.right), key=lambda fit: -1.0 if fit.flipped else fit.r2
@@ -402,16 +420,28 @@ def _fit(
     *,
     gamma: float | None,
     lam: float | None,
+    split: bool = False,
 ) -> Fit:
     """The discount and decay that fit one half best, and what they explain of the other."""
     gammas = recipe.gammas if gamma is None or recipe.gammas != GAMMAS else (gamma,)
     lambdas = recipe.lambdas if lam is None or recipe.lambdas != LAMBDAS else (lam,)
     tried = list(product(gammas, lambdas))
-    parts = [(_picked(recipe, run, credit, np.array(tried)), credit) for run, credit in pairs]
+    parts = [
+        ([_picked(recipe, each, credit, np.array(tried)) for each in _parts(run, split)], credit)
+        for run, credit in pairs
+    ]
     best = int(np.argmax(_explained(parts, 0)[0]))
     r2, flipped = _explained(parts, 1)
     gamma, lam = tried[best]
     return Fit(recipe=recipe, r2=float(r2[best]), flipped=bool(flipped[best]), gamma=gamma, lam=lam)
+
+
+def _parts(run: Rollout, split: bool) -> list[Rollout]:
+    """The rollout, or what was paid in it and what was said of it, each with nothing beside it."""
+    if not split or run.values is None or run.next_values is None:
+        return [run]
+    nothing = np.zeros_like(run.rewards)
+    return [replace(run, values=nothing, next_values=nothing), replace(run, rewards=nothing)]
 
 
 def _picked(recipe: AdvantageRecipe, run: Rollout, credit: Credit, factors: Floats) -> Floats:
@@ -446,32 +476,62 @@ def _widened(run: Rollout) -> Rollout:
 
 
 def _explained(
-    parts: Sequence[tuple[Floats, Credit]], half: int
+    parts: Sequence[tuple[Sequence[Floats], Credit]], half: int
 ) -> tuple[Floats, npt.NDArray[np.bool_]]:
     """R² over every second sample of each backward, a line for each; and whether lines fall.
 
     Slopes of one sign only: where the lines of some backwards rise and of others fall, those of the
-    smaller side explain nothing. Advantages are [samples, C], and so is each answer [C].
+    smaller side explain nothing. Advantages are [samples, C], one array or what rewards and values
+    make of them apart, and each answer is [C].
     """
-    num_factors = parts[0][0].shape[1]
+    num_factors = parts[0][0][0].shape[1]
     total, rising, falling = 0.0, np.zeros(num_factors), np.zeros(num_factors)
     for made, credit in parts:
+        fewest = 3 if len(made) == 1 else FEWEST_SPLIT
         for call in np.unique(credit.calls):
             at = np.flatnonzero(credit.calls == call)[half::2]
-            if len(at) < 3:
+            if len(at) < fewest:
                 continue
-            spread, slopes, gains = _lines(made[at], credit.values[at])
+            spread, up, down = _lines([each[at] for each in made], credit.values[at])
             total += spread
-            rising += np.where(slopes > 0.0, gains, 0.0)
-            falling += np.where(slopes < 0.0, gains, 0.0)
+            rising += np.where(up > down, up, 0.0)
+            falling += np.where(down > up, down, 0.0)
     explained = np.maximum(rising, falling) / total if total > 0.0 else 0.0 * rising
     return explained, falling > rising
 
 
-def _lines(made: Floats, credit: Floats) -> tuple[float, Floats, Floats]:
-    """The spread of the credit, and of each column the slope of its line and what it explains."""
-    x, y = made - made.mean(0), credit - credit.mean()
-    xx, xy = np.square(x).sum(0), y @ x
-    varies = xx > 1e-12 * np.maximum(1.0, np.square(made).sum(0))
-    slopes = np.divide(xy, xx, out=np.zeros_like(xy), where=varies)
-    return float(y @ y), slopes, slopes * xy
+def _lines(made: Sequence[Floats], credit: Floats) -> tuple[float, Floats, Floats]:
+    """The spread of the credit, and of each column what slopes that rise and that fall explain."""
+    y = credit - credit.mean()
+    xs = [each - each.mean(0) for each in made]
+    xx = [np.square(x).sum(0) for x in xs]
+    varies = [
+        squares > 1e-12 * np.maximum(1.0, np.square(each).sum(0))
+        for squares, each in zip(xx, made, strict=True)
+    ]
+    xy = [np.where(there, y @ x, 0.0) for x, there in zip(xs, varies, strict=True)]
+    alone = [
+        np.divide(b * b, a, out=np.zeros_like(b), where=there)
+        for a, b, there in zip(xx, xy, varies, strict=True)
+    ]
+    up = np.max([np.where(b > 0.0, gain, 0.0) for b, gain in zip(xy, alone, strict=True)], axis=0)
+    down = np.max([np.where(b < 0.0, gain, 0.0) for b, gain in zip(xy, alone, strict=True)], axis=0)
+    if len(xs) == 2:
+        both = _two_slopes(xs, xx, xy)
+        up = np.where(both[0] > 0.0, np.maximum(up, both[1]), up)
+        down = np.where(both[0] < 0.0, np.maximum(down, both[1]), down)
+    return float(y @ y), up, down
+
+
+def _two_slopes(
+    xs: Sequence[Floats], xx: Sequence[Floats], xy: Sequence[Floats]
+) -> tuple[Floats, Floats]:
+    """Of a plane through two parts: the sign of both slopes, 0 where they differ, and what it
+    explains."""
+    cross = (xs[0] * xs[1]).sum(0)
+    area = xx[0] * xx[1] - cross * cross
+    flat = area > 1e-9 * xx[0] * xx[1]
+    first = np.divide(xx[1] * xy[0] - cross * xy[1], area, out=np.zeros_like(area), where=flat)
+    second = np.divide(xx[0] * xy[1] - cross * xy[0], area, out=np.zeros_like(area), where=flat)
+    signs = np.where(first * second > 0.0, np.sign(first), 0.0)
+    return signs, first * xy[0] + second * xy[1]
