@@ -566,6 +566,36 @@ def test_a_target_that_follows_or_may_still_follow_is_well(
     assert facts(run)[1].get("target-network") == state
 
 
+class Both(nn.Module):
+    """Actor and critic in one, as Spinning Up has them: nobody calls the whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pi, self.q = Net(), Net()
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_a_target_that_is_asked_in_part_is_asked(asks: bool) -> None:
+    trained = Both()
+    target = copy.deepcopy(trained)
+    log = ProofLog(Events())
+    targets = TargetNetworks(log)
+    held = {id(p) for p in trained.parameters()}
+    targets.find([{"ac": trained, "ac_targ": target}], held, 0)
+    for number in range(250):
+        for one, other in zip(target.parameters(), trained.parameters(), strict=True):
+            other.data.add_(0.01)
+            one.data.lerp_(other.data, 0.1)
+        if asks:
+            target.q(torch.randn(8, 4))
+        targets.look(number, number)
+    targets.finish(250)
+    assert log.state("target-network") == ("ok" if asks else "found")
+    if asks:
+        layers = [each for each in target.modules() if isinstance(each, nn.Linear)]
+        assert not any(each._forward_hooks for each in layers)
+
+
 def test_a_target_of_one_word_is_one_too() -> None:
     one, other = Net(), Net()
     held = {id(p) for p in one.parameters()}

@@ -137,3 +137,62 @@ def test_a_critic_of_states_and_actions_is_found_by_its_columns(tmp_path: Path) 
             optimizer.step()
     assert state is not None
     assert facts(tmp_path / "run") == {("misaligned-data", "after")}
+
+
+def learn_every_few_steps(folder: Path, bug: str = "") -> None:
+    """An actor-critic that learns from ten steps at a time, or from an episode at its end."""
+    torch.manual_seed(0)
+    actor, critic = network(4, 2), network(4, 1)
+    optimizer = torch.optim.Adam([*actor.parameters(), *critic.parameters()], lr=1e-3)
+    env = gym.make("CartPole-v1", max_episode_steps=60)
+    state, kept = env.reset(seed=0)[0], []
+    with gm.watch(nn.ModuleList([actor, critic]), optimizer, run=folder, budget=None, quiet=True):
+        for _ in range(700):
+            policy = torch.distributions.Categorical(logits=actor(torch.tensor(state)))
+            action = policy.sample()
+            following, reward, terminated, truncated, _ = env.step(action.item())
+            seen = following if "after" in bug else state
+            kept.append((seen, action, reward / 100.0, following, float(terminated)))
+            over, state = terminated or truncated, following
+            if not over and (len(kept) < 10 or "episodes" in bug):
+                continue
+            columns = [np.array(x) for x in zip(*kept, strict=True)]
+            states, actions, rewards, nexts, ends = map(torch.tensor, columns)
+            goals = (rewards + 0.98 * (1 - ends) * critic(nexts)[:, 0].detach()).float()
+            if "unmasked" in bug:
+                goals = (rewards + 0.98 * critic(nexts)[:, 0].detach()).float()
+            if "episodes" in bug:
+                goals = torch.tensor(
+                    [sum(0.98**k for k in range(n)) for n in range(len(ends), 0, -1)]
+                )
+                goals = (goals - goals.mean()) / (goals.std() + 1e-8)
+            values = critic(states)[:, 0]
+            chosen = torch.distributions.Categorical(logits=actor(states)).log_prob(actions)
+            loss = -(chosen * (goals - values).detach()).mean()
+            optimizer.zero_grad()
+            (loss + functional.smooth_l1_loss(values, goals)).backward()
+            optimizer.step()
+            kept = []
+            state = env.reset()[0] if over else state
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("style", ["", "episodes"])
+def test_losses_on_a_few_steps_with_right_targets_claim_nothing(tmp_path: Path, style: str) -> None:
+    """Also where returns are normalised episode by episode: each has a scale of its own."""
+    learn_every_few_steps(tmp_path / "run", style)
+    assert facts(tmp_path / "run") == set()
+
+
+@pytest.mark.slow
+def test_ends_that_are_not_masked_show_in_losses_on_a_few_steps(tmp_path: Path) -> None:
+    """One end of an episode in three of them: no single loss has enough."""
+    learn_every_few_steps(tmp_path / "run", "unmasked")
+    assert facts(tmp_path / "run") == {("recipe-mismatch", "ends-not-masked")}
+
+
+@pytest.mark.slow
+def test_the_observation_after_the_step_shows_beside_the_policy_s_actions(tmp_path: Path) -> None:
+    """The critic has no action to compare: that of the log-probability tells."""
+    learn_every_few_steps(tmp_path / "run", "after")
+    assert ("misaligned-data", "after") in facts(tmp_path / "run")

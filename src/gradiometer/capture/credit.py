@@ -112,6 +112,11 @@ class SampledRows:
     counts: Floats | None = None
     beyond: Floats | None = None
 
+    @property
+    def stride(self) -> int:
+        """Which every k-th of the samples the rows are."""
+        return math.ceil(self.rows / MOST_ROWS) or 1
+
 
 @dataclass(slots=True, kw_only=True)
 class CreditBatch:

@@ -51,6 +51,9 @@ EPOCHS = 1.2
 SURE = 4
 """Steps that must all say so."""
 
+TAKEN = 0.9
+"""Share of actions that are those taken at their observation, where data is stored in order."""
+STORED = "misaligned-data"
 NEVER_TAKEN, MISMATCHED = "score-not-zero-mean", "sampler-mismatch"
 CERTAIN = 1e-6
 """A log-prob this close to 0 is of an action that is always taken."""
@@ -79,6 +82,9 @@ class CreditNotices:
         self._untaken: Counter[int] = Counter()
         """Rows by rollout whose actions were never taken, and below all rows that were compared."""
         self._compared: Counter[int] = Counter()
+        self._after: Counter[str] = Counter()
+        """Rows that were looked for among the observations after a step too: how many there were,
+        how many have the action that led there, and how many the one that was taken there."""
         self._mismatched: dict[int, float] = {}
         self._num_one = self._num_punished = 0
         self._moved = self._rewarded = False
@@ -197,6 +203,7 @@ class CreditNotices:
         step: int,
     ) -> None:
         """Are these the log-probs of what was done?"""
+        self._judge_order(samples, collection, step)
         if all(match is None or match.fresh < FRESH for match in found):
             self._unmeasurable(
                 "the observations of the loss are not those of the newest rollout: a replay buffer,"
@@ -226,6 +233,40 @@ class CreditNotices:
             rollouts=len(guilty),
             resampled=resampled,
         )
+
+    def _judge_order(self, samples: list[SampledRows], collection: Collection, step: int) -> None:
+        """Is the action beside an observation the one that led to it? Then what is stored is the
+        observation after the step."""
+        if self._proofs.state(STORED) is not None or collection.actions is None:
+            return
+        for one in samples:
+            seen, trained = one.observations, one.actions
+            if seen is None or trained is None or trained.shape[1] != collection.actions.shape[1]:
+                continue
+            here, led = collection.places(seen), collection.places_after(seen)
+            known = [row for row in range(len(seen)) if len(led[row]) == 1]
+            self._after["rows"] += len(seen)
+            self._after["led"] += _num_same(trained, collection.actions, led, known)
+            self._after["taken"] += _num_same(
+                trained, collection.actions, here, [row for row in known if here[row]]
+            )
+            self._after["both"] += sum(bool(here[row]) for row in known)
+        rows, led, taken, both = (self._after[each] for each in ("rows", "led", "taken", "both"))
+        if both < LEAST_ROWS or self._view.num_collections < LEAST_ROLLOUTS:
+            return
+        if taken > TAKEN * both:
+            self._proofs.ok(STORED)
+        elif led >= FRESH * rows:
+            self._proofs.found(
+                STORED,
+                f"{led / rows:.0%} of {rows} samples have the action of the step before beside"
+                f" their observation, {taken / both:.0%} the one that was taken there: what is"
+                " stored is the observation after the step",
+                step=step,
+                subject="observations",
+                how="after",
+                samples=rows,
+            )
 
     def _judge_ratio(
         self,
@@ -311,13 +352,13 @@ class CreditNotices:
         current: Round,
     ) -> None:
         """For the replay: what the samples of a rollout's first epoch were given."""
-        if self._rollouts.done or any(one.rows != len(one.credit) for one in samples):
-            return  # thinned out: places in the batch are not known
+        if self._rollouts.done:
+            return
         if self._view.rounds == 1:
             self._rollouts.begin(collection, current.step)
         starts = np.cumsum([0, *(one.rows for one in samples)])
         parts = [
-            (one.credit[match.rows], match.places, start + match.rows)
+            (one.credit[match.rows], match.places, start + one.stride * match.rows)
             for one, match, start in zip(samples, found, starts, strict=False)
             if match is not None and match.fresh >= FRESH
         ]
@@ -383,6 +424,15 @@ def _compare(
     if never > 0 and _is_function(trained[there], taken[chosen]):
         return 0.0, chosen
     return never, chosen
+
+
+def _num_same(trained: Floats, taken: Floats, candidates: list[list[int]], rows: list[int]) -> int:
+    """Rows whose action was taken in one of their transitions."""
+    return sum(
+        any(np.allclose(taken[place], trained[row], rtol=1e-4, atol=1e-5) for place in places)
+        for row in rows
+        if (places := candidates[row])
+    )
 
 
 def _is_function(trained: Floats, taken: Floats) -> bool:

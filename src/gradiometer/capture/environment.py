@@ -461,6 +461,18 @@ class Collection:
         return [self._places.get(row.tobytes(), []) for row in rows]
 
     @cached_property
+    def _places_after(self) -> dict[bytes, list[int]]:
+        found: dict[bytes, list[int]] = {}
+        for place, row in enumerate(self.following):
+            found.setdefault(row, []).append(place)
+        return found
+
+    def places_after(self, observations: Floats) -> list[list[int]]:
+        """Of each row, which transitions led to that observation."""
+        rows = observations.astype(np.float32)
+        return [self._places_after.get(row.tobytes(), []) for row in rows]
+
+    @cached_property
     def actions(self) -> Floats | None:
         """One row a transition."""
         held = [action for _, action, *_ in self._transitions]
@@ -585,6 +597,15 @@ class EnvironmentView:
         held = [] if trained is None else [each for each in trained.ring if each[0] is not None]
         known = trained is not None and all(each[4] is not None for each in held)
         return Collection(0, held, trained) if trained is not None and held and known else None
+
+    def newest(self, num: int) -> Collection | None:
+        """The newest steps that are kept; None where something of them is not known."""
+        trained = None if _current is None else _current.trained
+        if trained is None or trained.num is not None:
+            return None
+        held = list(islice(reversed(trained.ring), num))[::-1]
+        known = all(each[0] is not None and each[4] is not None for each in held)
+        return Collection(0, held, trained) if held and known else None
 
     @property
     def steps(self) -> int:

@@ -54,6 +54,9 @@ FUSED = re.compile(r"\w*(LogProb|Logprob|LogP|FusedLinearForPPO)\w*Backward")
 """Functions of trainers that go from hidden states to log-probabilities at once, by their name:
 TRL's ChunkedLogProbFunction, verl's FusedLinearForPPOFunction."""
 CHOICES = ("GatherBackward0", "IndexBackward0", "SelectBackward0")
+BOUNDS = ("MinimumBackward0", "MaximumBackward0")
+NEAR = 8
+"""Nodes between a bound and the clip in it, or between an error and the layer of its value."""
 ERRORS = ("MseLossBackward0", "SmoothL1LossBackward0", "HuberLossBackward0")
 
 
@@ -115,6 +118,12 @@ class SeenGraph:
     """Nodes of exp(new − old), where old has no gradient."""
     ranges: list[tuple[float, float]] = field(default_factory=list)
     """What such a ratio is clipped to."""
+    closed: list[tuple[float, float]] = field(default_factory=list)
+    """Ranges of such clips that 1 is not inside of."""
+    bounds: list[Any] = field(default_factory=list)
+    """Nodes of the smaller or larger of an objective and its clipped twin."""
+    attached: list[Any] = field(default_factory=list)
+    """Nodes of an error whose target, r + γ V(next), leads to the layer of the value too."""
     errors: list[tuple[Any, int]] = field(default_factory=list)
     """Nodes of a squared or Huber error, and which of their inputs is trained."""
     layers: list[Any] = field(default_factory=list)
@@ -184,7 +193,11 @@ def _take(node: Any, seen: SeenGraph) -> bool:
     if name == "ExpBackward0" and _is_ratio(node):
         seen.ratios.append(node)
     if name == "ClampBackward1" and (limits := _ratio_limits(node)) is not None:
-        seen.ranges.append(limits)
+        (seen.ranges if limits[0] < 1 < limits[1] else seen.closed).append(limits)
+    if name in BOUNDS and sum(_has_clipped_ratio(child) for child, _ in node.next_functions) == 1:
+        seen.bounds.append(node)
+    if _has_attached_target(node, name):
+        seen.attached.append(node)
     if (trained := _error_of(node, name)) is not None:
         seen.errors.append((node, trained))
     return False
@@ -282,7 +295,63 @@ def _ratio_limits(node: Any) -> tuple[float, float] | None:
     below, limits = _through(_first(node)), (node._saved_min, node._saved_max)
     if not _is(below, "ExpBackward0") or not all(isinstance(x, int | float) for x in limits):
         return None
-    return (float(limits[0]), float(limits[1])) if limits[0] < 1 < limits[1] else None
+    return float(limits[0]), float(limits[1])
+
+
+def _has_clipped_ratio(node: Any) -> bool:
+    """Whether a product of a clipped ratio comes in here."""
+    for _ in range(NEAR):
+        if node is None or type(node).__name__ == "ClampBackward1":
+            break
+        live = [child for child, _ in node.next_functions if child is not None]
+        node = live[0] if len(live) == 1 else None
+    return node is not None and _ratio_limits(node) is not None
+
+
+def _has_attached_target(node: Any, name: str) -> bool:
+    """An error between a value and r + γ V(next), where both lead to the weights of one layer."""
+    below = node
+    if name == "PowBackward0" and node._saved_exponent == 2:
+        below = _through(_first(node))
+    elif name not in ERRORS:
+        return False
+    if below is None or (below is not node and not _is(below, "SubBackward0")):
+        return False
+    sides = [child for child, _ in below.next_functions[:2]]
+    if len(sides) < 2 or None in sides:
+        return False
+    return any(_is_expected(a, b) for a, b in (sides, sides[::-1]))
+
+
+def _is_expected(value: Any, target: Any) -> bool:
+    """Whether one side is a value and the other a discounted one of the same layer, plus data."""
+    layer = _layer_below(value)
+    if layer is None or not _is(_through(target), "AddBackward0"):
+        return False
+    ahead = _through(target)
+    live = [child for child, _ in ahead.next_functions if child is not None]
+    if len(live) != 1:
+        return False
+    product, found = _through(live[0]), False
+    while _is(product, "MulBackward0"):
+        found, inside = True, [child for child, _ in product.next_functions if child is not None]
+        product = _through(inside[0]) if len(inside) == 1 else None
+    weights = {id(each) for each in layer_weights(layer)}
+    other = None if product is None else _layer_below(product)
+    return found and other is not None and any(id(x) in weights for x in layer_weights(other))
+
+
+def _layer_below(node: Any) -> Any:
+    """The layer that gave this, perhaps with a choice or the best among its outputs."""
+    for _ in range(NEAR):
+        if node is None or LAYERS.fullmatch(type(node).__name__):
+            break
+        name = type(node).__name__
+        passed = (
+            VIEWS.fullmatch(name) or name in CHOICES or name in ("MaxBackward0", "AmaxBackward0")
+        )
+        node = _first(node) if passed else None
+    return node
 
 
 def _has_one_child(node: Any) -> bool:

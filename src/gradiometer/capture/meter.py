@@ -28,6 +28,7 @@ from gradiometer.capture.expertvalues import ExpertNotices, dynamics
 from gradiometer.capture.groupcredit import GroupCreditKeeper
 from gradiometer.capture.hooks import Remove, answered, guarded, report_fault, tolerated
 from gradiometer.capture.livedoctor import LiveFindings
+from gradiometer.capture.lossform import LossForm
 from gradiometer.capture.nextanswers import NextAnswers
 from gradiometer.capture.observer import StepObserver
 from gradiometer.capture.readout import GradientStates, first_look, waiting_blocks
@@ -140,7 +141,8 @@ class Meter:
         batches = TargetBatches(self._put_targets, answers)
         self._targets = TargetReader(proofs, self._environment, batches)
         self._groups = GroupCreditKeeper(self._put)
-        readers = (self._rollouts, self._targets, ActorSign(proofs), self._groups)
+        forms = (ActorSign(proofs), LossForm(proofs))
+        readers = (self._rollouts, self._targets, *forms, self._groups)
         credit.on_graph += [each.graph_seen for each in readers]
         credit.on_graph.append(TemperatureSign(proofs, answers).graph_seen)
         self._credit_notices = CreditNotices(self._put, proofs, self._environment, self._rollouts)

@@ -28,8 +28,9 @@ __all__ = ["CriticListener", "RolloutKeeper"]
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-MOST_ROLLOUTS = 6
-"""Rollouts of a run that are kept; small ones are joined by the judge."""
+MOST_ROLLOUTS, ENOUGH_SAMPLES, MOST_SMALL = 6, 512, 48
+"""Rollouts of a run that are kept; small ones are joined by the judge, so of those as many as make
+up enough samples: an end of an episode may be in one of three."""
 MOST_ROWS = 4096
 """Transitions of one that is kept: 200 kB of text."""
 MOST_VALUES = 65_536
@@ -108,12 +109,13 @@ class RolloutKeeper:
     ) -> None:
         self._put, self._critic, self._view = put, critic, view
         self._open: _Open | None = None
-        self.kept = 0
+        self.kept = self._samples = 0
 
     @property
     def done(self) -> bool:
         """Whether enough is kept."""
-        return self.kept >= MOST_ROLLOUTS
+        most = MOST_ROLLOUTS if self._samples >= ENOUGH_SAMPLES else MOST_SMALL
+        return self.kept >= most
 
     def graph_seen(self, seen: SeenGraph) -> None:
         """A loss goes backward: if it has an error of values, whose values they are."""
@@ -175,6 +177,7 @@ class RolloutKeeper:
         if held is None or not held.credit:
             return
         self.kept += 1
+        self._samples += len(held.seen)
         self._put(Table(step=step, name="replay", content=_content(held)))
         if self.done:
             self._critic.stop()

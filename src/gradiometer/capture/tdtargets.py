@@ -29,7 +29,13 @@ Floats = NDArray[np.float64]
 FIRST_LOOK, GROWTH, MOST_LOOKS = 200, (1.25, 1.7), 16
 """Steps of the environment before the first look, how much later each of the first half and of the
 second half comes, and how many there are: a look builds an index of the history, 20 to 40 ms."""
-MOST_ERRORS, MOST_ROWS = 4, 512
+NEAR_ROWS, MOST_NEAR, FIRST_NEAR = 64, 256, 8
+"""A loss on fewer samples than this may be of the newest steps alone, and one end of an episode is
+in it at most: such losses are looked at one by one, beside the newest steps only (under a
+millisecond). How many, and after how many it is given up where none of its samples was there."""
+MOST_ERRORS, MOST_ROWS = 4, 8192
+NORMAL = (0.02, 0.05)
+"""How far from 0 and 1 the mean and the deviation of normalised targets may be."""
 MOST_ENDS, MOST_OTHERS = 256, 2048
 """Samples that are judged together, the newest: what a network says changes."""
 ALIKE = (0.5, 2.0)
@@ -52,9 +58,10 @@ class TargetReader:
     def __init__(self, proofs: ProofLog, view: EnvironmentView, batches: TargetBatches) -> None:
         self._proofs, self._view, self._batches = proofs, view, batches
         self._looks, self._next = 0, float(FIRST_LOOK)
-        self._ended: deque[tuple[float, float]] = deque(maxlen=MOST_ENDS)
-        """Target and reward of transitions that ended an episode, and of all others below."""
-        self._others: deque[tuple[float, float]] = deque(maxlen=MOST_OTHERS)
+        self._near = self._near_rows = 0
+        self._ended: deque[tuple[float, float, int]] = deque(maxlen=MOST_ENDS)
+        """Target, reward and look of transitions that ended an episode, and of all others below."""
+        self._others: deque[tuple[float, float, int]] = deque(maxlen=MOST_OTHERS)
         self._taken: deque[tuple[bool, bool, bool]] = deque(maxlen=MOST_OTHERS)
         """Of each sample: whether its action is the one taken at its observation, whether it is the
         one taken just before, and whether the observation was the first of its episode."""
@@ -66,6 +73,7 @@ class TargetReader:
         if not seen.errors or self._looks >= MOST_LOOKS or not width:
             return
         is_due = steps >= self._next
+        self._look_near(seen, width)
         if not is_due and self._batches.is_ready:
             self._batches.forget()
             return
@@ -89,11 +97,34 @@ class TargetReader:
         self._looks = MOST_LOOKS
         self._batches.close()
 
+    def _look_near(self, seen: SeenGraph, width: int) -> None:
+        """A loss on a few samples, which may be the newest steps."""
+        if self._near >= MOST_NEAR or (self._near >= FIRST_NEAR and not self._near_rows):
+            return
+        told = [trained_towards(*each) for each in seen.errors[:NEAR_ROWS]]
+        found = [each for each in told if each is not None]
+        rows = sum(each.targets.numel() for each in found)
+        if not 0 < rows < NEAR_ROWS or len(seen.errors) > NEAR_ROWS:
+            return
+        newest = self._view.newest(2 * NEAR_ROWS)
+        if newest is None:
+            return
+        self._near += 1
+        if _is_normalised(found):
+            return  # each loss has a scale of its own
+        for each in found:
+            matched = self._compare(each, set(), newest, width)
+            self._near_rows += 0 if matched is None else len(matched.rows)
+        self._judge()
+
     def _look(
         self, found: list[tuple[TrainedValues, set[int]]], history: Collection, width: int
     ) -> None:
         matched = (self._compare(each, trained, history, width) for each, trained in found)
         self._batches.keep([each for each in matched if each is not None], history, width)
+        self._judge()
+
+    def _judge(self) -> None:
         self._judge_actions()
         if self._proofs.state(STORED) != "found":  # or rewards and ends are of other samples
             self._judge_targets()
@@ -112,9 +143,11 @@ class TargetReader:
         targets = _host(found.targets.reshape(-1))[rows]
         paid, over = history.rewards[places], history.ends.reshape(-1)[places] > 0
         cut = history.cuts.reshape(-1)[places] > 0
+        look = self._looks + self._near
+        normalised = _is_normalised([found])
         for target, reward, ended, stopped in zip(targets, paid, over, cut, strict=True):
-            if not stopped:
-                (self._ended if ended else self._others).append((target, reward))
+            if not stopped and not normalised:
+                (self._ended if ended else self._others).append((target, reward, look))
         actions = found.actions if data.shape[1] == width else data[:, width:]
         if actions is not None:
             self._compare_actions(_host(actions)[rows], places, history)
@@ -141,6 +174,7 @@ class TargetReader:
         if len(self._ended) < LEAST_ENDS or len(self._others) < LEAST_OTHERS:
             return
         ended, others = np.array(self._ended), np.array(self._others)
+        looks, ended = ended[:, 2], ended[:, :2]
         spread = float(others[:, 0].std())
         paid = float(np.abs(ended[:, 1]).mean())
         if paid > 1e-3 and np.abs(ended[:, 0]).max() <= 1e-6 * paid:
@@ -157,6 +191,8 @@ class TargetReader:
         if spread == 0 or left <= EXACT * spread:
             self._proofs.ok(RECIPE)
             return
+        if _varies_by_look_alone(ended, looks, spread):
+            return  # returns that are normalised batch by batch
         beyond, usual = (float((each[:, 0] - each[:, 1]).mean()) for each in (ended, others))
         # no scale of rewards, however it changes, turns their sign
         turned = float((ended[:, 0] * ended[:, 1] < 0).mean()) >= CLEAR
@@ -198,6 +234,23 @@ class TargetReader:
                 how="after",
                 samples=rows,
             )
+
+
+def _is_normalised(found: list[TrainedValues]) -> bool:
+    """Whether the targets of a loss were brought to mean 0 and deviation 1."""
+    targets = np.concatenate([_host(each.targets.reshape(-1)) for each in found])
+    if len(targets) < 8:
+        return False
+    return abs(targets.mean()) <= NORMAL[0] and abs(targets.std() - 1.0) <= NORMAL[1]
+
+
+def _varies_by_look_alone(ended: Floats, looks: Floats, spread: float) -> bool:
+    """Whether targets of equal rewards at ends are equal in each loss, and not over losses."""
+    groups = [ended[looks == look] for look in np.unique(looks)]
+    groups = [each for each in groups if len(each) > 1]
+    if len(groups) < 2:
+        return False
+    return max(_unexplained(each) for each in groups) <= EXACT * spread
 
 
 def _unexplained(ended: Floats) -> float:

@@ -169,22 +169,28 @@ class TargetTwin:
     unlisten: hooks.Remove | None = None
 
     def listen(self) -> None:
-        """Hear whether it is asked, until it was: at its first layer, which every call goes
-        through."""
+        """Hear whether it is asked, until it was: at each layer, for of a copy of actor and critics
+        in one (Spinning Up) many a training asks the critics alone."""
         target = self.target()
-        layers = target.modules() if isinstance(target, nn.Module) else ()
-        layer = next((each for each in layers if isinstance(each, nn.Linear | nn.Conv2d)), None)
-        if layer is None or next(layer.parameters()).device.type != "cpu":
+        modules = target.modules() if isinstance(target, nn.Module) else ()
+        layers = [each for each in modules if isinstance(each, nn.Linear | nn.Conv2d)]
+        if not layers or next(layers[0].parameters()).device.type != "cpu":
             self.asked = True  # nobody can tell
             return
         mine = weakref.ref(self)
+        removers: list[hooks.Remove] = []
 
         def note(_given: Tensor, _said: Tensor) -> None:
             if (twin := mine()) is not None:
                 twin.asked = True
-            remove()
+            unlisten()
 
-        remove = self.unlisten = hooks.observe_layer(layer, note)
+        def unlisten() -> None:
+            while removers:
+                removers.pop()()
+
+        removers += [hooks.observe_layer(each, note) for each in layers]
+        self.unlisten = unlisten
 
     def look(self, number: int) -> None:
         """Before the first backward of a round."""

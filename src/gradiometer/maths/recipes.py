@@ -236,6 +236,11 @@ def _backward_in_time(run: Rollout, gamma: Factor, lam: Factor) -> Floats:
     return _stopped_sums(deltas[::-1], gamma * lam, begun[::-1])[::-1]
 
 
+def _inverted_ends(run: Rollout, gamma: Factor, lam: Factor) -> Floats:
+    """What follows counts at ends alone: the mask is the flag, not its opposite."""
+    return advantages(run, gamma, lam, ends=1.0 - run.ends)
+
+
 def _mixed(run: Rollout, gamma: Factor, lam: Factor) -> Floats:
     """Flattened the other way round than the samples were."""
     right = advantages(run, gamma, lam)
@@ -329,6 +334,13 @@ RECIPES: Mapping[str, AdvantageRecipe] = {
             _backward_in_time,
             needs_values=False,
         ),
+        _recipe(
+            "order-reversed",
+            "in the opposite order, the last sample's for the first",
+            lambda run, gamma, lam: advantages(run, gamma, lam)[::-1],
+            needs_values=False,
+        ),
+        _recipe("ends-inverted", "expecting more after ends alone", _inverted_ends),
         _recipe(
             "environments-mixed",
             "with environments and steps mixed up by a reshape",

@@ -333,6 +333,9 @@ def _companions(run: RunData, sign: Sign) -> Sign:
     if with_ := heavy or large:
         cause = f"They come with {with_[0].name}: {cause}"
     more = tuple(shown(s, "at least doubles at most of those steps") for s in heavy + large)
+    update = run.get("grad/<block>/norm/update", block=where(sign.series))
+    if update is not None and not jumps(update, steps, limits.spike_factor):
+        sign = replace(sign, role="note")  # what the optimizer takes in its stride harms nobody
     fix = SPIKE_FIX[::-1] if large and not heavy else SPIKE_FIX
     return replace(sign, more=more, fix=fix, said={**sign.said, "cause": cause})
 
@@ -572,13 +575,14 @@ def spikes(log: Series) -> tuple[Ints, Floats]:
     return log.steps[out], factor[out]
 
 
-def jumps(series: Series, steps: Ints) -> bool:
-    """Whether it at least doubles at most of these steps."""
+def jumps(series: Series, steps: Ints, factor: float | None = None) -> bool:
+    """Whether it at least doubles, or grows by this factor, at most of these steps."""
+    factor = limits.companion_factor if factor is None else factor
     size, known = np.abs(series.values), np.isfinite(series.values)
     there = np.isin(series.steps, steps) & known
     usual = float(np.median(size[known & ~there])) if (known & ~there).any() else 0.0
     most = there.sum() >= max(2, len(steps) / 2)
-    return bool(most and np.median(size[there]) >= limits.companion_factor * usual > 0.0)
+    return bool(most and np.median(size[there]) >= factor * usual > 0.0)
 
 
 def rhythm(zero: Any) -> bool:

@@ -15,8 +15,10 @@ import numpy as np
 from gradiometer.doctor import thresholds
 from gradiometer.doctor.declared import Sign, Stays, drafted
 from gradiometer.doctor.outcome import began_trained, near_best, outcome_of
+from gradiometer.doctor.proofs import proved_events, proved_finding
 from gradiometer.doctor.rule import (
     Draft,
+    Skipped,
     Verdict,
     finding,
     needed,
@@ -240,6 +242,18 @@ def ratio_explosion(run: RunData) -> Verdict:
     )
 
 
+OPEN_RANGE = "Clip to [1 − ε, 1 + ε] with ε of 0.1 to 0.3, the smaller limit first"
+CLOSED_WORDS = words(
+    """
+    cause: The range of the clip must have 1 inside. Otherwise a sample has no gradient as soon as
+      the policy has moved, and every update after the first on a rollout changes little or
+      nothing.
+    confirm: Print the limits of torch.clamp(ratio, ...), and the share of samples beyond them.
+    see: arXiv 1707.06347
+    """
+)
+
+
 @rule(
     "ppo-clip-saturated",
     """
@@ -256,6 +270,11 @@ def ratio_explosion(run: RunData) -> Verdict:
 )
 def ppo_clip_saturated(run: RunData) -> Verdict:
     """PPO's clip holds a third of the samples, or mostly those that become less likely."""
+    proved = proved_events(run, "ppo-clip-saturated")
+    if not isinstance(proved, Skipped) and proved:
+        low, high = (fmt(number(proved[-1].detail.get(k)) or 0.0) for k in ("low", "high"))
+        title = f"The clip of PPO leaves no room: the ratio is held in [{low}, {high}]"
+        return proved_finding(proved[-1], title, fix=(OPEN_RANGE,), words=CLOSED_WORDS)
     clipped = run.get("clip_fraction")
     low, high = run.get("clip_fraction_low"), run.get("clip_fraction_high")
     if clipped is None and (low is None or high is None):

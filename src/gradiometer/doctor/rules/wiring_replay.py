@@ -35,6 +35,8 @@ FIXES = {
     "rewards-one-early": "Store the reward in the row of the action that earned it",
     "gamma-zero": "Set the discount: 0.99 is usual",
     "past-rewards": "Sum from the last step to the first, and keep the order of the samples",
+    "order-reversed": "Reverse the list of returns or advantages once it is filled from the end",
+    "ends-inverted": "Multiply the value of the next state by (1 − terminated), not by terminated",
     "environments-mixed": "Flatten observations, actions and advantages in the same order",
     "wrong-axis": "Take mean and spread of the advantages over the whole batch",
     "rewards-clipped": "Take the clip of the rewards out, or scale them instead",
@@ -132,6 +134,35 @@ TARGETS = {
             """
         ),
     ),
+    "target-attached": (
+        "The target of the value is trained along with it: it is not detached",
+        words(
+            """
+            cause: The error of the value has a gradient on both sides: the next state's value is
+              moved towards this one's as much as the other way round. Values shrink together, and
+              what is paid late arrives slowly or never.
+            fix: Detach the target, td_target.detach(), or compute it under torch.no_grad().
+            confirm: Print td_target.requires_grad before the loss; it must be False.
+            see: mathematics: Replay
+            """
+        ),
+    ),
+    "clip-largest": (
+        "The clip of the ratio bounds nothing: the larger of both objectives is taken",
+        words(
+            """
+            cause: Of the objective and its clipped twin PPO takes the smaller one, so that nothing
+              is gained by going further than the clip. Here the larger one counts: the clip holds
+              back no sample, and steps back to the old policy are not made. A loss whose sign is
+              wrong as a whole looks the same.
+            fix: -torch.min(ratio * advantage, clipped * advantage), or torch.max of the negated
+              ones.
+            confirm: Log the largest ratio of an update: it leaves the clip's range further and
+              further.
+            see: arXiv 1707.06347
+            """
+        ),
+    ),
     "actor-sampled": (
         "The actor's loss does not go through its critic: actions are drawn without their gradient",
         words(
@@ -148,8 +179,8 @@ TARGETS = {
     ),
 }
 """Title and words."""
-VAGUE = "targets-wrong"
-"""What a replay may tell better."""
+VAGUE, CLIP = "targets-wrong", "clip-largest"
+"""What a replay may tell better: whether it is the sign of the whole loss."""
 TARGET_FIXES = {
     "gamma-zero": "Set the discount (gamma): 0.99 is usual",
     "gamma-above-one": "Set the discount (gamma) to 1 or less: 0.99 is usual",
@@ -224,17 +255,20 @@ def recipe_mismatch(run: RunData) -> Verdict:
     events = proved_events(run, "recipe-mismatch")
     told = [] if isinstance(events, Skipped) else events
     known = [each for each in told if each.detail.get("recipe") in TARGETS]
-    if known and known[-1].detail["recipe"] != VAGUE:
-        return _targets(known[-1])
+    plain = [each for each in known if each.detail["recipe"] not in (VAGUE, CLIP)]
+    if plain:
+        return _targets(plain[-1])
     if (targets := replayed_targets(run)) is not None:
         draft = _of_target_recipes(targets, run)
         if draft is not None:
             return draft
-    if known:
-        return _targets(known[-1])
+    if vague := [each for each in known if each.detail["recipe"] == VAGUE]:
+        return _targets(vague[-1])
     if (groups := replayed_groups(run)) is not None:
         return _of_groups(groups, set_lengths(run))
     found = replayed(run)
+    if known and (found is None or found.wrong is None):
+        return _targets(known[-1])
     if found is None and (targets is not None or not isinstance(events, Skipped)):
         return None
     if found is None:

@@ -1,0 +1,87 @@
+"""What the form of a loss proves by itself: a clip of the ratio that leaves no room, the larger of
+an objective and its clipped twin where the smaller one is meant, and a target that is trained along
+with its value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradiometer.capture import hooks
+from gradiometer.capture.logprobs import SeenGraph
+from gradiometer.capture.proofs import ProofLog
+
+__all__ = ["LossForm"]
+
+CLIPPED, RECIPE = "ppo-clip-saturated", "recipe-mismatch"
+ENOUGH = 8
+"""Backward calls that must all say the same."""
+
+
+class LossForm:
+    """Looks at the losses of measured steps."""
+
+    def __init__(self, proofs: ProofLog) -> None:
+        self._proofs = proofs
+        self._wrong: list[Tensor] = []
+        """Of each bound: above 0 where what is taken is the larger loss of both, as it must be."""
+        self._closed = self._attached = 0
+        self._is_over = False
+
+    def graph_seen(self, seen: SeenGraph) -> None:
+        """A loss is about to go backward."""
+        self._look_at_range(seen)
+        self._look_at_target(seen)
+        if self._is_over:
+            return
+        if len(self._wrong) >= ENOUGH:
+            self._judge_bounds()
+            return
+        for node in seen.bounds[:1]:
+            sign = 1.0 if type(node).__name__ == "MaximumBackward0" else -1.0
+            hooks.observe_node(node, self._note(sign))
+
+    def _look_at_range(self, seen: SeenGraph) -> None:
+        self._closed = self._closed + 1 if seen.closed and not seen.ranges else 0
+        if self._closed == ENOUGH:
+            low, high = seen.closed[0]
+            self._proofs.found(
+                CLIPPED,
+                f"the ratio is clipped to [{low:g}, {high:g}], and 1 is not inside: a sample has no"
+                " gradient once the policy has moved",
+                low=low,
+                high=high,
+            )
+
+    def _look_at_target(self, seen: SeenGraph) -> None:
+        self._attached += bool(seen.attached)
+        if self._attached == ENOUGH:
+            self._proofs.found(
+                RECIPE,
+                f"in {ENOUGH} backward calls the error of a value has a gradient on both sides: its"
+                " target leads to the weights of the value itself",
+                subject="targets",
+                recipe="target-attached",
+            )
+
+    def _note(self, sign: float) -> Any:
+        def note(gradients: tuple[Any, ...]) -> None:
+            if gradients[0] is not None:
+                self._wrong.append(sign * gradients[0].detach().sum())
+
+        return note
+
+    def _judge_bounds(self) -> None:
+        self._is_over = True
+        told = torch.stack([each.float() for each in self._wrong[:ENOUGH]]).tolist()
+        if all(each < 0.0 for each in told):
+            self._proofs.found(
+                RECIPE,
+                f"in {len(told)} backward calls the loss takes the larger of the objective and its"
+                " clipped twin",
+                subject="clip",
+                recipe="clip-largest",
+                calls=len(told),
+            )
