@@ -29,6 +29,9 @@ Floats = NDArray[np.float64]
 FIRST_LOOK, GROWTH, MOST_LOOKS = 200, (1.25, 1.7), 16
 """Steps of the environment before the first look, how much later each of the first half and of the
 second half comes, and how many there are: a look builds an index of the history, 20 to 40 ms."""
+EVERY_LOSS = 8
+"""Losses after which the looks of the first half come at the latest: a program that fills its
+buffer first, and then learns much in few steps, is looked at as soon as it learns."""
 NEAR_ROWS, MOST_NEAR, FIRST_NEAR = 64, 256, 8
 """A loss on fewer samples than this may be of the newest steps alone, and one end of an episode is
 in it at most: such losses are looked at one by one, beside the newest steps only (under a
@@ -58,7 +61,7 @@ class TargetReader:
     def __init__(self, proofs: ProofLog, view: EnvironmentView, batches: TargetBatches) -> None:
         self._proofs, self._view, self._batches = proofs, view, batches
         self._looks, self._next = 0, float(FIRST_LOOK)
-        self._near = self._near_rows = 0
+        self._losses = self._near = self._near_rows = 0
         self._ended: deque[tuple[float, float, int]] = deque(maxlen=MOST_ENDS)
         """Target, reward and look of transitions that ended an episode, and of all others below."""
         self._others: deque[tuple[float, float, int]] = deque(maxlen=MOST_OTHERS)
@@ -72,7 +75,9 @@ class TargetReader:
         width, steps = self._view.width, self._view.steps
         if not seen.errors or self._looks >= MOST_LOOKS or not width:
             return
-        is_due = steps >= self._next
+        self._losses += 1
+        soon = self._looks < MOST_LOOKS // 2 and self._losses >= EVERY_LOSS * self._looks
+        is_due = steps >= self._next or (soon and steps >= FIRST_LOOK)
         self._look_near(seen, width)
         if not is_due and self._batches.is_ready:
             self._batches.forget()
