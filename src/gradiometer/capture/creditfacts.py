@@ -243,6 +243,7 @@ class CreditNotices:
             seen, trained = one.observations, one.actions
             if seen is None or trained is None or trained.shape[1] != collection.actions.shape[1]:
                 continue
+            seen = seen[: len(trained)]
             here, led = collection.places(seen), collection.places_after(seen)
             known = [row for row in range(len(seen)) if len(led[row]) == 1]
             self._after["rows"] += len(seen)

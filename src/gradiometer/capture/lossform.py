@@ -44,7 +44,8 @@ class LossForm:
             hooks.observe_node(node, self._note(sign))
 
     def _look_at_range(self, seen: SeenGraph) -> None:
-        self._closed = self._closed + 1 if seen.closed and not seen.ranges else 0
+        # a loss of the value alone may lie between two of the policy
+        self._closed = 0 if seen.ranges else self._closed + bool(seen.closed)
         if self._closed == ENOUGH:
             low, high = seen.closed[0]
             self._proofs.found(
