@@ -285,6 +285,19 @@ def test_spikes_warn_only_where_nothing_was_ever_learned(patient: Patient) -> No
     )
 
 
+@pytest.mark.parametrize(("factor", "severity"), [(1.5, "info"), (9.0, "warn")])
+def test_spikes_that_the_update_does_not_follow_are_information(
+    patient: Patient, factor: float, severity: str
+) -> None:
+    """Adam divides a gradient by its size: what counts is whether the weights leap."""
+    series = {
+        "grad/actor/norm/raw": spiky(5),
+        "grad/actor/norm/update": 0.01 * np.where(spiky(5) > 1.0, factor, 1.0),
+        "reward": flat(120),
+    }
+    assert one("gradient-spikes", patient(series)).severity == severity
+
+
 def test_what_jumps_with_the_spikes_is_the_cause(patient: Patient) -> None:
     high = np.where(spiky(5) > 1.0, 9.0, 1.0)
     heavy = one("gradient-spikes", patient({"grad_norm": spiky(5), "advantages/max_abs": high}))

@@ -19,7 +19,9 @@ from gradiometer.store.writer import Writer
 ID = "recipe-mismatch"
 
 
-def judged(folder: Path, recipe: str, *, sign: float = 1.0) -> list[Finding] | Skipped:
+def judged(
+    folder: Path, recipe: str, *, sign: float = 1.0, id: str = ID, correlation: float | None = None
+) -> list[Finding] | Skipped:
     rng = np.random.default_rng(2)
     values = rng.normal(size=(97, 2)).cumsum(0)
     ends = (rng.random((96, 2)) < 0.1).astype(np.float64)
@@ -46,8 +48,11 @@ def judged(folder: Path, recipe: str, *, sign: float = 1.0) -> list[Finding] | S
     with Writer(folder) as writer:
         writer.put(Row(step=0, wall_time=0.0, values={"loss": 1.0}))
         writer.put(Table(step=0, name="replay", content=content))
+        for step in range(1, 41 if correlation is not None else 1):
+            told = {"credit/corr_return": correlation or 0.0}
+            writer.put(Row(step=step, wall_time=float(step), values=told))
     with gm.load(folder) as run:
-        return next(each for each in rules() if each.id == ID)(RunData(run))
+        return next(each for each in rules() if each.id == id)(RunData(run))
 
 
 @pytest.mark.parametrize("recipe", ["ends-not-masked", "rewards-one-late", "gamma-zero"])
@@ -66,6 +71,19 @@ def test_a_flipped_sign_is_told_with_the_sign(tmp_path: Path) -> None:
     assert not isinstance(found, Skipped)
     assert "opposite sign" in found[0].title
     assert "sign" in found[0].fix[0]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "sign", "opposes"), [("past-rewards", 1.0, False), ("gae", -1.0, True)]
+)
+def test_a_correlation_that_another_recipe_explains_is_no_wrong_sign(
+    tmp_path: Path, recipe: str, sign: float, opposes: bool
+) -> None:
+    """Sums over the past fall where those over the future rise."""
+    id = "update-opposes-reward"
+    found = judged(tmp_path / "run", recipe, sign=sign, id=id, correlation=-0.99)
+    assert isinstance(found, list)
+    assert bool(found) == opposes
 
 
 def test_the_right_recipe_is_left_in_peace(tmp_path: Path) -> None:
