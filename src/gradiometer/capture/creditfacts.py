@@ -244,10 +244,10 @@ class CreditNotices:
             if seen is None or trained is None or trained.shape[1] != collection.actions.shape[1]:
                 continue
             seen = seen[: len(trained)]
-            here, led = collection.places(seen), collection.places_after(seen)
-            known = [row for row in range(len(seen)) if len(led[row]) == 1]
+            here, before = collection.places(seen), collection.places_after(seen)
+            known = [row for row in range(len(seen)) if len(before[row]) == 1]
             self._after["rows"] += len(seen)
-            self._after["led"] += _num_same(trained, collection.actions, led, known)
+            self._after["led"] += _num_same(trained, collection.actions, before, known)
             self._after["taken"] += _num_same(
                 trained, collection.actions, here, [row for row in known if here[row]]
             )

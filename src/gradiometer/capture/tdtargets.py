@@ -246,7 +246,7 @@ def _is_normalised(found: list[TrainedValues]) -> bool:
     targets = np.concatenate([_host(each.targets.reshape(-1)) for each in found])
     if len(targets) < 3 or abs(targets.mean()) > NORMAL[0]:
         return False
-    return any(abs(targets.std(ddof=k) - 1.0) <= NORMAL[1] for k in (0, 1))
+    return any(abs(float(targets.std(ddof=k)) - 1.0) <= NORMAL[1] for k in (0, 1))
 
 
 def _varies_by_look_alone(ended: Floats, looks: Floats, spread: float) -> bool:
@@ -255,7 +255,7 @@ def _varies_by_look_alone(ended: Floats, looks: Floats, spread: float) -> bool:
     groups = [each for each in groups if len(each) > 1]
     if len(groups) < 2:
         return False
-    return max(_unexplained(each) for each in groups) <= EXACT * spread
+    return bool(max(_unexplained(each) for each in groups) <= EXACT * spread)
 
 
 def _unexplained(ended: Floats) -> float:

@@ -219,9 +219,9 @@ def update_opposes_reward(run: RunData) -> Verdict:
         title = "The actor's loss falls when its critic thinks less of the action"
         return proved_finding(proved[-1], title, doubt="", loss="actor's loss")
     if (credited := opposed_by_credit(run)) is not None:
-        other = replayed(run)
+        told = replayed(run)
         # sums over the past, or in the opposite order, fall where the right ones rise
-        known = other is not None and other.wrong is not None and not other.wrong.flipped
+        known = told is not None and told.wrong is not None and not told.wrong.flipped
         return None if known else credited
     predicted, realised = run.get("step/predicted"), run.get("step/realised")
     probed = predicted if predicted is not None else realised

@@ -272,8 +272,8 @@ def ppo_clip_saturated(run: RunData) -> Verdict:
     """PPO's clip holds a third of the samples, or mostly those that become less likely."""
     proved = proved_events(run, "ppo-clip-saturated")
     if not isinstance(proved, Skipped) and proved:
-        low, high = (fmt(number(proved[-1].detail.get(k)) or 0.0) for k in ("low", "high"))
-        title = f"The clip of PPO leaves no room: the ratio is held in [{low}, {high}]"
+        ends = [fmt(number(proved[-1].detail.get(k)) or 0.0) for k in ("low", "high")]
+        title = f"The clip of PPO leaves no room: the ratio is held in [{ends[0]}, {ends[1]}]"
         return proved_finding(proved[-1], title, fix=(OPEN_RANGE,), words=CLOSED_WORDS)
     clipped = run.get("clip_fraction")
     low, high = run.get("clip_fraction_low"), run.get("clip_fraction_high")
