@@ -28,11 +28,29 @@ def rise(n: int = N, start: float = 0.2, end: float = 0.8) -> Any:
     return np.linspace(start, end, n)
 
 
+def averaged(course: Any, episodes: int = 30, seed: int = 0) -> Any:
+    """Means over the last `episodes`, one new one a row: smooth, and worth few values."""
+    before = np.concatenate([np.full(episodes - 1, course[0]), course])
+    wide = before + np.random.default_rng(seed).normal(0.0, 0.1 * abs(course).max(), len(before))
+    return np.convolve(wide, np.full(episodes, 1.0 / episodes), "valid")
+
+
+SHORT = 36
 RISE_THEN_FALL = np.concatenate([np.linspace(0.1, 0.9, 100), np.linspace(0.9, 0.45, 100)])
 CASES = {
     "a rise": ({"reward": 5.0 * (rise() + noise())}, "healthy"),
     "a start at the maximum": ({"reward": np.minimum(0.98 + noise(sigma=0.01), 1.0)}, "healthy"),
     "a rise of which half is lost": ({"reward": 5.0 * (RISE_THEN_FALL + noise())}, "concern"),
+    "a short smooth rise": ({"reward": averaged(rise(SHORT, 60.0, 240.0))}, "concern"),
+    "a short smooth fall": ({"reward": averaged(rise(SHORT, -60.0, -900.0))}, "broken"),
+    "a short average that wanders": ({"reward": averaged(np.full(SHORT, 60.0))}, "too-early"),
+    "a schedule that is over": (
+        {
+            "reward": 3.0 + noise(SHORT, sigma=1.0),
+            "learning_rate": np.linspace(1e-6, 0.0, SHORT),
+        },
+        "not-learning",
+    ),
     "noise": ({"reward": 3.0 + noise(sigma=0.3)}, "not-learning"),
     "a rise of one hundredth": ({"reward": -49.8 + 0.5 * rise() + noise(sigma=0.02)}, "broken"),
     "a collapse": ({"reward": np.where(np.arange(N) < 120, 3.0, -4.0) + noise()}, "broken"),

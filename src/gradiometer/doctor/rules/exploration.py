@@ -7,6 +7,7 @@ convergence, so a policy that is done is left in peace (`severity.weigh`).
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -70,6 +71,9 @@ def entropy_collapse(run: RunData) -> Verdict:
     measurement on."""
     entropy = _discrete(run)
     fallen = FallsTo(shares=("exploration/collapsed",))(entropy)
+    start = max(float(entropy.values[0]), level(entropy.first(0.05)))
+    if fallen is not None and level(entropy.last(0.2)) <= limits.spent * start:
+        fallen = replace(fallen, strength="total")
     none = Stays(below=("exploration/deterministic",))(entropy)
     sign = fallen or none
     if sign is None:

@@ -111,6 +111,7 @@ def reward_plateau(run: RunData) -> Verdict:
     # a rate of 1 is the end of the scale, which few tasks reach: it counts where somebody said so
     meant = told_best(run) is not None or not risen
     serious = (short_of and meant) or not (learnt or began_trained(run))
+    serious = serious and not (known is not None and known.early)
     return _plateau(half, found, seen=seen, best=best, risen=risen, serious=serious)
 
 
@@ -168,8 +169,8 @@ def reward_declining(run: RunData) -> Verdict:
         )
     if not _declined(found) or at_maximum(run, found.series):
         return None
-    if found.course == "unclear" and len(found.series) < thresholds.value("state/enough_rows"):
-        return None  # as the state has it: too early
+    if found.early:
+        return None  # as the state has it
     if rising_elsewhere(run, int(found.series.last(0.5).steps[0])):
         return None
     before = found.top if found.came_down else found.start
