@@ -48,7 +48,6 @@ __all__ = [
     "suffers",
     "told_best",
     "trained_for",
-    "worse_outcome",
 ]
 
 limits = thresholds.group("course")
@@ -704,9 +703,3 @@ def flat_outcome(run: RunData) -> tuple[Evidence, ...]:
     """The outcome as evidence where it is stuck; nothing otherwise."""
     found = outcome_of(run)
     return (found.evidence,) if found is not None and found.stuck else ()
-
-
-def worse_outcome(run: RunData) -> tuple[Evidence, ...]:
-    """The same, and where it rose and came down again."""
-    fell = suffers(outcome_of(run))
-    return flat_outcome(run) if fell is None else (fell,)

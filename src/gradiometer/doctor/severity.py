@@ -10,8 +10,7 @@ is proved needs no outcome: such findings bring their own severity.
   *Watch*; it is a warning once the reward stands, and critical once it fell.
 - A total sign leaves nothing to learn from: critical as soon as the reward does not rise.
 - What a converged policy shows by itself (a low entropy, groups that are solved) is no fault where
-  the task is solved, and a warning on a reward that stands only where there is more to be had, or
-  where the sign is total.
+  the task is solved, and a warning on a reward that stands only where there is more to be had.
 - A heuristic accuses of no more than a warning, unless its sign is total.
 - What is proved is no less true where no outcome is known: it weighs as if the reward stood.
 """
@@ -73,6 +72,6 @@ def weigh(
     more = outcome is not None and outcome.short
     done = role == "convergence" and not more
     if fate in ("stands", "unknown") and (done or role in ("usual", "harmless")):
-        severity = "warn" if fate == "stands" and strength == "total" else "info"
+        severity = "info"
     quiet = severity == "info" and strength != "present"
     return Weight(severity=severity, watch=quiet and fate != "best")

@@ -57,8 +57,10 @@ def state_of(run: RunData, findings: Sequence[Finding], looked: int) -> RunState
     serious = [each for each in findings if each.severity != "info"]
     with np.errstate(all="ignore"):
         state, why = _state(run, serious)
+    watched = [each.title for each in findings if each.title.startswith("Watch")]
     if state == "healthy" and not serious:
-        why += f". Nothing wrong was found: {counted(looked, 'check')} could run"
+        clean = f"Nothing wrong was found: {counted(looked, 'check')} could run"
+        why += f". {watched[0] if watched else clean}"
     return RunState(state=state, verdict=f"{state}: {_once(why)}.")
 
 

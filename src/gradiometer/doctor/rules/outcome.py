@@ -95,13 +95,20 @@ def reward_plateau(run: RunData) -> Verdict:
     )
     if found.change > worth / 2:
         return None  # it may well be rising, only too slowly for this many measurements
-    if seen > worth:
+    known = outcome_of(run)
+    # over the whole run a test with more to go by may have seen that nothing was gained
+    stood = (
+        known is not None
+        and known.stuck
+        and known.course != "fell"
+        and len(known.series) >= thresholds.value("course/patience")
+    )
+    if seen > worth and not stood:
         why = (
             f"too noisy: over the last half only a rise above {fmt(seen)} would be seen, and"
             f" {fmt(worth)} matters"
         )
         return Skipped(why=why, metric=reward.metric.name)
-    known = outcome_of(run)
     risen = known is not None and not known.stuck
     # where noise hides what a held-out score shows
     learnt = risen or rising_elsewhere(run, int(reward.finite.steps[0]))
