@@ -424,19 +424,20 @@ def _by_eye(found: Outcome) -> Outcome:
 
 
 def _stands_above(found: Outcome, sign: float) -> bool:
-    """Whether the last third lies above the first fifth, value for value, by a quarter of what
-    there is to gain and four spreads of the quieter half. A reward about zero has no size of its
-    own to measure that by: it must have gone nearly all the way in one direction."""
+    """Whether the last third lies above the first fifth, value for value, by much of what there is
+    to gain and four spreads of the quieter half, and most of the way went in one direction. A
+    reward about zero has no size of its own: nearly all must have, or far from a quiet start."""
     values, way = sign * found.series.values, sign * (found.end - found.start)
     first, last = values[: max(3, len(values) // 5)], values[-max(3, len(values) // 3) :]
     enough = max(limits.apart * found.unit, limits.apart_spreads * found.quiet)
     if way < enough or float(last.min()) <= float(first.max()):
         return False
+    left = float(np.var(values - monotone(values))) / max(float(np.var(values)), 1e-300)
     small, large = sorted((abs(found.start), abs(found.end)))
     if found.start * found.end > 0.0 and small >= limits.same_size * large:
-        return True
-    about = float(np.var(values - monotone(values))) / max(float(np.var(values)), 1e-300)
-    return about <= limits.one_way and way >= limits.apart_of_none * found.quiet
+        return left <= limits.one_way
+    straight = left <= limits.one_way_of_none and way >= limits.apart_of_none * found.quiet
+    return straight or (left <= limits.one_way and way >= limits.from_start * float(first.std()))
 
 
 def _against_random(run: RunData, found: Outcome) -> Outcome:

@@ -96,14 +96,7 @@ def reward_plateau(run: RunData) -> Verdict:
     if found.change > worth / 2:
         return None  # it may well be rising, only too slowly for this many measurements
     known = outcome_of(run)
-    # over the whole run a test with more to go by may have seen that nothing was gained
-    stood = (
-        known is not None
-        and known.stuck
-        and known.course != "fell"
-        and len(known.series) >= thresholds.value("course/patience")
-    )
-    if seen > worth and not stood:
+    if seen > worth:
         why = (
             f"too noisy: over the last half only a rise above {fmt(seen)} would be seen, and"
             f" {fmt(worth)} matters"
