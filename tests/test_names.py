@@ -487,6 +487,11 @@ def test_held_out_goes_before_training_and_means_before_extremes() -> None:
     assert OUTCOMES.index("val/reward") < OUTCOMES.index("reward")
 
 
+def test_the_accuracy_of_a_discriminator_is_no_outcome_beside_a_reward() -> None:
+    found = read_names(["agent acc", "demo acc", "mean 100 episode reward"])
+    assert {each.metric.name for each in found.values()} == {"reward"}
+
+
 def test_the_mean_over_data_sets_goes_before_a_single_one() -> None:
     names = ["eval/aime/accuracy", "eval/math/accuracy", "eval/accuracy"]
     assert next(iter(read_names(names))) == "eval/accuracy"
@@ -499,6 +504,10 @@ def test_one_reward_function_alone_is_the_reward_and_of_two_none_is() -> None:
     assert (found.metric.name, found.guessed) == ("reward", True)
     found, *_ = read_names(["accuracy_reward", "maze_reward"]).values()
     assert (found.name, found.metric.name) == ("accuracy_reward", "reward")
+    found = read_names(["reward_valid_json", "reward_has_keys", "reward_env_interaction"])
+    assert found["reward_env_interaction"].metric.name == "reward"
+    assert found["reward_valid_json"].metric.name == "rewards/<function>/<statistic>"
+    assert read_names(["valid_reward"])["valid_reward"].metric.name == "val/reward"
     two = read_names(["puzzle_reward", "maze_reward"])
     assert {reading.metric.name for reading in two.values()} == {"rewards/<function>/<statistic>"}
 

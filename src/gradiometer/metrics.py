@@ -461,7 +461,7 @@ def _with_an_outcome(found: dict[str, Meaning]) -> dict[str, Meaning]:
         and reading.parts["statistic"] == "mean"
         and vocabulary().side.isdisjoint(words_of(reading.parts["function"]))
     ]
-    right = [each for each in functions if _of_the_task(each.parts["function"])]
+    right = [each for each in functions if _of_the_task(each.name)]
     if len(functions) == 1 or len(right) == 1:
         (only,) = right or functions
         alias = Alias(name=only.name, library="", confidence=0.5)
@@ -495,10 +495,13 @@ def _as_function(reading: Meaning) -> Meaning | None:
     return replace(reading, metric=metric, parts={"function": function, "statistic": "mean"})
 
 
-def _of_the_task(function: str) -> bool:
-    """Whether a reward function says that the task was solved, or is the sum of all."""
-    words = set(words_of(function))
-    return bool(words & {"accuracy", "correct", "correctness", "success", "total", "combined"})
+def _of_the_task(name: str) -> bool:
+    """Whether a reward function says that the task was solved, is the sum of all, or what the
+    environment gave."""
+    words = set(words_of(name))
+    return not words.isdisjoint(
+        ("accuracy", "correct", "correctness", "success", "total", "combined", "env", "environment")
+    )
 
 
 def _surroundings(names: list[str]) -> Surroundings:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from importlib import resources
 from typing import Any, final
@@ -194,10 +194,22 @@ def guess(name: str, *, language: bool = False, beside_length: bool = False) -> 
     if "pass" in words and any(word.isdigit() and word != "1" for word in words):
         return None  # pass@8 grows with the samples, whatever the policy does
     statistics = {known.statistics[word] for word in words if word in known.statistics}
-    held_out = any(word in known.held_out for word in words)
+    held_out = any(
+        word in known.held_out and not _describes(words[place:]) for place, word in enumerate(words)
+    )
     rest = [word for word in words if not _says_where(word)]
     found = _of_the_rest(rest, language=language, held_out=held_out)
+    if found is not None and found.meaning == "success_rate" and "agent" in words:
+        found = replace(found, last_resort=True)  # of a discriminator: agents have no accuracy
     return None if found is None else _placed(found, statistics, held_out=held_out)
+
+
+def _describes(words: list[str]) -> bool:
+    """Whether `valid` says what is valid (`reward_valid_json`), not where a number was taken."""
+    known, following = vocabulary(), words[1:2]
+    return words[0] == "valid" and any(
+        not _says_where(word) and word not in known.nouns for word in following
+    )
 
 
 def plain_words(name: str) -> list[str]:

@@ -100,7 +100,7 @@ def test_entropy_that_falls_late_while_the_reward_rises_is_something_to_watch(
     patient: Patient, reward: np.ndarray
 ) -> None:
     """A strong sign is never silence; nobody knows yet whether it is the end of learning."""
-    found = judge("entropy-collapse", patient({"entropy": falling(0.02, at=30), "reward": reward}))
+    found = judge("entropy-collapse", patient({"entropy": falling(0.05, at=30), "reward": reward}))
     assert found.severity == "info"
     assert found.title.startswith("Watch: ")
 
@@ -110,10 +110,12 @@ def test_entropy_at_zero_is_success_at_the_known_maximum(patient: Patient) -> No
     logged = {"entropy": falling(0.01), "reward": reward}
     assert judge("entropy-collapse", patient(logged, facts={"max_reward": 1.0})) is None
     assert judge("entropy-collapse", patient(logged)) is None  # a score near 1
-    early = {**logged, "reward": 7.0 * reward}
+    early = {"entropy": falling(0.05), "reward": 7.0 * reward}
     assert (
         judge("entropy-collapse", patient(early)).severity == "info"
     )  # nobody knows the maximum, and it was early
+    spent = {**logged, "reward": 7.0 * reward}
+    assert judge("entropy-collapse", patient(spent)).severity == "warn"  # nothing left to try
     assert judge("entropy-collapse", patient(logged, facts={"max_reward": 5.0})).severity == "warn"
 
 

@@ -28,11 +28,31 @@ def rise(n: int = N, start: float = 0.2, end: float = 0.8) -> Any:
     return np.linspace(start, end, n)
 
 
+def averaged(course: Any, episodes: int = 30, seed: int = 0, share: float = 0.1) -> Any:
+    """Means over the last `episodes`, one new one a row: smooth, and worth few values."""
+    before = np.concatenate([np.full(episodes - 1, course[0]), course])
+    wide = before + np.random.default_rng(seed).normal(0.0, share * abs(course).max(), len(before))
+    return np.convolve(wide, np.full(episodes, 1.0 / episodes), "valid")
+
+
+SHORT = 36
 RISE_THEN_FALL = np.concatenate([np.linspace(0.1, 0.9, 100), np.linspace(0.9, 0.45, 100)])
 CASES = {
     "a rise": ({"reward": 5.0 * (rise() + noise())}, "healthy"),
     "a start at the maximum": ({"reward": np.minimum(0.98 + noise(sigma=0.01), 1.0)}, "healthy"),
     "a rise of which half is lost": ({"reward": 5.0 * (RISE_THEN_FALL + noise())}, "concern"),
+    "a short smooth fall": ({"reward": averaged(rise(SHORT, -60.0, -900.0))}, "broken"),
+    "a short average that wanders": (
+        {"reward": averaged(np.full(SHORT, 60.0), share=0.5)},
+        "too-early",
+    ),
+    "a schedule that is over": (
+        {
+            "reward": 3.0 + noise(SHORT, sigma=1.0),
+            "learning_rate": np.linspace(1e-6, 0.0, SHORT),
+        },
+        "not-learning",
+    ),
     "noise": ({"reward": 3.0 + noise(sigma=0.3)}, "not-learning"),
     "a rise of one hundredth": ({"reward": -49.8 + 0.5 * rise() + noise(sigma=0.02)}, "broken"),
     "a collapse": ({"reward": np.where(np.arange(N) < 120, 3.0, -4.0) + noise()}, "broken"),
@@ -153,3 +173,14 @@ def test_what_might_be_the_outcome_is_asked_for(patient: Patient) -> None:
     said = diagnose(patient({"zz/quux": rise(), "entropy": np.full(N, 1.0)})).verdict
     assert "zz/quux" in said
     assert "--name reward=COLUMN" in said
+
+
+@pytest.mark.parametrize(("start", "end"), [(-7.5, 7.8), (60.0, 240.0), (-7000.0, -1050.0)])
+def test_a_smooth_rise_in_a_few_dozen_rows_is_not_too_early(
+    patient: Patient, start: float, end: float
+) -> None:
+    """As SB3 logs 100,000 steps: fast, then slower; its differences remember like a walk's."""
+    bend = 1.0 - np.exp(-np.linspace(0.0, 4.0, SHORT))
+    wander = np.cumsum(noise(SHORT, 0.01 * (end - start), seed=1))
+    run = patient({"reward": start + (end - start) * bend / bend[-1] + wander})
+    assert diagnose(run).state in ("healthy", "concern")

@@ -26,6 +26,7 @@ WINDOWS = {"mean of 10": 10, "mean of 100": 100}
 LEVEL = 20.0
 WORSE = {
     ("mean of 100", 100): "one window long: it is worth one independent value",
+    ("mean of 100", 25): "a quarter of a window long: about zero it wanders like a rise",
 }
 """Cells in which more than 2 % of flat noise is called learning."""
 

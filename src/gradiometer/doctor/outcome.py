@@ -19,7 +19,7 @@ from gradiometer.doctor import thresholds
 from gradiometer.doctor.rundata import RunData, Series
 from gradiometer.doctor.signs import level, number, robust_sigma, shown
 from gradiometer.maths.gains import LIKELY, Gain, gain, stands_apart, without_tails
-from gradiometer.maths.trends import LEVEL, Drift, drift
+from gradiometer.maths.trends import LEVEL, Drift, drift, monotone
 from gradiometer.records import Evidence
 from gradiometer.store.reader import Floats, Ints
 from gradiometer.words import fmt
@@ -48,7 +48,6 @@ __all__ = [
     "suffers",
     "told_best",
     "trained_for",
-    "worse_outcome",
 ]
 
 limits = thresholds.group("course")
@@ -129,6 +128,10 @@ class Outcome:
     """Whether it lost more of its best than its noise explains."""
     constant: bool
     """Whether it tells nothing apart: every measurement is the same, or nearly."""
+    apart: bool = False
+    """Whether it rose to the eye where no test can tell: `_stands_above`."""
+    over: bool = False
+    """Whether the learning rate was taken down to its end: nothing more will come."""
 
     @property
     def way(self) -> float:
@@ -240,6 +243,12 @@ class Outcome:
         return not held and len(self.series) < limits.min_rows
 
     @property
+    def early(self) -> bool:
+        """Whether nobody can tell yet what becomes of it."""
+        short = len(self.series) < thresholds.value("state/enough_rows") and not self.over
+        return self.few or (self.course == "unclear" and short and not self.apart)
+
+    @property
     def rests(self) -> bool:
         """Something was gained, and hardly any of it from the third quarter to the last, where a
         straight rise gains a quarter."""
@@ -276,6 +285,8 @@ class Outcome:
             return "best"
         if self.course == "fell" or suffers(self) is not None:
             return "fell"
+        if self.early:
+            return "early"
         if self.stuck:
             return "stuck"
         return "stands" if self.rests else "rises"
@@ -385,8 +396,48 @@ def judge_series(run: RunData, series: Series) -> Outcome | None:
         came_down=came_down and course != "best",
         constant=constant,
         references=_references(run, series),
+        over=_schedule_over(run),
     )
-    return _against_random(run, found)
+    return _against_random(run, _by_eye(found))
+
+
+def _schedule_over(run: RunData) -> bool:
+    rate = run.get("learning_rate")
+    if rate is None or len(rate.finite) < limits.min_rewards:
+        return False
+    values = rate.finite.values
+    return 0.0 <= float(values[-1]) <= limits.rate_over * float(values.max())
+
+
+def _by_eye(found: Outcome) -> Outcome:
+    """What is plain to see, where no test can tell: averages over many episodes remember so much
+    that a few dozen of them could have wandered anywhere, by what their steps alone show."""
+    if found.course != "unclear" or found.few or found.constant:
+        return found
+    if found.lost >= limits.half_lost and _clearly_down(found):
+        back = found.way < limits.lost * abs(found.top - found.start)
+        return replace(found, course="fell", came_down=True) if back else found
+    sign = -1.0 if found.lower_is_better else 1.0
+    if _stands_above(found, sign):
+        return replace(found, apart=True)
+    return replace(found, course="fell") if _stands_above(found, -sign) else found
+
+
+def _stands_above(found: Outcome, sign: float) -> bool:
+    """Whether the last third lies above the first fifth, value for value, by much of what there is
+    to gain and four spreads of the quieter half, and most of the way went in one direction. A
+    reward about zero has no size of its own: nearly all must have, or far from a quiet start."""
+    values, way = sign * found.series.values, sign * (found.end - found.start)
+    first, last = values[: max(3, len(values) // 5)], values[-max(3, len(values) // 3) :]
+    enough = max(limits.apart * found.unit, limits.apart_spreads * found.quiet)
+    if way < enough or float(last.min()) <= float(first.max()):
+        return False
+    left = float(np.var(values - monotone(values))) / max(float(np.var(values)), 1e-300)
+    small, large = sorted((abs(found.start), abs(found.end)))
+    if found.start * found.end > 0.0 and small >= limits.same_size * large:
+        return left <= limits.one_way
+    straight = left <= limits.one_way_of_none and way >= limits.apart_of_none * found.quiet
+    return straight or (left <= limits.one_way and way >= limits.from_start * float(first.std()))
 
 
 def _against_random(run: RunData, found: Outcome) -> Outcome:
@@ -395,7 +446,7 @@ def _against_random(run: RunData, found: Outcome) -> Outcome:
         return found
     trained = run.get("reward")
     updates = max(len(found.series), 0 if trained is None else len(trained.finite))
-    if updates < thresholds.value("state/enough_rows") and not found.rests:
+    if updates < limits.patience and not found.rests:
         return found
     return replace(found, course="flat")
 
@@ -653,9 +704,3 @@ def flat_outcome(run: RunData) -> tuple[Evidence, ...]:
     """The outcome as evidence where it is stuck; nothing otherwise."""
     found = outcome_of(run)
     return (found.evidence,) if found is not None and found.stuck else ()
-
-
-def worse_outcome(run: RunData) -> tuple[Evidence, ...]:
-    """The same, and where it rose and came down again."""
-    fell = suffers(outcome_of(run))
-    return flat_outcome(run) if fell is None else (fell,)

@@ -57,8 +57,10 @@ def state_of(run: RunData, findings: Sequence[Finding], looked: int) -> RunState
     serious = [each for each in findings if each.severity != "info"]
     with np.errstate(all="ignore"):
         state, why = _state(run, serious)
+    watched = [each.title for each in findings if each.title.startswith("Watch")]
     if state == "healthy" and not serious:
-        why += f". Nothing wrong was found: {counted(looked, 'check')} could run"
+        clean = f"Nothing wrong was found: {counted(looked, 'check')} could run"
+        why += f". {watched[0] if watched else clean}"
     return RunState(state=state, verdict=f"{state}: {_once(why)}.")
 
 
@@ -105,6 +107,9 @@ def _judged(run: RunData, outcome: Outcome, serious: Sequence[Finding]) -> tuple
         return "concern", said + _and(serious)
     if not rose:
         return _stands(run, outcome, serious)
+    if outcome.apart:
+        plain = "all of its last third lies above its start, though so few values prove no rise"
+        return "concern", f"{said}; {plain}{_and(serious)}"
     if outcome.course == "unclear":
         return "concern", f"{said}; it may be rising, but its noise is as large{_and(serious)}"
     return _rose(outcome, serious)
@@ -131,7 +136,7 @@ def _stands(run: RunData, outcome: Outcome, serious: Sequence[Finding]) -> tuple
         return "not-learning", why + (_and(serious) or _what_would_tell(run))
     if outcome.course != "fell" and _warms_up(run):
         return "too-early", f"{said}, and the learning rate is still in its warm-up{_and(serious)}"
-    if outcome.course == "unclear" and len(outcome.series) < limits.enough_rows:
+    if outcome.early:
         return "too-early", f"{said}: too few points for this much noise{_and(serious)}"
     if outcome.course == "unclear" and outcome.visible and _all_at_once(outcome):
         early = f"all of it in the first {limits.early_gain:.0%} of the run"
@@ -171,6 +176,8 @@ def _too_few(outcome: Outcome) -> str:
 
 
 def _seems_to_rise(outcome: Outcome) -> bool:
+    if outcome.apart:
+        return True
     clear = outcome.score >= limits.nearly and outcome.way >= limits.clear * outcome.quiet
     enough = len(outcome.series) >= limits.enough_rows
     return enough and clear and outcome.visible and outcome.lost < 0.5

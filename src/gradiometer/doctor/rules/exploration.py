@@ -7,11 +7,13 @@ convergence, so a policy that is done is left in peace (`severity.weigh`).
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
 from gradiometer.doctor import thresholds
 from gradiometer.doctor.declared import FallsTo, RisesPast, Sign, Stays, declare, drafted
+from gradiometer.doctor.outcome import outcome_of
 from gradiometer.doctor.rule import (
     CannotSay,
     Skipped,
@@ -70,6 +72,11 @@ def entropy_collapse(run: RunData) -> Verdict:
     measurement on."""
     entropy = _discrete(run)
     fallen = FallsTo(shares=("exploration/collapsed",))(entropy)
+    start = max(float(entropy.values[0]), level(entropy.first(0.05)))
+    progress = outcome_of(run)
+    spent = level(entropy.last(0.2)) <= limits.spent * start
+    if fallen is not None and spent and progress is not None and progress.fate == "stands":
+        fallen = replace(fallen, role="plain")  # more than a policy that is done gives away
     none = Stays(below=("exploration/deterministic",))(entropy)
     sign = fallen or none
     if sign is None:

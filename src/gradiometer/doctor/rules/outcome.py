@@ -96,13 +96,13 @@ def reward_plateau(run: RunData) -> Verdict:
     )
     if found.change > worth / 2:
         return None  # it may well be rising, only too slowly for this many measurements
+    known = outcome_of(run)
     if seen > worth:
         why = (
             f"too noisy: over the last half only a rise above {fmt(seen)} would be seen, and"
             f" {fmt(worth)} matters"
         )
         return Skipped(why=why, metric=reward.metric.name)
-    known = outcome_of(run)
     risen = known is not None and not known.stuck
     # where noise hides what a held-out score shows
     learnt = risen or rising_elsewhere(run, int(reward.finite.steps[0]))
@@ -112,6 +112,7 @@ def reward_plateau(run: RunData) -> Verdict:
     # a rate of 1 is the end of the scale, which few tasks reach: it counts where somebody said so
     meant = told_best(run) is not None or not risen
     serious = (short_of and meant) or not (learnt or began_trained(run))
+    serious = serious and not (known is not None and known.early)
     return _plateau(half, found, seen=seen, best=best, risen=risen, serious=serious)
 
 
@@ -169,8 +170,8 @@ def reward_declining(run: RunData) -> Verdict:
         )
     if not _declined(found) or at_maximum(run, found.series):
         return None
-    if found.course == "unclear" and len(found.series) < thresholds.value("state/enough_rows"):
-        return None  # as the state has it: too early
+    if found.early:
+        return None  # as the state has it
     if rising_elsewhere(run, int(found.series.last(0.5).steps[0])):
         return None
     before = found.top if found.came_down else found.start

@@ -635,6 +635,11 @@ def policy_frozen(run: RunData) -> Verdict:
 def _never_left(run: RunData) -> list[tuple[Series, int | None, Evidence]]:
     """A learning rate far below any in use, or a policy that is still its own reference."""
     rate, away = run.get("learning_rate"), run.get("kl_ref")
+    margin = run.get("preference/margin")
+    if margin is not None:
+        return _below(
+            replace(margin, values=np.abs(margin.values)), lambda x: x <= limits.same_margin
+        )
     if rate is not None and len(rate.finite) >= limits.min_points:
         most = float(rate.finite.values.max())
         if 0.0 < most <= limits.tiny_rate:
