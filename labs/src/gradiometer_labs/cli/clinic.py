@@ -107,8 +107,7 @@ def _wards(request: ClinicRequest) -> int:
     outside: list[list[str]] = []
     if request.judge:
         asked = [
-            OutsiderTask(training=each, out=str(folder), command=request.judge)
-            for each in patients
+            OutsiderTask(training=each, out=str(folder), command=request.judge) for each in patients
         ]
         _do("their diagnosis", asked, engine, workers, outside.append)
     found = ward_summary(judged, outside)

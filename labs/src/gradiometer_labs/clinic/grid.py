@@ -79,6 +79,11 @@ class ClinicTraining:
         return "+".join(found.catalogue for found, _ in self.faults)
 
     @property
+    def summary(self) -> str:
+        """What its lines say now, and what follows."""
+        return " ".join(found.summary for found, _ in self.faults)
+
+    @property
     def dose(self) -> str | None:
         """Of a single fault that has doses."""
         found = self.faults

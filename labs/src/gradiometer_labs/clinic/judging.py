@@ -32,6 +32,7 @@ from gradiometer_labs.clinic.grid import ClinicTraining
 from gradiometer_labs.clinic.patients import unpacked
 from gradiometer_labs.clinic.thresholds import public_findings
 from gradiometer_labs.clinic.training import TrainingRecord, kept_record
+from gradiometer_labs.wards.ward import Patient
 
 __all__ = ["EARLY", "MEASURED", "CountedFinding", "JudgeTask", "JudgedTraining", "scalar_log"]
 
@@ -93,11 +94,7 @@ class JudgeTask:
                 full=_said(diagnose(run).findings),
                 scalars=_said(diagnose(log).findings),
                 public=public_findings(RunData(log)),
-                early=(
-                    {}
-                    if self.training.healthy
-                    else _early(place / DATABASE_NAME, steps, last)
-                ),
+                early=({} if self.training.healthy else _early(place / DATABASE_NAME, steps, last)),
             )
 
 

@@ -28,7 +28,7 @@ from gradiometer.store.database import DATABASE_NAME
 from gradiometer_labs.clinic.training import RECORD, TrainingRecord, kept_record
 from gradiometer_labs.wards.ward import HEALTHY, WARDS, Patient, find_ward
 
-__all__ = ["READINGS", "PatientTask", "unpacked", "ward_patients"]
+__all__ = ["READINGS", "PatientTask", "unpacked", "ward_patients", "write_card"]
 
 READINGS = "run.db.xz"
 SHARE = 0.2
@@ -38,8 +38,8 @@ SHARE = 0.2
 def ward_patients(
     wards: Sequence[str], *, only: Sequence[str] = (), each: int, controls: int, limit: int = 0
 ) -> list[Patient]:
-    """Those of some wards, or of all; `limit` keeps the first of each ward, which has every fault
-    as often as any other."""
+    """Those of some wards, or of all; `limit` keeps the first of each ward: every setup once
+    healthy, then every fault once."""
     found: list[Patient] = []
     for name in wards or WARDS:
         ward = find_ward(name)
@@ -112,3 +112,43 @@ def unpacked(folder: Path) -> Iterator[Path]:
         packed = (folder / READINGS).read_bytes()
         (Path(scratch) / DATABASE_NAME).write_bytes(lzma.decompress(packed))
         yield Path(scratch)
+
+
+CARD = """\
+---
+license: apache-2.0
+pretty_name: Gradiometer clinic
+tags: [reinforcement-learning, debugging, anomaly-detection]
+---
+
+# Trainings with one wrong line
+
+{count} short trainings of reinforcement learning in other people's trainers ({wards}): {faulty}
+with one known fault, {healthy} healthy. Each drew its task, network, learning rate, batch size,
+discount and seed from a random stream of its own.
+
+- `WARD/ALGORITHM-TASK/FAULT-NUMBER/admission.json`: the settings it drew, its true mean return over
+  the first and the last fifth of its episodes, CPU seconds, and what it died of, if it did. The
+  fault `none` is a healthy training.
+- `.../run.db.xz`: what was measured, an SQLite file (xz). Unpacked as `run.db` into a folder it is
+  a run: `gradiometer doctor FOLDER`.
+
+A fault is a changed method or argument of the real trainer; `gradiometer_labs/wards` holds the code
+and the findings that would name it. Score another tool on the scalar logs:
+`gradiometer clinic --wards all --out THIS_FOLDER --judge "their command {{log}}"`.
+
+Not for: comparing trainers or algorithms. The trainings are as short as learning allows.
+"""
+
+
+def write_card(folder: Path) -> None:
+    """A dataset card beside the readings: what is there now."""
+    found = [path.relative_to(folder).parts for path in folder.glob(f"*/*/*/{READINGS}")]
+    healthy = sum(parts[2].startswith(f"{HEALTHY}-") for parts in found)
+    text = CARD.format(
+        count=len(found),
+        faulty=len(found) - healthy,
+        healthy=healthy,
+        wards=", ".join(find_ward(name).summary for name in sorted({parts[0] for parts in found})),
+    )
+    (folder / "README.md").write_text(text, encoding="utf-8")

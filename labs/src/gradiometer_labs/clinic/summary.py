@@ -222,6 +222,7 @@ def _row(
         "ward": setup,
         "fault": fault,
         "catalogue": first.catalogue,
+        "summary": first.summary,
         "expected": [list(ids) for ids in first.expected],
         "held_out": first.held_out,
         "harmless": harmless,

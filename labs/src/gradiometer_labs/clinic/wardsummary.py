@@ -42,6 +42,10 @@ def ward_summary(
         ]
         for ward, judged in by_ward.items()
     }
+    views: dict[str, scoring.Names] = dict(VIEWS)
+    if outside:
+        theirs = {id(each): said for each, said in zip(all_judged, outside, strict=True)}
+        views["judged"] = lambda each: theirs[id(each)]
     left_out = [ward for ward, judged in by_ward.items() if judged[0].training.held_out]
     broken = [each for each in all_judged if not each.training.healthy]
     controls = [each for each in all_judged if each.training.healthy]
@@ -51,7 +55,7 @@ def ward_summary(
         "faults": len({each.training.cluster for each in broken}),
         "cpu_seconds": round(sum(each.record.seconds for each in all_judged), 1),
         "left_out": left_out,
-        "accuracy": _mean_over_wards({ward: harmful[ward] for ward in left_out}),
+        "accuracy": _mean_over_wards({ward: harmful[ward] for ward in left_out}, views),
         "wards": {
             ward: _ward(judged, harmful[ward], without_harm) for ward, judged in by_ward.items()
         },
@@ -93,7 +97,9 @@ def _ward(
     }
 
 
-def _mean_over_wards(harmful: Mapping[str, Sequence[JudgedTraining]]) -> dict[str, Any]:
+def _mean_over_wards(
+    harmful: Mapping[str, Sequence[JudgedTraining]], views: Mapping[str, scoring.Names]
+) -> dict[str, Any]:
     """Every ward weighs the same, and in it every fault; the bootstrap draws faults within
     wards."""
     return {
@@ -110,7 +116,7 @@ def _mean_over_wards(harmful: Mapping[str, Sequence[JudgedTraining]]) -> dict[st
             )
             for within in (1, 3)
         }
-        for view, names in VIEWS.items()
+        for view, names in views.items()
     }
 
 

@@ -1,4 +1,4 @@
-"""The ward of Stable-Baselines3: its algorithms as they are, with one argument or method changed."""
+"""The ward of Stable-Baselines3: its algorithms as they are, one argument or method changed."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ WARD = Ward(
     name="sb3",
     summary="Stable-Baselines3",
     setups={
-        ("PPO", "CartPole"): _ranges(6144, (1e-3, 3e-3), **PPO),
-        ("PPO", "walk"): _ranges(4096, (1e-3, 3e-3), **PPO),
-        ("PPO", "bandit"): _ranges(3072, (1e-3, 3e-3), **PPO),
-        ("A2C", "CartPole"): _ranges(10_000, (2e-3, 5e-3), **A2C),
+        ("PPO", "CartPole"): _ranges(5120, (1e-3, 3e-3), **PPO),
+        ("PPO", "walk"): _ranges(2560, (1e-3, 3e-3), **PPO),
+        ("PPO", "bandit"): _ranges(2560, (1e-3, 3e-3), **PPO),
+        ("A2C", "CartPole"): _ranges(8_000, (2e-3, 5e-3), **A2C),
         ("A2C", "bandit"): _ranges(4000, (2e-3, 5e-3), **A2C),
         ("DQN", "walk"): _ranges(1600, (1e-3, 3e-3), **DQN),
         ("DQN", "bandit"): _ranges(1200, (1e-3, 3e-3), **DQN),
-        ("SAC", "reach"): _ranges(600, (1e-3, 3e-3), **SOFT),
-        ("TD3", "reach"): _ranges(900, (1e-3, 3e-3), **SOFT),
+        ("SAC", "reach"): _ranges(900, (1e-3, 3e-3), **SOFT),
+        ("TD3", "reach"): _ranges(800, (1e-3, 3e-3), **SOFT),
     },
 )
 ARGUMENTS: dict[str, dict[str, Any]] = {

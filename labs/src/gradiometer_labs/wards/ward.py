@@ -104,24 +104,31 @@ class Ward:
     def patients(self, *, each: int, controls: int) -> Iterator[Patient]:
         """`each` of every fault and algorithm, and `controls` healthy ones of every setup.
 
-        Round by round, so that any beginning of the list has seen every fault as often.
+        In rounds: of every fault one before any twice, whatever part of the list is trained.
         """
         for index in range(max(each, controls)):
             if index < controls:
                 for algorithm, task in self.setups:
                     yield Patient(ward=self.name, algorithm=algorithm, task=task, index=index)
-            for fault in self.faults.values() if index < each else ():
-                for algorithm in fault.algorithms:
-                    tasks = [task for other, task in self.setups if other == algorithm]
-                    # The first is drawn, the others follow: few patients see every task.
-                    first = _stream(self.name, algorithm, fault.name, 0).integers(len(tasks))
-                    yield Patient(
-                        ward=self.name,
-                        algorithm=algorithm,
-                        task=tasks[(int(first) + index) % len(tasks)],
-                        fault=fault.name,
-                        index=index,
-                    )
+            if index < each:
+                most = max((len(fault.algorithms) for fault in self.faults.values()), default=0)
+                for turn in range(most):
+                    for fault in self.faults.values():
+                        if turn < len(fault.algorithms):
+                            yield self._broken(fault, turn, index)
+
+    def _broken(self, fault: WardFault, turn: int, index: int) -> Patient:
+        """The first algorithm and task are drawn, the others follow in turn."""
+        first, at = _stream(self.name, fault.name).integers(2**16, size=2)
+        algorithm = fault.algorithms[(int(first) + turn) % len(fault.algorithms)]
+        tasks = [task for other, task in self.setups if other == algorithm]
+        return Patient(
+            ward=self.name,
+            algorithm=algorithm,
+            task=tasks[(int(at) + index) % len(tasks)],
+            fault=fault.name,
+            index=index,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +171,11 @@ class Patient:
     def catalogue(self) -> str:
         """Of a ward's fault its sentence stands for a number of the failure catalogue."""
         return ""
+
+    @property
+    def summary(self) -> str:
+        """What is changed, and what follows."""
+        return "" if self.ward_fault is None else self.ward_fault.summary
 
     @property
     def cluster(self) -> str:
