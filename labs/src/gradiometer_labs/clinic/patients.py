@@ -6,6 +6,7 @@ readings (`run.db.xz`, at most 200 kB): judging again needs no training.
 
 from __future__ import annotations
 
+import io
 import json
 import lzma
 import math
@@ -14,7 +15,7 @@ import sqlite3
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, redirect_stdout
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -76,7 +77,8 @@ class PatientTask:
 def _train(patient: Patient, run: Path) -> TrainingRecord:
     began, ended = time.process_time(), ""
     returns: Sequence[float] = ()
-    with warnings.catch_warnings():
+    # Trainers print, and --json prints too.
+    with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore", GradiometerWarning)
         warnings.simplefilter("ignore", UserWarning)  # torch's own, of what is broken on purpose
         try:

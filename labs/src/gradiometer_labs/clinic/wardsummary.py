@@ -20,7 +20,7 @@ from gradiometer_labs.clinic.summary import (
 )
 from gradiometer_labs.wards.ward import Patient
 
-__all__ = ["ward_summary"]
+__all__ = ["mean_over_wards", "ward_summary"]
 
 DRAWS = 2000
 
@@ -55,7 +55,7 @@ def ward_summary(
         "faults": len({each.training.cluster for each in broken}),
         "cpu_seconds": round(sum(each.record.seconds for each in all_judged), 1),
         "left_out": left_out,
-        "accuracy": _mean_over_wards({ward: harmful[ward] for ward in left_out}, views),
+        "accuracy": mean_over_wards({ward: harmful[ward] for ward in left_out}, views),
         "wards": {
             ward: _ward(judged, harmful[ward], without_harm) for ward, judged in by_ward.items()
         },
@@ -97,7 +97,7 @@ def _ward(
     }
 
 
-def _mean_over_wards(
+def mean_over_wards(
     harmful: Mapping[str, Sequence[JudgedTraining]], views: Mapping[str, scoring.Names]
 ) -> dict[str, Any]:
     """Every ward weighs the same, and in it every fault; the bootstrap draws faults within

@@ -1,4 +1,4 @@
-"""The ward of torchrl: its PPO and SAC losses in a plain loop, with one argument or method changed."""
+"""The ward of torchrl: its PPO and SAC losses in a plain loop, one argument or method changed."""
 
 from __future__ import annotations
 
