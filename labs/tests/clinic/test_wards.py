@@ -132,7 +132,8 @@ def test_another_tool_gets_what_was_logged(tmp_path: Path) -> None:
         (["--wards", "sb3", "--faults", "entropy_detach"], "did you mean 'entropy_detached'"),
         (["--wards", "sb3", "--labs", "tsp"], "--wards has its own patients"),
         (["--wards", "sb3", "--judge", "tool log.csv"], "names no {log}"),
-        (["--limit", "3"], "--limit and --judge belong to --wards"),
+        (["--wards", "sb3", "--stored"], "holds none of these patients"),
+        (["--limit", "3"], "--limit, --judge and --stored belong to --wards"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(

@@ -38,8 +38,8 @@ def clinic(request: ClinicRequest) -> int:
         raise UsageError("--only and --wild belong to --sweep")
     if request.wards:
         return _wards(request)
-    if request.limit or request.judge:
-        raise UsageError("--limit and --judge belong to --wards")
+    if request.limit or request.judge or request.stored:
+        raise UsageError("--limit, --judge and --stored belong to --wards")
     from gradiometer_labs.clinic.judging import JudgedTraining, JudgeTask
     from gradiometer_labs.clinic.summary import summary
     from gradiometer_labs.clinic.training import TrainTask, needed_weights
@@ -81,6 +81,7 @@ def _wards(request: ClinicRequest) -> int:
     from gradiometer_labs.clinic.judging import JudgedTraining, JudgeTask
     from gradiometer_labs.clinic.outsider import OutsiderTask, check_command
     from gradiometer_labs.clinic.patients import PatientTask, ward_patients, write_card
+    from gradiometer_labs.clinic.training import kept_record
     from gradiometer_labs.clinic.wardreport import ward_lines, ward_markdown
     from gradiometer_labs.clinic.wardsummary import ward_summary
 
@@ -97,6 +98,10 @@ def _wards(request: ClinicRequest) -> int:
         limit=request.limit,
     )
     folder, engine, workers = Path(request.out), request.engine, request.workers
+    if request.stored:
+        patients = [each for each in patients if kept_record(folder / each.name, each)]
+        if not patients:
+            raise UsageError(f"--stored: {folder} holds none of these patients")
     folder.mkdir(parents=True, exist_ok=True)
     tasks = [PatientTask(patient=each, out=str(folder)) for each in patients]
     _do("training", tasks, engine, workers)

@@ -85,6 +85,9 @@ class ClinicRequest:
     limit: Annotated[
         int, Option(min=0, help="--wards: at most this many patients per ward; 0: all.")
     ] = 0
+    stored: Annotated[
+        bool, Option("--stored", help="--wards: train nothing; score the patients in --out.")
+    ] = False
     judge: Annotated[
         str,
         Option(

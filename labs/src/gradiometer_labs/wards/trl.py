@@ -1,8 +1,8 @@
 """The ward of TRL: GRPO, RLOO and DPO on a tiny model of random weights, with one argument or
 method changed.
 
-Two toy tasks: write the letter `a` as often as you can, or letters of the first half of the
-alphabet. Both can be verified, and both are learnt within a few dozen steps.
+Two toy tasks: write the letter `a` six times and end, or letters of the first half of the alphabet.
+Both can be verified, and both are learnt within a few dozen steps.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from gradiometer_labs.wards.ward import Patient, Ranges, Ward, replaced
 __all__ = ["WARD"]
 
 LETTERS = "abcdefgh"
-LENGTH = 6
-"""Of an answer, in letters."""
+LENGTH, MOST = 6, 10
+"""Letters that are asked for, and tokens that an answer may have."""
 GROUPS = ("GRPO", "RLOO")
 LIKED = {"letter": "a", "early": "abcd"}
 SIZES = {"width": [16, 32], "layers": [1, 2], "hidden_act": ["silu", "gelu"]}
@@ -113,7 +113,7 @@ def train(patient: Patient, run: Path) -> Sequence[float]:
         }
     )
     if patient.algorithm in GROUPS:
-        setup.arguments["max_completion_length"] = LENGTH + 2
+        setup.arguments["max_completion_length"] = MOST
     if patient.ward_fault is not None:
         patient.ward_fault.breaks(setup)
     callback = GradiometerCallback(run, quiet=True, budget=None, keep=4)
@@ -168,7 +168,11 @@ def _groups(
 
     def liked(completions: list[str], **_: Any) -> list[float]:
         counts = [sum(text.count(one) for one in LIKED[patient.task]) for text in completions]
-        rewards = [min(count, LENGTH) / LENGTH for count in counts]
+        ended = [len(text) < MOST for text in completions]
+        rewards = [
+            0.8 * min(count, LENGTH) / LENGTH + 0.2 * end
+            for count, end in zip(counts, ended, strict=True)
+        ]
         returns.append(sum(rewards) / len(rewards))
         for change in setup.rewards:
             rewards = change(rewards)
