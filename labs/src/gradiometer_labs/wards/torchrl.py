@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -37,9 +38,9 @@ WARD = Ward(
     name="torchrl",
     summary="torchrl's PPO and SAC losses",
     setups={
-        ("PPO", "walk"): Ranges(fixed={"frames": 2048}, drawn=PPO),
-        ("PPO", "bandit"): Ranges(fixed={"frames": 2048}, drawn=PPO),
-        ("SAC", "reach"): Ranges(fixed={"frames": 500}, drawn=SAC),
+        ("PPO", "walk"): Ranges(fixed={"frames": 1536}, drawn=PPO),
+        ("PPO", "bandit"): Ranges(fixed={"frames": 1024}, drawn=PPO),
+        ("SAC", "reach"): Ranges(fixed={"frames": 450}, drawn=SAC),
     },
 )
 PER_BATCH = {"PPO": 256, "SAC": 10}
@@ -78,6 +79,7 @@ class _Setup:
 @WARD.trains
 def train(patient: Patient, run: Path) -> Sequence[float]:
     """A loop as torchrl's tutorials write it, watched by the hook."""
+    logging.getLogger("torchrl").setLevel(logging.WARNING)  # it tells of every storage
     drawn, returns = dict(patient.settings), []
     torch.manual_seed(drawn["seed"])
     setup = _Setup(

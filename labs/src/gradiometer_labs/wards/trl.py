@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import transformers
 import trl
-from datasets import Dataset
+from datasets import Dataset, disable_progress_bars
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from gradiometer.integrations.trl import GradiometerCallback
@@ -92,6 +92,7 @@ def train(patient: Patient, run: Path) -> Sequence[float]:
     seed = drawn["seed"] % 2**31
     torch.manual_seed(seed)
     transformers.utils.logging.disable_progress_bar()
+    disable_progress_bars()
     folder = run.parent / "untrained"
     _model(shape).save_pretrained(folder)
     batch, steps = drawn.pop("batch"), drawn.pop("steps")
