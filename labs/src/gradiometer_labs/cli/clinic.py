@@ -103,8 +103,9 @@ def _wards(request: ClinicRequest) -> int:
         if not patients:
             raise UsageError(f"--stored: {folder} holds none of these patients")
     folder.mkdir(parents=True, exist_ok=True)
-    tasks = [PatientTask(patient=each, out=str(folder)) for each in patients]
-    _do("training", tasks, engine, workers)
+    if not request.stored:
+        tasks = [PatientTask(patient=each, out=str(folder)) for each in patients]
+        _do("training", tasks, engine, workers)
     write_card(folder)
     judged: list[JudgedTraining] = []
     judging = [JudgeTask(training=each, out=str(folder)) for each in patients]

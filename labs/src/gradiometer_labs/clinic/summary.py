@@ -11,6 +11,7 @@ from typing import Any
 from gradiometer.doctor.faultmap import FAULT_IDS
 from gradiometer.doctor.rule import rules
 from gradiometer_labs.clinic import scoring
+from gradiometer_labs.clinic.grid import ClinicTraining
 from gradiometer_labs.clinic.judging import EARLY, MEASURED, JudgedTraining
 
 __all__ = [
@@ -54,7 +55,7 @@ def summary(all_judged: Sequence[JudgedTraining]) -> dict[str, Any]:
     """The document."""
     broken = [each for each in all_judged if not each.training.healthy]
     without_harm = scoring.harmless(all_judged)
-    usual = [each for each in broken if each.training.usual]
+    usual = [each for each in broken if _of_lab(each).usual]
     harmful = [
         each for each in usual if (each.training.setup, each.training.fault) not in without_harm
     ]
@@ -64,7 +65,7 @@ def summary(all_judged: Sequence[JudgedTraining]) -> dict[str, Any]:
     return {
         "patients": len(all_judged),
         "faults": len(
-            {(each.training.clinic_setup.lab, each.training.faults[0][0].name) for each in usual}
+            {(_of_lab(each).clinic_setup.lab, _of_lab(each).faults[0][0].name) for each in usual}
         ),
         "cpu_seconds": round(sum(each.record.seconds for each in all_judged), 1),
         "accuracy": {part: accuracy(filter(chosen, harmful)) for part, chosen in PARTS.items()},
@@ -73,10 +74,10 @@ def summary(all_judged: Sequence[JudgedTraining]) -> dict[str, Any]:
             "accuracy": accuracy(harmless),
         },
         "doses": {
-            dose: accuracy(each for each in broken if each.training.dose == dose)
+            dose: accuracy(each for each in broken if _of_lab(each).dose == dose)
             for dose in ("mild", "usual", "severe")
         },
-        "doubles": accuracy(each for each in broken if len(each.training.faults) > 1),
+        "doubles": accuracy(each for each in broken if len(_of_lab(each).faults) > 1),
         "healthy": healthy_runs([each for each in all_judged if each.training.healthy]),
         "detection": detection(harmful),
         "precision": precision(all_judged),
@@ -86,6 +87,11 @@ def summary(all_judged: Sequence[JudgedTraining]) -> dict[str, Any]:
         "confusable": [_confused(one, other, all_judged) for one, other in CONFUSABLE],
         "by_fault": by_fault(broken, without_harm),
     }
+
+
+def _of_lab(judged: JudgedTraining) -> ClinicTraining:
+    assert isinstance(judged.training, ClinicTraining)
+    return judged.training
 
 
 def _label(judged: JudgedTraining) -> str:

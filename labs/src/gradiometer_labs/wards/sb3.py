@@ -85,7 +85,7 @@ class _Setup:
     after: list[Callable[[Any], None]] = field(default_factory=list)
     """What is done to the algorithm that was made."""
 
-    def reward(self, change: Callable[[float], float]) -> None:
+    def reward(self, change: Callable[[Any], float]) -> None:
         """Another reward."""
         self.wrappers.append(lambda env: gym.wrappers.TransformReward(env, change))
 
@@ -130,7 +130,8 @@ class _Setup:
 @WARD.trains
 def train(patient: Patient, run: Path) -> Sequence[float]:
     """Train it with SB3's own `learn`, watched by the callback that anybody would use."""
-    drawn, returns = dict(patient.settings), []
+    drawn = dict(patient.settings)
+    returns: list[float] = []
     steps, num_envs, seed = drawn.pop("steps"), drawn.pop("n_envs", 1), drawn.pop("seed")
     net = {
         "net_arch": [drawn.pop("width")],
@@ -210,8 +211,8 @@ def value_coefficient_zero(setup: _Setup) -> None:
 
 @WARD.fault("PPO", accept=("stale-data", "kl-runaway", "ppo-clip-saturated"))
 def epochs_too_many(setup: _Setup) -> None:
-    """Sixty passes over each rollout at a wide clip."""
-    setup.arguments |= {"n_epochs": 60, "clip_range": 10.0}
+    """Thirty passes over each rollout at a wide clip."""
+    setup.arguments |= {"n_epochs": 30, "clip_range": 10.0}
 
 
 @WARD.fault("DQN", accept=("exploration-schedule",))
@@ -368,7 +369,8 @@ def rollout_never_renewed(setup: _Setup) -> None:
     """The first rollout is trained on for ever."""
 
     def patch(model: Any) -> None:
-        buffer, kept = model.rollout_buffer, {}
+        buffer = model.rollout_buffer
+        kept: dict[str, Any] = {}
         names = ("observations", "actions", "log_probs", "values", "returns", "advantages")
 
         def compute(own: Callable[..., None], *args: Any, **more: Any) -> None:

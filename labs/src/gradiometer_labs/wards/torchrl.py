@@ -31,7 +31,11 @@ with warnings.catch_warnings():
 __all__ = ["WARD"]
 
 MEASURED = 60
-NETWORK = {"width": [32, 64], "activation": ["Tanh", "ReLU"], "gamma": [0.95, 0.97, 0.99]}
+NETWORK: dict[str, Any] = {
+    "width": [32, 64],
+    "activation": ["Tanh", "ReLU"],
+    "gamma": [0.95, 0.97, 0.99],
+}
 PPO = {"batch_size": [64, 128], "epochs": [4, 6], "learning_rate": (1e-3, 3e-3), **NETWORK}
 SAC = {"batch_size": [64, 128], "learning_rate": (1e-3, 3e-3), "tau": [0.01, 0.02], **NETWORK}
 WARD = Ward(
@@ -80,7 +84,8 @@ class _Setup:
 def train(patient: Patient, run: Path) -> Sequence[float]:
     """A loop as torchrl's tutorials write it, watched by the hook."""
     logging.getLogger("torchrl").setLevel(logging.WARNING)  # it tells of every storage
-    drawn, returns = dict(patient.settings), []
+    drawn = dict(patient.settings)
+    returns: list[float] = []
     torch.manual_seed(drawn["seed"])
     setup = _Setup(
         learning_rate=drawn["learning_rate"],
@@ -173,7 +178,7 @@ def _learn_ppo(
             batch = change(batch)
         flat = batch.reshape(-1)
         for _ in range(drawn["epochs"]):
-            for part in torch.randperm(len(flat)).split(drawn["batch_size"]):
+            for part in torch.split(torch.randperm(len(flat)), drawn["batch_size"]):
                 terms = _step(loss, optimizer, flat[part], setup, clip=0.5)
         names = ("entropy", "kl_approx", "clip_fraction", "explained_variance")
         meter.log({name: terms[name].mean() for name in names if name in terms.keys()})  # noqa: SIM118

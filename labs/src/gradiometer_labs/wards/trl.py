@@ -30,9 +30,14 @@ LENGTH, MOST = 6, 10
 """Letters that are asked for, and tokens that an answer may have."""
 GROUPS = ("GRPO", "RLOO")
 LIKED = {"letter": "a", "early": "abcd"}
-SIZES = {"width": [16, 32], "layers": [1, 2], "hidden_act": ["silu", "gelu"]}
-GROUPED = {"num_generations": [4, 8], "learning_rate": (5e-3, 1.5e-2), **SIZES}
-PAIRS = {"batch": [8, 16], "learning_rate": (3e-3, 1e-2), "beta": (0.05, 0.3), **SIZES}
+SIZES: dict[str, Any] = {"width": [16, 32], "layers": [1, 2], "hidden_act": ["silu", "gelu"]}
+GROUPED: dict[str, Any] = {"num_generations": [4, 8], "learning_rate": (5e-3, 1.5e-2), **SIZES}
+PAIRS: dict[str, Any] = {
+    "batch": [8, 16],
+    "learning_rate": (3e-3, 1e-2),
+    "beta": (0.05, 0.3),
+    **SIZES,
+}
 WARD = Ward(
     name="trl",
     summary="TRL's GRPO, RLOO and DPO on a tiny model",
@@ -91,7 +96,7 @@ def train(patient: Patient, run: Path) -> Sequence[float]:
     shape = {name: drawn.pop(name) for name in ("width", "layers", "hidden_act")}
     seed = drawn["seed"] % 2**31
     torch.manual_seed(seed)
-    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     disable_progress_bars()
     folder = run.parent / "untrained"
     _model(shape).save_pretrained(folder)
@@ -143,7 +148,7 @@ def _model(shape: dict[str, Any]) -> Any:
         eos_token_id=1,
         pad_token_id=0,
     )
-    return transformers.Qwen2ForCausalLM(config)
+    return transformers.Qwen2ForCausalLM(config)  # type: ignore[no-untyped-call]
 
 
 def _tokenizer() -> Any:
@@ -152,7 +157,7 @@ def _tokenizer() -> Any:
         models.WordLevel({word: place for place, word in enumerate(words)}, unk_token="<unk>")
     )
     made.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    return transformers.PreTrainedTokenizerFast(
+    return transformers.PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=made,
         pad_token="<pad>",
         eos_token="<end>",
@@ -200,9 +205,9 @@ def _pairs(
         two = ["".join(rng.choices(LETTERS, k=LENGTH)) for _ in range(2)]
         two.sort(key=lambda text: sum(text.count(one) for one in LIKED[patient.task]))
         rows.append({"prompt": rng.choice(LETTERS), "chosen": two[1], "rejected": two[0]})
-    trainer = trl.DPOTrainer(
+    trainer = getattr(trl, "DPOTrainer")(  # noqa: B009  (exported lazily)
         model=folder,
-        args=trl.DPOConfig(**setup.arguments),
+        args=getattr(trl, "DPOConfig")(**setup.arguments),  # noqa: B009
         train_dataset=Dataset.from_list(rows),
         processing_class=_tokenizer(),
         callbacks=[callback],

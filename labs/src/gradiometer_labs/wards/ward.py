@@ -20,7 +20,7 @@ import numpy as np
 
 from gradiometer.errors import UnknownName
 
-__all__ = ["WARDS", "Patient", "Ranges", "Ward", "WardFault", "find_ward", "replaced"]
+__all__ = ["WARDS", "Choices", "Patient", "Ranges", "Ward", "WardFault", "find_ward", "replaced"]
 
 WARDS = ("sb3", "torchrl", "trl", "programs")
 """The files of this folder that are wards."""
@@ -28,6 +28,7 @@ HEALTHY = "none"
 
 Breaks = TypeVar("Breaks", bound=Callable[..., Any])
 Drawn = Mapping[str, Any]
+Choices = Mapping[str, Sequence[Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +49,7 @@ class Ranges:
     """An algorithm on a task: what is fixed, and what each patient draws."""
 
     fixed: Drawn = field(default_factory=dict)
-    drawn: Mapping[str, Sequence[Any] | tuple[float, float]] = field(default_factory=dict)
+    drawn: Choices = field(default_factory=dict)
     """A list is drawn from; a pair of floats is a range, drawn uniformly in the logarithm."""
 
     def draw(self, rng: np.random.Generator) -> dict[str, Any]:
@@ -57,7 +58,7 @@ class Ranges:
         return {**self.fixed, **found, "seed": int(rng.integers(1, 2**31))}
 
 
-def _one(rng: np.random.Generator, choices: Sequence[Any] | tuple[float, float]) -> Any:
+def _one(rng: np.random.Generator, choices: Sequence[Any]) -> Any:
     if isinstance(choices, tuple):
         low, high = np.log(choices)
         return float(f"{np.exp(rng.uniform(low, high)):.3g}")
