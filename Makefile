@@ -93,9 +93,10 @@ learn: $(VENV)/.bench
 	$(BIN)/python -m benchmarks.prismatic_learns
 	$(BIN)/python -m benchmarks.sparsify_learns
 
-# What is in runs/clinic already is not trained again; remove it to begin anew.
+# What is in runs/wards and runs/clinic already is not trained again; remove it to begin anew.
 clinic: $(STAMP)
-	$(BIN)/gradiometer clinic --out runs/clinic --report docs/clinic.md
+	$(BIN)/gradiometer clinic --wards all --seeds 3 --controls 10 --out runs/wards --report docs/clinic.md
+	$(BIN)/gradiometer clinic --out runs/clinic --report docs/clinic-labs.md
 	$(BIN)/python docs/precision.py runs/clinic/clinic.json
 
 soak: $(STAMP)

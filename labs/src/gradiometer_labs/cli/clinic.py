@@ -27,6 +27,7 @@ __all__ = ["clinic"]
 FLOOR = 0.9
 """Top 1 of --quick below which it fails: its trainings are those that are named today."""
 RESULTS = "clinic.json"
+WARD_RESULTS = "wards.json"
 
 
 def clinic(request: ClinicRequest) -> int:
@@ -35,6 +36,10 @@ def clinic(request: ClinicRequest) -> int:
         return _sweep(request)
     if request.only or request.wild:
         raise UsageError("--only and --wild belong to --sweep")
+    if request.wards:
+        return _wards(request)
+    if request.limit or request.judge or request.stored:
+        raise UsageError("--limit, --judge and --stored belong to --wards")
     from gradiometer_labs.clinic.judging import JudgedTraining, JudgeTask
     from gradiometer_labs.clinic.summary import summary
     from gradiometer_labs.clinic.training import TrainTask, needed_weights
@@ -61,12 +66,66 @@ def clinic(request: ClinicRequest) -> int:
     found = summary(all_judged)
     (folder / RESULTS).write_text(to_json(found, indent=1) + "\n", encoding="utf-8")
     if request.report:
-        _write(found, Path(request.report))
+        from gradiometer_labs.clinic.report import markdown
+
+        _write(found, Path(request.report), markdown)
     if request.json:
         print_json(found)
     else:
         _print(found, folder)
     return int(request.quick and _fails(found))
+
+
+def _wards(request: ClinicRequest) -> int:
+    """Other people's trainers."""
+    from gradiometer_labs.clinic.judging import JudgedTraining, JudgeTask
+    from gradiometer_labs.clinic.outsider import OutsiderTask, check_command
+    from gradiometer_labs.clinic.patients import PatientTask, ward_patients, write_card
+    from gradiometer_labs.clinic.training import kept_record
+    from gradiometer_labs.clinic.wardreport import ward_lines, ward_markdown
+    from gradiometer_labs.clinic.wardsummary import ward_summary
+
+    if request.labs or request.quick:
+        raise UsageError("--wards has its own patients: leave out --labs and --quick")
+    if request.judge:
+        check_command(request.judge)
+    wards = words(request.wards)
+    patients = ward_patients(
+        () if wards == ["all"] else wards,
+        only=words(request.faults),
+        each=request.seeds,
+        controls=request.controls,
+        limit=request.limit,
+    )
+    folder, engine, workers = Path(request.out), request.engine, request.workers
+    if request.stored:
+        patients = [each for each in patients if kept_record(folder / each.name, each)]
+        if not patients:
+            raise UsageError(f"--stored: {folder} holds none of these patients")
+    folder.mkdir(parents=True, exist_ok=True)
+    if not request.stored:
+        tasks = [PatientTask(patient=each, out=str(folder)) for each in patients]
+        _do("training", tasks, engine, workers)
+    write_card(folder)
+    judged: list[JudgedTraining] = []
+    judging = [JudgeTask(training=each, out=str(folder)) for each in patients]
+    _do("diagnosis", judging, engine, workers, judged.append)
+    outside: list[list[str]] = []
+    if request.judge:
+        asked = [
+            OutsiderTask(training=each, out=str(folder), command=request.judge) for each in patients
+        ]
+        _do("their diagnosis", asked, engine, workers, outside.append)
+    found = ward_summary(judged, outside)
+    (folder / WARD_RESULTS).write_text(to_json(found, indent=1) + "\n", encoding="utf-8")
+    if request.report:
+        _write(found, Path(request.report), ward_markdown)
+    if request.json:
+        print_json(found)
+    else:
+        for line in ward_lines(found):
+            console().print(line, soft_wrap=True, markup=False)
+    return 0
 
 
 def _sweep(request: ClinicRequest) -> int:
@@ -186,12 +245,11 @@ def _fails(found: dict[str, Any]) -> bool:
     return rate is None or rate["share"] < FLOOR or found["healthy"]["with_warning"] > 0
 
 
-def _write(found: dict[str, Any], page: Path) -> None:
+def _write(found: dict[str, Any], page: Path, markdown: Callable[..., str]) -> None:
     """The page, and its picture in `pictures/` beside it."""
     from gradiometer.plots.files import write_whole
     from gradiometer.plots.style import render, styled
     from gradiometer_labs.clinic.confusion import draw_confusion
-    from gradiometer_labs.clinic.report import markdown
 
     picture = page.parent / "pictures" / f"{page.stem}.png"
     picture.parent.mkdir(parents=True, exist_ok=True)

@@ -21,7 +21,7 @@ LABS = "Labs"
 class ClinicLists(WordLists):
     """A command whose list options take all the words behind them."""
 
-    LISTS = ("--labs", "--faults", "--only")
+    LISTS = ("--labs", "--wards", "--faults", "--only")
 
 
 @command(LABS)
@@ -74,6 +74,28 @@ class ClinicRequest:
     labs: Annotated[list[str], Option(metavar="LAB...", help="Only these labs.")] = field(
         default_factory=list
     )
+    wards: Annotated[
+        list[str],
+        Option(
+            metavar="WARD...",
+            help="Other people's trainers instead of the labs: sb3, torchrl, trl, programs; all:"
+            " every one.",
+        ),
+    ] = field(default_factory=list)
+    limit: Annotated[
+        int, Option(min=0, help="--wards: at most this many patients per ward; 0: all.")
+    ] = 0
+    stored: Annotated[
+        bool, Option("--stored", help="--wards: train nothing; score the patients in --out.")
+    ] = False
+    judge: Annotated[
+        str,
+        Option(
+            metavar="COMMAND",
+            help="--wards: score another tool too: a command that reads the scalar log {log} and"
+            " prints findings, the first on top.",
+        ),
+    ] = ""
     faults: Annotated[
         list[str], Option(metavar="FAULT...", help="Only these faults; none: only controls.")
     ] = field(default_factory=list)

@@ -10,5 +10,12 @@ summary.py     all figures in one document
 cases.py       logs whose truth is known, each read once: kept, labelled, made up
 sweep.py       what other thresholds would find on them, and cry wolf about
 confusion.py   what was expected against what was said, as a picture
-report.py      docs/clinic.md
+report.py      docs/clinic-labs.md
+
+Other people's trainers (`gradiometer_labs.wards`) are counted by themselves:
+
+patients.py    one patient trained, or its kept readings; the dataset card
+outsider.py    what another tool says of the same logs
+wardsummary.py each trainer's figures, and the mean over trainers nothing was tuned on
+wardreport.py  docs/clinic.md
 """

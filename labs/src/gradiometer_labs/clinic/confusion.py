@@ -1,11 +1,9 @@
-"""What was expected against what was said: the confusion matrix of a clinic."""
+"""What was expected against what was said first: the confusion matrix of a clinic, as bars."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from gradiometer.plots.style import GREY, INK, headline, sheet
 
@@ -15,41 +13,57 @@ if TYPE_CHECKING:
 __all__ = ["draw_confusion"]
 
 HEALTHY, NOTHING = "healthy", "nothing"
-CELL = 0.17
-"""Inches of a cell: one digit, and a long name beside it."""
+ROW = 0.2
+"""Inches."""
+RIGHT, OTHER = "#0072B2", "#E69F00"
+NAMED = 3
+"""Wrong findings that are written out beside a bar."""
 
 
 def draw_confusion(counts: Mapping[str, Mapping[str, int]]) -> Figure:
-    """Rows: the finding that names the fault. Columns: what the doctor said first. Shares of a row
-    by colour, counts in it."""
-    rows = sorted(counts, key=lambda name: (name == HEALTHY, name))
-    said = {name for found in counts.values() for name in found}
-    columns = [name for name in rows if name in said] + sorted(said - set(rows) - {NOTHING})
-    columns += [NOTHING] if NOTHING in said else []
-    table = np.array(
-        [[counts[row].get(column, 0) for column in columns] for row in rows], dtype=float
-    )
-    figure = sheet(3.4 + CELL * len(columns), 2.6 + CELL * len(rows))
+    """A row for each finding that should come first: the share of trainings where it did, where
+    another one did, and where nothing was said; beside it what was said instead."""
+    shares = {row: _shares(row, said) for row, said in counts.items()}
+    rows = sorted(counts, key=lambda row: (row != HEALTHY, shares[row][0], row))
+    figure = sheet(7.0, 1.3 + ROW * len(rows))
     ax = figure.subplots()
-    shares = table / np.maximum(table.sum(1, keepdims=True), 1)
-    ax.imshow(shares, cmap="Blues", vmin=0, vmax=1, aspect="equal")
-    for (y, x), count in np.ndenumerate(table):
-        if count:
-            right = columns[x] == rows[y] or (rows[y], columns[x]) == (HEALTHY, NOTHING)
-            colour = "white" if shares[y, x] > 0.6 else INK if right else "#B03A00"
-            ax.text(x, y, f"{int(count)}", ha="center", va="center", fontsize=5.5, color=colour)
-    ax.set_xticks(range(len(columns)), columns, rotation=90)
-    ax.set_yticks(range(len(rows)), rows)
-    ax.set_xticks(np.arange(len(columns) + 1) - 0.5, minor=True)
-    ax.set_yticks(np.arange(len(rows) + 1) - 0.5, minor=True)
-    ax.grid(which="minor", color=GREY, linewidth=0.2)
-    ax.tick_params(which="both", length=0)
-    ax.set_xlabel("said first")
-    ax.set_ylabel("expected")
-    runs = int(table.sum())
+    for place, row in enumerate(rows):
+        left = 0.0
+        for share, colour in zip(shares[row], (RIGHT, OTHER, GREY), strict=True):
+            ax.barh(place, share, left=left, color=colour, height=0.72)
+            left += share
+        ax.text(1.03, place, _instead(row, counts[row]), va="center", fontsize=6, color=INK)
+    ax.set_yticks(range(len(rows)), [f"{row} ({sum(counts[row].values())})" for row in rows])
+    ax.set_xlim(0, 2.6)  # the words stand behind the bars
+    ax.set_xticks([0, 0.5, 1], ["0", "50 %", "100 %"])
+    ax.tick_params(length=0)
+    for side in ("top", "right", "bottom", "left"):
+        ax.spines[side].set_visible(False)
     headline(
         figure,
-        "What was expected, and what the doctor said first",
-        f"{runs} trainings · shares of a row by colour",
+        "What was wrong, and what the doctor said first",
+        f"{sum(sum(said.values()) for said in counts.values())} trainings · blue: the finding"
+        " expected · orange: another one · grey: nothing · beside it: said instead",
     )
     return figure
+
+
+def _is_right(row: str, said: str) -> bool:
+    return said == row or (row, said) == (HEALTHY, NOTHING)
+
+
+def _shares(row: str, said: Mapping[str, int]) -> tuple[float, float, float]:
+    """Right, another finding, nothing."""
+    total = sum(said.values())
+    right = sum(count for id, count in said.items() if _is_right(row, id)) / total
+    silent = said.get(NOTHING, 0) / total if row != HEALTHY else 0.0
+    return right, 1 - right - silent, silent
+
+
+def _instead(row: str, said: Mapping[str, int]) -> str:
+    wrong = sorted(
+        ((count, id) for id, count in said.items() if not _is_right(row, id)), reverse=True
+    )
+    words = [f"{id} {count}" for count, id in wrong[:NAMED]]
+    more = sum(count for count, _ in wrong[NAMED:])
+    return ", ".join([*words, *[f"others {more}"] * bool(more)])

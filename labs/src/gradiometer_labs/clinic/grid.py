@@ -13,7 +13,7 @@ from gradiometer.errors import UnknownName
 from gradiometer_labs import LABS, faults
 from gradiometer_labs.lab import KINDS, ClinicSetup
 
-__all__ = ["CONTROLS", "SETUPS", "ClinicTraining", "grid", "quick_grid", "setup_of"]
+__all__ = ["CONTROLS", "SETUPS", "ClinicTraining", "grid", "quick_grid", "setup_of", "split"]
 
 CONTROLS = 4
 """Trainings of each setup and kind: few false alarms in few runs show nothing."""
@@ -74,6 +74,16 @@ class ClinicTraining:
         return "+".join(found.name for found, _ in self.faults) or f"{self.setup}/{self.kind}"
 
     @property
+    def catalogue(self) -> str:
+        """The numbers of its faults in the failure catalogue."""
+        return "+".join(found.catalogue for found, _ in self.faults)
+
+    @property
+    def summary(self) -> str:
+        """What its lines say now, and what follows."""
+        return " ".join(found.summary for found, _ in self.faults)
+
+    @property
     def dose(self) -> str | None:
         """Of a single fault that has doses."""
         found = self.faults
@@ -87,12 +97,12 @@ class ClinicTraining:
     @property
     def held_out(self) -> bool:
         """Whether no threshold may be chosen on it."""
-        split = _split()
+        parts = split()
         doses = [dose for found, dose in self.faults if found.doses]
         return (
-            self.clinic_setup.lab in split["labs"]
-            or any(found.name in split["faults"] for found, _ in self.faults)
-            or any(dose in split["doses"] for dose in doses)
+            self.clinic_setup.lab in parts["labs"]
+            or any(found.name in parts["faults"] for found, _ in self.faults)
+            or any(dose in parts["doses"] for dose in doses)
         )
 
     @property
@@ -109,7 +119,8 @@ class ClinicTraining:
 
 
 @cache
-def _split() -> dict[str, Any]:
+def split() -> dict[str, Any]:
+    """What no threshold may be chosen on, and what some were."""
     return tomllib.loads(files(__package__).joinpath("split.toml").read_text(encoding="utf-8"))
 
 

@@ -29,8 +29,10 @@ from gradiometer.store.database import DATABASE_NAME
 from gradiometer.store.logs import Log
 from gradiometer.store.reader import Run, load
 from gradiometer_labs.clinic.grid import ClinicTraining
+from gradiometer_labs.clinic.patients import unpacked
 from gradiometer_labs.clinic.thresholds import public_findings
 from gradiometer_labs.clinic.training import TrainingRecord, kept_record
+from gradiometer_labs.wards.ward import Patient
 
 __all__ = ["EARLY", "MEASURED", "CountedFinding", "JudgeTask", "JudgedTraining", "scalar_log"]
 
@@ -54,7 +56,7 @@ class CountedFinding:
 class JudgedTraining:
     """A training, what it came to, and what was said about it."""
 
-    training: ClinicTraining
+    training: ClinicTraining | Patient
     record: TrainingRecord
     measured: int
     """Steps that were measured."""
@@ -71,7 +73,7 @@ class JudgedTraining:
 class JudgeTask:
     """A task for an engine: diagnose what was trained."""
 
-    training: ClinicTraining
+    training: ClinicTraining | Patient
     out: str
 
     def __call__(self, subject: Any = None) -> JudgedTraining:
@@ -79,7 +81,7 @@ class JudgeTask:
         folder = Path(self.out) / self.training.name
         record = kept_record(folder, self.training)
         assert record is not None, f"{folder} was not trained"
-        with load(folder / "run") as run:
+        with unpacked(folder) as place, load(place) as run:
             assert isinstance(run, Run)
             steps = run.series(NORM)[0] if NORM in run.names() else np.zeros(0, np.int64)
             last = run.newest_step or 0
@@ -92,11 +94,7 @@ class JudgeTask:
                 full=_said(diagnose(run).findings),
                 scalars=_said(diagnose(log).findings),
                 public=public_findings(RunData(log)),
-                early=(
-                    {}
-                    if self.training.healthy
-                    else _early(folder / "run" / DATABASE_NAME, steps, last)
-                ),
+                early=({} if self.training.healthy else _early(place / DATABASE_NAME, steps, last)),
             )
 
 

@@ -19,7 +19,7 @@ def markdown(found: Mapping[str, Any], *, command: str, picture: str, told: str)
     parts = [
         "<!-- Made by `gradiometer clinic`; `make clinic` makes it again. -->",
         "",
-        "# Clinic results",
+        "# Clinic results on our own labs",
         "",
         (
             f"`{command}`: {found['patients']} real trainings, {found['faults']} faults injected as"

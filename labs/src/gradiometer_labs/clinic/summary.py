@@ -11,9 +11,18 @@ from typing import Any
 from gradiometer.doctor.faultmap import FAULT_IDS
 from gradiometer.doctor.rule import rules
 from gradiometer_labs.clinic import scoring
+from gradiometer_labs.clinic.grid import ClinicTraining
 from gradiometer_labs.clinic.judging import EARLY, MEASURED, JudgedTraining
 
-__all__ = ["summary"]
+__all__ = [
+    "VIEWS",
+    "accuracy",
+    "by_fault",
+    "detection",
+    "healthy_runs",
+    "precision",
+    "summary",
+]
 
 VIEWS: dict[str, scoring.Names] = {
     "full": scoring.full,
@@ -46,7 +55,7 @@ def summary(all_judged: Sequence[JudgedTraining]) -> dict[str, Any]:
     """The document."""
     broken = [each for each in all_judged if not each.training.healthy]
     without_harm = scoring.harmless(all_judged)
-    usual = [each for each in broken if each.training.usual]
+    usual = [each for each in broken if _of_lab(each).usual]
     harmful = [
         each for each in usual if (each.training.setup, each.training.fault) not in without_harm
     ]
@@ -56,35 +65,40 @@ def summary(all_judged: Sequence[JudgedTraining]) -> dict[str, Any]:
     return {
         "patients": len(all_judged),
         "faults": len(
-            {(each.training.clinic_setup.lab, each.training.faults[0][0].name) for each in usual}
+            {(_of_lab(each).clinic_setup.lab, _of_lab(each).faults[0][0].name) for each in usual}
         ),
         "cpu_seconds": round(sum(each.record.seconds for each in all_judged), 1),
-        "accuracy": {part: _accuracy(filter(chosen, harmful)) for part, chosen in PARTS.items()},
+        "accuracy": {part: accuracy(filter(chosen, harmful)) for part, chosen in PARTS.items()},
         "harmless": {
             "faults": sorted({_label(each) for each in harmless}),
-            "accuracy": _accuracy(harmless),
+            "accuracy": accuracy(harmless),
         },
         "doses": {
-            dose: _accuracy(each for each in broken if each.training.dose == dose)
+            dose: accuracy(each for each in broken if _of_lab(each).dose == dose)
             for dose in ("mild", "usual", "severe")
         },
-        "doubles": _accuracy(each for each in broken if len(each.training.faults) > 1),
-        "healthy": _healthy([each for each in all_judged if each.training.healthy]),
-        "detection": _detection(harmful),
-        "precision": _precision(all_judged),
+        "doubles": accuracy(each for each in broken if len(_of_lab(each).faults) > 1),
+        "healthy": healthy_runs([each for each in all_judged if each.training.healthy]),
+        "detection": detection(harmful),
+        "precision": precision(all_judged),
         "confusion": {
             row: dict(counts) for row, counts in sorted(scoring.confusion(all_judged).items())
         },
         "confusable": [_confused(one, other, all_judged) for one, other in CONFUSABLE],
-        "by_fault": _by_fault(broken, without_harm),
+        "by_fault": by_fault(broken, without_harm),
     }
+
+
+def _of_lab(judged: JudgedTraining) -> ClinicTraining:
+    assert isinstance(judged.training, ClinicTraining)
+    return judged.training
 
 
 def _label(judged: JudgedTraining) -> str:
     return f"{judged.training.setup}/{judged.training.fault}"
 
 
-def _accuracy(cases: Iterable[JudgedTraining]) -> dict[str, Any]:
+def accuracy(cases: Iterable[JudgedTraining]) -> dict[str, Any]:
     """Top 1 and top 3 by what was looked at."""
     chosen = list(cases)
     return {
@@ -109,7 +123,8 @@ def _rounded(value: float) -> float:
     return round(value, 4) if isinstance(value, float) else value
 
 
-def _healthy(controls: Sequence[JudgedTraining]) -> dict[str, Any]:
+def healthy_runs(controls: Sequence[JudgedTraining]) -> dict[str, Any]:
+    """False alarms: how many there were, and how many there may be at most."""
     warned = [each for each in controls if scoring.alarms(each)]
     alarms, steps = sum(map(scoring.alarms, controls)), sum(each.measured for each in controls)
     return {
@@ -132,7 +147,7 @@ def _healthy(controls: Sequence[JudgedTraining]) -> dict[str, Any]:
     }
 
 
-def _detection(cases: Sequence[JudgedTraining]) -> dict[str, Any]:
+def detection(cases: Sequence[JudgedTraining]) -> dict[str, Any]:
     """Wiring faults by measured steps, the others by shares of the run; only where the whole run
     named them."""
     wiring = {rule.id for rule in rules() if rule.family == "wiring"}
@@ -153,7 +168,8 @@ def _detection(cases: Sequence[JudgedTraining]) -> dict[str, Any]:
     }
 
 
-def _precision(all_judged: Sequence[JudgedTraining]) -> dict[str, Any]:
+def precision(all_judged: Sequence[JudgedTraining]) -> dict[str, Any]:
+    """Of each finding, how often it was right when it came first."""
     whole = scoring.precision(all_judged)
     apart = scoring.precision(each for each in all_judged if each.training.held_out)
     return {
@@ -176,7 +192,7 @@ def _taken(true: str, called: str, all_judged: Sequence[JudgedTraining]) -> list
     runs = [
         each
         for each in all_judged
-        if true in ([f.catalogue for f, _ in each.training.faults] or ["healthy"])
+        if true in (each.training.catalogue.split("+") if each.training.catalogue else ["healthy"])
     ]
     own = set(FAULT_IDS.get(true, ()))
     hits = 0
@@ -190,9 +206,10 @@ def _taken(true: str, called: str, all_judged: Sequence[JudgedTraining]) -> list
     return [hits, len(runs)]
 
 
-def _by_fault(
+def by_fault(
     broken: Sequence[JudgedTraining], without_harm: set[tuple[str, str]]
 ) -> list[dict[str, Any]]:
+    """Each fault of each setup, with what was said of it."""
     rows: dict[tuple[str, str], list[JudgedTraining]] = {}
     for each in broken:
         rows.setdefault((each.training.setup, each.training.fault), []).append(each)
@@ -210,7 +227,8 @@ def _row(
     return {
         "ward": setup,
         "fault": fault,
-        "catalogue": "+".join(found.catalogue for found, _ in first.faults),
+        "catalogue": first.catalogue,
+        "summary": first.summary,
         "expected": [list(ids) for ids in first.expected],
         "held_out": first.held_out,
         "harmless": harmless,

@@ -14,6 +14,7 @@ import gradiometer_labs as labs
 from gradiometer_labs.clinic.grid import SETUPS, ClinicTraining
 from gradiometer_labs.config import TrainingProgress, configure
 from gradiometer_labs.lab import ClinicSetup
+from gradiometer_labs.wards.ward import Patient
 
 __all__ = ["TrainTask", "TrainingRecord", "WeightsTask", "kept_record", "needed_weights"]
 
@@ -36,7 +37,7 @@ class TrainingRecord:
     judged."""
 
 
-def kept_record(folder: Path, training: ClinicTraining) -> TrainingRecord | None:
+def kept_record(folder: Path, training: ClinicTraining | Patient) -> TrainingRecord | None:
     """The record of a training with just these settings; None if there is none."""
     try:
         kept = TrainingRecord(**json.loads((folder / RECORD).read_text(encoding="utf-8")))
