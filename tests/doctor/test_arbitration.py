@@ -449,6 +449,12 @@ def test_a_measured_wrong_sign_leads() -> None:
     assert ids(arbitrate([large, sign]).findings)[0] == "update-opposes-reward"
 
 
+def test_a_line_that_is_proved_leads_over_a_large_step() -> None:
+    large = finding("step-too-large", "critical", "proved", since_step=0)
+    line = finding("not-in-optimizer", "critical", "proved", since_step=3)
+    assert ids(arbitrate([large, line]).findings) == ["not-in-optimizer", "step-too-large"]
+
+
 def test_every_edge_has_its_reason_in_words() -> None:
     assert reason("dead-term", "router-untrained") == "the task term is what trains a router"
     silent = [

@@ -286,6 +286,25 @@ FirstStep: TypeAlias = Callable[[str], int | None]
 SEVERITY = {"critical": 0, "warn": 1, "info": 2}
 OUTCOMES = ("reward-plateau", "reward-declining")
 """What became of it is no cause: it comes after whatever might be one."""
+LINES = frozenset(
+    {
+        "dead-term",
+        "not-in-optimizer",
+        "never-trained",
+        "shapes-broadcast",
+        "gradients-not-cleared",
+        "double-softmax",
+        "leak-between-terms",
+        "entropy-sign",
+        "ratio-always-one",
+        "score-not-zero-mean",
+        "recipe-mismatch",
+        "misaligned-data",
+    }
+)
+"""What one line of the program does, where it is proved. A first step that moves half of the
+weights is a fact as well, but such a line may be why."""
+
 WRONG_SIGN = "update-opposes-reward"
 """Every other reading of a run that goes the wrong way is of a policy that goes the wrong way."""
 POOR, MIN_SEEN = 1 / 3, 3
@@ -452,10 +471,12 @@ def _poor(finding: Finding) -> bool:
     return finding.basis != "proved" and shown >= MIN_SEEN and right < POOR * shown
 
 
-def _urgency(finding: Finding) -> tuple[int, bool, bool, bool, int, float, int, str, str, str]:
+def _urgency(
+    finding: Finding,
+) -> tuple[int, bool, bool, bool, int, bool, float, int, str, str, str]:
     """Critical and proved first; a wrong sign; causes before outcomes, rules with a good record
-    before those with a poor one; proved, earlier; then what explains more, and names: never chance.
-    """
+    before those with a poor one; proved, of a line, earlier; then what explains more, and names:
+    never chance."""
     since = math.inf if finding.since_step is None else finding.since_step
     explains = -len(brings(finding))
     named = finding.id, finding.block or "", finding.title
@@ -464,7 +485,8 @@ def _urgency(finding: Finding) -> tuple[int, bool, bool, bool, int, float, int, 
         rank = SEVERITY["critical"]  # what is certain before what a threshold says
     last = finding.id in OUTCOMES
     sign = finding.id != WRONG_SIGN or finding.basis == "heuristic"
-    return rank, sign, last, _poor(finding), _basis(finding), since, explains, *named
+    line = finding.basis != "proved" or finding.id not in LINES
+    return rank, sign, last, _poor(finding), _basis(finding), line, since, explains, *named
 
 
 def _basis(finding: Finding) -> int:
