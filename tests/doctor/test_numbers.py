@@ -18,6 +18,7 @@ from gradiometer.store.reader import Run
 Patient = Callable[..., Run]
 FAMILY = (
     "nonfinite-gradient",
+    "training-crashed",
     "exploding-gradient",
     "vanishing-gradient",
     "gradient-spikes",
@@ -75,6 +76,44 @@ def test_one_bad_tensor_at_the_last_step_is_critical_and_located(patient: Patien
     assert "actor.2.weight" in finding.title
     assert "'kl'" in finding.title
     assert finding.block == "layer.actor.2"
+
+
+def ended(message: str, step: int = 19, kind: str = "exception") -> Event:
+    return Event(step=step, kind=kind, message=message)
+
+
+NAN = "ValueError: Expected parameter logits to satisfy Real(), but found\ntensor([[nan, nan]])"
+
+
+def test_a_training_that_an_error_ended_is_told_and_a_nan_in_it_is_critical(
+    patient: Patient,
+) -> None:
+    reward = {"reward": [0.0] * 20}
+    found = one("training-crashed", patient(reward, events=[ended(NAN)]))
+    assert (found.severity, found.basis, found.since_step) == ("critical", "proved", 19)
+    assert found.title == "The training stopped at step 19 with an error: ValueError over a NaN"
+    full = one("training-crashed", patient(reward, events=[ended("OSError: No space left")]))
+    assert (full.severity, full.evidence[0].reading) == ("warn", "OSError: No space left")
+
+
+def test_an_error_after_a_reward_that_rose_is_information(patient: Patient) -> None:
+    rising = {"reward": list(np.linspace(0.0, 100.0, 200))}
+    assert one("training-crashed", patient(rising, events=[ended("OSError: x")])).severity == "info"
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [],
+        [ended("KeyboardInterrupt: ")],
+        [ended(NAN, 10), ended("resumed at step 10", 10, "resumed")],
+    ],
+    ids=["no error", "stopped by hand", "continued"],
+)
+def test_a_training_that_ended_otherwise_did_not_crash(
+    patient: Patient, events: list[Event]
+) -> None:
+    assert judge("training-crashed", patient({"reward": [0.0] * 20}, events=events)) == []
 
 
 def test_no_bad_tensor_is_no_finding(patient: Patient) -> None:

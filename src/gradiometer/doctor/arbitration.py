@@ -204,6 +204,8 @@ kl-strangled: policy-frozen entropy-never-falls reward-plateau
 policy-frozen: entropy-never-falls reward-plateau
 # -- Numbers. NaN stops the steps or ruins the weights.
 nonfinite-gradient: zero-gradient-steps policy-frozen reward-plateau reward-declining
+# An operation refused the NaN.
+nonfinite-gradient: training-crashed
 # Each layer multiplies: the first are too small or too large.
 depth-imbalance: vanishing-gradient exploding-gradient
 # Growth overflows in the end, and till then it spikes, is clipped, and kills units.

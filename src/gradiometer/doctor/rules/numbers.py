@@ -112,6 +112,52 @@ def nonfinite_gradient(run: RunData) -> Verdict:
     )
 
 
+@rule(
+    "training-crashed",
+    """
+    cause: {what}
+    fix: {mend}
+    confirm: Run the script again up to that step, with gm.watch(..., on_nonfinite="raise") where
+      numbers are the cause.
+    """,
+)
+def training_crashed(run: RunData) -> Verdict:
+    """An exception ended the training, and it was not continued."""
+    ends = sorted(run.events("exception") + run.events("resumed"), key=lambda event: event.step)
+    if not ends or ends[-1].kind != "exception" or ends[-1].message.startswith(ON_PURPOSE):
+        return None
+    event, lines = ends[-1], ends[-1].message.splitlines()
+    numeric = NOT_A_NUMBER.search(event.message) is not None
+    first = lines[0] if len(lines[0]) <= MOST_SAID else f"{lines[0][:MOST_SAID]}..."
+    severity: Severity = "critical" if numeric else "info" if learning(run) else "warn"
+    return finding(
+        f"The training stopped at step {event.step} with an error: {first.partition(':')[0]}"
+        + (" over a NaN" if numeric else ""),
+        Evidence(series="exception", reading=first, first_step=event.step, last_step=event.step),
+        severity=severity,
+        basis="proved",
+        since_step=event.step,
+        what="The error names a NaN or an Inf: it was in an observation, a reward or a weight"
+        " before the operation that raised."
+        if numeric
+        else "An exception left the training loop; everything after that step is missing.",
+        mend="check observations and rewards for NaN before they reach the network"
+        " (np.isfinite), then weights after the last optimizer step"
+        if numeric
+        else "Mend what the traceback names; resume=STEP of gm.watch continues this run",
+    )
+
+
+ON_PURPOSE = (
+    "KeyboardInterrupt",
+    "SystemExit",
+    "StopTraining",
+    "GeneratorExit",
+    "NonFiniteGradient",
+)
+NOT_A_NUMBER = re.compile(r"\b(?:nan|inf|non-?finite|isfinite)\b", re.IGNORECASE)
+MOST_SAID = 160
+
 LOSSES = ("loss", "policy_loss", "value_loss")
 HALF = {"true", "16", "fp16", "float16", "half", "16-mixed", "torch.float16"}
 
