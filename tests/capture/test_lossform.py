@@ -44,6 +44,13 @@ def limits_exchanged(ratio: Tensor, advantages: Tensor) -> Tensor:
     return -torch.min(*both(ratio, advantages, low=1.2)).mean()
 
 
+def far_from_any_ratio(ratio: Tensor, advantages: Tensor) -> Tensor:
+    deep = ratio
+    for _ in range(12):
+        deep = torch.tanh(deep)
+    return -torch.min(deep * advantages, ratio * advantages).mean()
+
+
 def train(folder: Path, objective: Objective, target: str = "detached") -> None:
     torch.manual_seed(0)
     model = nn.ModuleDict({"pi": nn.Linear(4, 3), "v": nn.Linear(4, 1)})
@@ -79,7 +86,7 @@ def found(folder: Path) -> set[tuple[str, str]]:
         }
 
 
-@pytest.mark.parametrize("objective", [smaller, larger_loss])
+@pytest.mark.parametrize("objective", [smaller, larger_loss, far_from_any_ratio])
 @pytest.mark.parametrize("target", ["detached", "of another network"])
 def test_the_usual_forms_prove_nothing(tmp_path: Path, objective: Objective, target: str) -> None:
     train(tmp_path / "run", objective, target)

@@ -305,7 +305,7 @@ def _has_clipped_ratio(node: Any) -> bool:
             break
         live = [child for child, _ in node.next_functions if child is not None]
         node = live[0] if len(live) == 1 else None
-    return node is not None and _ratio_limits(node) is not None
+    return _is(node, "ClampBackward1") and _ratio_limits(node) is not None
 
 
 def _has_attached_target(node: Any, name: str) -> bool:
