@@ -113,7 +113,12 @@ def test_an_error_after_a_reward_that_rose_is_information(patient: Patient) -> N
 def test_a_training_that_ended_otherwise_did_not_crash(
     patient: Patient, events: list[Event]
 ) -> None:
-    assert judge("training-crashed", patient({"reward": [0.0] * 20}, events=events)) == []
+    run = patient({"reward": [0.0] * 20}, events=events, facts={"tier": "standard"})
+    assert judge("training-crashed", run) == []
+
+
+def test_how_a_training_ended_is_not_known_from_the_log_of_another_tool(patient: Patient) -> None:
+    assert isinstance(judge("training-crashed", patient({"reward": [0.0] * 20})), Skipped)
 
 
 def test_no_bad_tensor_is_no_finding(patient: Patient) -> None:

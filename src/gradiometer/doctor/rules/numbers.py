@@ -17,7 +17,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from gradiometer.doctor import thresholds
 from gradiometer.doctor.declared import Sign, blocks, declare, drafted, worst
 from gradiometer.doctor.outcome import at_rest, learning
-from gradiometer.doctor.rule import Verdict, finding, rule, too_short, unlogged
+from gradiometer.doctor.rule import Skipped, Verdict, finding, rule, too_short, unlogged
 from gradiometer.doctor.rundata import RunData, Series
 from gradiometer.doctor.severity import Role
 from gradiometer.doctor.signs import (
@@ -124,11 +124,12 @@ def nonfinite_gradient(run: RunData) -> Verdict:
 def training_crashed(run: RunData) -> Verdict:
     """An exception ended the training, and it was not continued."""
     ends = sorted(run.events("exception") + run.events("resumed"), key=lambda event: event.step)
+    if not ends and run.fact("tier") is None:  # of the meter: a log of another tool has no events
+        return Skipped(why="the meter records how a training ended: gm.watch, gradiometer run")
     if not ends or ends[-1].kind != "exception" or ends[-1].message.startswith(ON_PURPOSE):
         return None
-    event, lines = ends[-1], ends[-1].message.splitlines()
+    event, first = ends[-1], ends[-1].message.partition("\n")[0]
     numeric = NOT_A_NUMBER.search(event.message) is not None
-    first = lines[0] if len(lines[0]) <= MOST_SAID else f"{lines[0][:MOST_SAID]}..."
     severity: Severity = "critical" if numeric else "info" if learning(run) else "warn"
     return finding(
         f"The training stopped at step {event.step} with an error: {first.partition(':')[0]}"
@@ -156,7 +157,6 @@ ON_PURPOSE = (
     "NonFiniteGradient",
 )
 NOT_A_NUMBER = re.compile(r"\b(?:nan|inf|non-?finite|isfinite)\b", re.IGNORECASE)
-MOST_SAID = 160
 
 LOSSES = ("loss", "policy_loss", "value_loss")
 HALF = {"true", "16", "fp16", "float16", "half", "16-mixed", "torch.float16"}
