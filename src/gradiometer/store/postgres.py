@@ -191,8 +191,6 @@ def connect(address: Address, *, reading: bool = True) -> Any:
     more: dict[str, Any] = (
         {} if "connect_timeout" in address.url else {"connect_timeout": CONNECT_SECONDS}
     )
-    if "connect_timeout" not in address.url:
-        more["connect_timeout"] = CONNECT_SECONDS
     try:
         db = psycopg.connect(address.url, autocommit=True, prepare_threshold=None, **more)
     except psycopg.OperationalError as problem:
