@@ -116,7 +116,7 @@ def test_it_installs_in_a_clean_environment_and_reads_without_torch(
     call(*install, "--no-deps", distribution(built, "gradiometer_labs", ending), cwd=tmp_path)
     listed = json.loads(call(command, "labs", "--json", cwd=tmp_path))
     assert [lab["name"] for lab in listed["labs"]] == list(LABS)
-    assert "│ train " in call(command, "--help", cwd=tmp_path)
+    assert "  train " in call(command, "--help", cwd=tmp_path)
 
 
 def test_both_distributions_have_one_version() -> None:
