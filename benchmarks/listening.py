@@ -5,13 +5,15 @@ and environment together take of SB3's PPO.
 
 A backward that is not measured is timed with torch's own left out, whose spread is larger than what
 a meter adds; the meter's next measured step never comes. A training step is a small network's, with
-its backward, clip and Adam. An environment step is CartPole's, with and without a listener. Of PPO
-(SB3's defaults, CartPole, 49,152 steps) the time inside the hooks of credit is added up, and each
-of its environment steps is charged what was measured of one before.
+its backward, clip and Adam. An environment step is CartPole's, with and without a listener; for SB3
+it is one of a vector environment. Of PPO (SB3's defaults, CartPole, 49,152 steps) the time inside
+the hooks of credit and of the critic's layers is added up, and each of its environment steps is
+charged what was measured of one before.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -24,7 +26,7 @@ import gradiometer as gm
 from benchmarks.models import mlp
 from benchmarks.rows import Row, Scale, clock, measured
 from benchmarks.timing import in_turns, seconds_of
-from gradiometer.capture import environment
+from gradiometer.capture import environment, hooks
 
 __all__ = ["rows"]
 
@@ -37,14 +39,15 @@ def rows(scale: Scale) -> Iterator[Row]:
     """A backward, a training step, an environment step, and the share of a training."""
     yield backward(scale)
     yield training_step(scale)
-    taken = steps(scale)
-    each = taken["heard"] - taken["alone"]
-    yield measured(
-        "an environment step that is heard",
-        each * MICRO,
-        unit="µs more",
-        note=clock(taken, "alone", "heard"),
-    )
+    for name, play in (("an environment step", played), ("a step of SB3's VecEnv", played_by_sb3)):
+        taken = steps(scale, play)
+        each = taken["heard"] - taken["alone"]
+        yield measured(
+            f"{name} that is heard",
+            each * MICRO,
+            unit="µs more",
+            note=clock(taken, "alone", "heard"),
+        )
     shares = [share(scale, float(np.median(each)))]
     yield measured("credit and environment, of SB3's PPO", shares, unit="of its time", at_most=0.01)
 
@@ -131,12 +134,11 @@ def idle_meter() -> Iterator[None]:
         yield
 
 
-def steps(scale: Scale) -> dict[str, Any]:
-    """Seconds of an environment step, with and without a listener."""
+def played(actions: list[int]) -> Callable[[], None]:
+    """CartPole, step by step."""
     import gymnasium
 
-    env, number = gymnasium.make("CartPole-v1"), scale.of(STEPS, 100)
-    actions = np.random.default_rng(0).integers(0, 2, number).tolist()
+    env = gymnasium.make("CartPole-v1")
 
     def play() -> None:
         env.reset(seed=0)
@@ -144,6 +146,31 @@ def steps(scale: Scale) -> dict[str, Any]:
             _, _, ended, cut, _ = env.step(action)
             if ended or cut:
                 env.reset()
+
+    return play
+
+
+def played_by_sb3(actions: list[int]) -> Callable[[], None]:
+    """The same behind SB3's vector environment of one, as its PPO makes it."""
+    import gymnasium
+    from stable_baselines3.common.monitor import Monitor
+    from stable_baselines3.common.vec_env import DummyVecEnv
+
+    env = DummyVecEnv([lambda: Monitor(gymnasium.make("CartPole-v1"))])
+    chosen = [np.array([action]) for action in actions]
+
+    def play() -> None:
+        env.reset()
+        for action in chosen:
+            env.step(action)
+
+    return play
+
+
+def steps(scale: Scale, made: Callable[[list[int]], Callable[[], None]]) -> dict[str, Any]:
+    """Seconds of an environment step, with and without a listener."""
+    number = scale.of(STEPS, 100)
+    play = made(np.random.default_rng(0).integers(0, 2, number).tolist())
 
     def heard() -> None:
         remove = environment.listen()
@@ -167,7 +194,27 @@ def share(scale: Scale, step: float) -> float:
     rollout, rollouts = scale.of(ROLLOUT, 64), scale.of(ROLLOUTS, 2)
     model = PPO("MlpPolicy", "CartPole-v1", n_steps=rollout, seed=0, device="cpu", verbose=0)
     callback = GradiometerCallback(run=None)
-    seconds = seconds_of(lambda: model.learn(rollouts * rollout, callback=callback))
+    with timed(hooks.LayerListener, "__call__") as layers:
+        seconds = seconds_of(lambda: model.learn(rollouts * rollout, callback=callback))
     assert callback.meter is not None
-    spent = callback.meter._observer.credit.seconds + rollouts * rollout * max(step, 0.0)
-    return float(spent / seconds)
+    credit = callback.meter._observer.credit.seconds + sum(layers)
+    return float((credit + rollouts * rollout * max(step, 0.0)) / seconds)
+
+
+@contextmanager
+def timed(owner: type, name: str) -> Iterator[list[float]]:
+    """Seconds of each call of a method."""
+    original, taken = getattr(owner, name), []
+
+    def call(*args: Any) -> Any:
+        started = time.perf_counter()
+        try:
+            return original(*args)
+        finally:
+            taken.append(time.perf_counter() - started)
+
+    setattr(owner, name, call)
+    try:
+        yield taken
+    finally:
+        setattr(owner, name, original)

@@ -297,13 +297,15 @@ def _rows(x: Any) -> Any:
 
 def _told_apart(done: Any, info: Any) -> tuple[Any, Any]:
     """Ends and time limits of an environment that has one flag for both, as its info says."""
-    if isinstance(info, Mapping):
-        cut = bool(done) and bool(info.get("TimeLimit.truncated", False))
-        return done and not cut, cut
     if isinstance(info, (list, tuple)) and isinstance(done, np.ndarray) and done.ndim == 1:
+        if done.dtype == np.bool_ and b"\x01" not in done.tobytes():  # nearly always
+            return done, np.zeros(len(done), np.bool_)
         told = (isinstance(each, Mapping) and each.get("TimeLimit.truncated") for each in info)
         cuts = done.astype(np.bool_) & np.fromiter(map(bool, told), np.bool_, len(done))
         return done.astype(np.bool_) & ~cuts, cuts
+    if isinstance(info, Mapping):
+        cut = bool(done) and bool(info.get("TimeLimit.truncated", False))
+        return done and not cut, cut
     return done, None
 
 
@@ -448,11 +450,11 @@ class Collection:
     def _places(self) -> dict[bytes, list[int]]:
         found: dict[bytes, list[int]] = {}
         parts = self._num or 1
-        for t, (observation, *_) in enumerate(self._transitions):
-            if observation is not None:
-                rows = np.asarray(observation, dtype=np.float32).reshape(parts, -1)
-                for part in range(parts):
-                    found.setdefault(rows[part].tobytes(), []).append(t * parts + part)
+        known = [t for t, (seen, *_) in enumerate(self._transitions) if seen is not None]
+        rows = _by_row([self._transitions[t][0] for t in known], parts)
+        places = (t * parts + part for t in known for part in range(parts))
+        for place, row in zip(places, rows, strict=True):
+            found.setdefault(row, []).append(place)
         return found
 
     def places(self, observations: Floats) -> list[list[int]]:
@@ -506,8 +508,9 @@ class Collection:
 
     def _flags(self, told: list[Any]) -> Floats:
         parts = self._num or 1
-        rows = [np.broadcast_to(np.asarray(each, dtype=np.float64), parts) for each in told]
-        return np.stack(rows)
+        if parts > 1:  # an environment may say of all of them at once
+            told = [np.broadcast_to(each, parts) for each in told]
+        return np.asarray(told, dtype=np.float64).reshape(len(told), parts)
 
     @cached_property
     def first(self) -> NDArray[np.bool_]:
@@ -539,9 +542,17 @@ class Collection:
     def _rows(self, seen: list[Any]) -> list[bytes]:
         if any(each is None for each in seen):
             return []
-        parts = self._num or 1
+        return _by_row(seen, self._num or 1)
+
+
+def _by_row(seen: list[Any], parts: int) -> list[bytes]:
+    """Observations as bytes, one for each part of each; those of one shape are made at once."""
+    if len({np.shape(each) for each in seen}) > 1:
         flat = [np.asarray(each, dtype=np.float32).reshape(parts, -1) for each in seen]
         return [row.tobytes() for each in flat for row in each]
+    rows = np.asarray(seen, dtype=np.float32).reshape(len(seen) * parts, -1)
+    whole, size = rows.tobytes(), rows.itemsize * rows.shape[1] if seen else 0
+    return [whole[start : start + size] for start in range(0, len(whole), size)] if size else []
 
 
 def _space(stream: Stream) -> tuple[Floats, Floats] | None:
