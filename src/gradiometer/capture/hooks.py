@@ -546,7 +546,7 @@ def _wrap_backward() -> Remove:
     @functools.wraps(original)
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
         try:
-            if not torch.compiler.is_compiling() and not _is_own_thread() and _graph_is_wanted():
+            if not torch.compiler.is_compiling() and _graph_is_wanted() and not _is_own_thread():
                 _tell_roots(tensors, *args, **kwargs)
         except PASSED_ON:
             raise
@@ -992,7 +992,7 @@ def is_own_pass() -> bool:
 
 
 def _is_own_thread() -> bool:
-    return threading.get_ident() in _own_passes
+    return bool(_own_passes) and threading.get_ident() in _own_passes
 
 
 class Use:

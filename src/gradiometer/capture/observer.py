@@ -152,7 +152,9 @@ class StepObserver:
     @property
     def wants_graph(self) -> bool:
         """On measured steps; where all ranks vote, on those of a paused one too."""
-        return self._measured_round() is not None or (self.paused and self._votes())
+        if self.paused:
+            return self._votes()
+        return self._measured_round() is not None
 
     @guarded
     def graph_ready(self, call: hooks.BackwardCall) -> None:
