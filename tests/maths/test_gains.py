@@ -10,6 +10,7 @@ import math
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from curves import NOISE, SHAPES, Noise, averaged, independent
 from scipy.signal import lfilter
@@ -129,3 +130,20 @@ def test_flat_noise_does_not_stand_apart() -> None:
         assert sum(map(stands_apart, slow)) <= 8, n
     assert not stands_apart([0.0, 1.0] * 8)
     assert not stands_apart([0.0] * 30 + [1.0] * 30)
+
+
+def returns_of_few_episodes(seed: int, final: float, n: int = 98) -> npt.NDArray[np.float64]:
+    """Mean returns of three episodes each, whose length is random: spread in proportion to size."""
+    rng = np.random.default_rng(seed)
+    level = 25.0 * (final / 25.0) ** np.minimum(np.arange(n) / (0.2 * n), 1.0)
+    values: npt.NDArray[np.float64] = (level[:, None] * rng.gamma(2.0, 0.5, (n, 3))).mean(1)
+    return values
+
+
+def test_a_return_whose_noise_grows_with_it_rises_and_a_flat_one_does_not() -> None:
+    risen = [gain(returns_of_few_episodes(seed, 250.0)) for seed in range(50)]
+    flat = [gain(returns_of_few_episodes(seed, 25.0)) for seed in range(200)]
+    assert sum(found is not None and found.certain for found in risen) == 50
+    assert sum(found is not None and found.certain for found in flat) <= 4
+    fallen = [gain(-returns_of_few_episodes(seed, 250.0)) for seed in range(50)]
+    assert not any(found is None or found.certain for found in fallen)

@@ -18,8 +18,10 @@ of which is an upper bound where it applies:
 
 Tails are cut three spreads outside of the tenth and ninetieth percentile. The same is done with
 ranks, for noise that grows with the reward; of fewer than 25 values, or 100 with tails, ranks alone
-count. `CERTAIN` was chosen on simulated flat series: `tests/maths/test_gains.py` has the error
-rates; docs/mathematics.md has those of the states (`tests/doctor/test_state_rates.py`).
+count. Where values have one sign and their noise is seen to grow with them, as the returns of a
+task that ends when it fails, the same is done with their logarithms, whose noise is as large at the
+start as at the end. `CERTAIN` was chosen on simulated flat series: `tests/maths/test_gains.py` has
+the error rates; docs/mathematics.md has those of the states (`tests/doctor/test_state_rates.py`).
 """
 
 from __future__ import annotations
@@ -71,6 +73,9 @@ FORGETS = 0.4
 FEW_HALVES = 40
 MIN_LEVELS = 5
 """Different values in a half: of two the spread says nothing."""
+RATIO, GROWS = 4.0, 2.0
+"""Of the largest value to the smallest, and of the noise at large values to that at the smallest
+eighth: from there on a scale of ratios is asked too."""
 HALF_LEVEL = 100
 """Below, the monotone curve takes up to a third of the variance of the noise."""
 
@@ -123,6 +128,9 @@ def gain(values: npt.ArrayLike, *, independent: bool = False) -> Gain | None:
         score, first, last = by_rank
     elif x.size >= HALF_LEVEL and not noise.settles:
         score, first, last = max((score, first, last), by_rank)
+    if x.size >= MIN_FREE and (ratios := _on_a_ratio_scale(y)) is not None:
+        by_ratio = _best_windows(ratios, _noise(ratios, independent=independent))
+        score, first, last = max((score, first, last), by_ratio)
     if _without_noise(x):
         score = math.copysign(NO_DOUBT, float(x[-1] - x[0]))
     start, end = float(y[:first].mean()), float(y[-last:].mean())
@@ -336,6 +344,18 @@ def _wandering(y: Array) -> float:
     moved = np.diff([part.mean() for part in np.array_split(y, count)])
     falls = 2.0 * float((np.minimum(moved, 0.0) ** 2).sum()) / (count - 1)
     return max(falls, 0.5 * float(_without_leaps(moved).var())) if count > 3 else falls
+
+
+def _on_a_ratio_scale(y: Array) -> Array | None:
+    """±log|y| of values of one sign whose noise grows with their size; None of all others."""
+    size = np.abs(y)
+    if not (float(y.min()) > 0.0 or float(y.max()) < 0.0) or size.max() < RATIO * size.min():
+        return None
+    course = monotone(y)
+    residual = (y - course)[np.argsort(course * np.sign(y), kind="stable")]
+    small = max(4, y.size // 8)
+    low, high = float(residual[:small].std()), float(residual[small:].std())
+    return array(np.sign(y) * np.log(size)) if high >= GROWS * low else None
 
 
 def _shortened(y: Array) -> Array:
