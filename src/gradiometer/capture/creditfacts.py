@@ -411,29 +411,38 @@ def _compare(
     if trained.shape[1] != taken.shape[1]:
         return None, [candidates[row][0] for row in there]
     clipped = trained if space is None else np.clip(trained, *space)
+    equal = _same_actions(trained, taken, candidates, there)
+    if clipped is not trained:
+        equal = equal | _same_actions(clipped, taken, candidates, there)
     chosen, same = [], []
-    for row in there:
-        places = candidates[row]
-        equal = [
-            np.allclose(taken[place], trained[row], rtol=1e-4, atol=1e-5)
-            or np.allclose(taken[place], clipped[row], rtol=1e-4, atol=1e-5)
-            for place in places
-        ]
-        same.append(any(equal))
-        chosen.append(places[equal.index(True)] if any(equal) else places[0])
+    of_rows = np.split(equal, np.cumsum([len(candidates[row]) for row in there])[:-1])
+    for row, its in zip(there, of_rows, strict=True):
+        same.append(bool(its.any()))
+        chosen.append(candidates[row][int(its.argmax())])  # the first of equals, or of none
     never = 1.0 - float(np.mean(same))
     if never > 0 and _is_function(trained[there], taken[chosen]):
         return 0.0, chosen
     return never, chosen
 
 
+def _same_actions(
+    trained: Floats, taken: Floats, candidates: list[list[int]], rows: list[int]
+) -> NDArray[np.bool_]:
+    """Of every transition that a row may be of, row by row: whether it took the row's action."""
+    of = np.repeat(rows, [len(candidates[row]) for row in rows])
+    places = [place for row in rows for place in candidates[row]]
+    found: NDArray[np.bool_] = np.isclose(taken[places], trained[of], rtol=1e-4, atol=1e-5).all(1)
+    return found
+
+
 def _num_same(trained: Floats, taken: Floats, candidates: list[list[int]], rows: list[int]) -> int:
     """Rows whose action was taken in one of their transitions."""
-    return sum(
-        any(np.allclose(taken[place], trained[row], rtol=1e-4, atol=1e-5) for place in places)
-        for row in rows
-        if (places := candidates[row])
-    )
+    known = [row for row in rows if candidates[row]]
+    if not known:
+        return 0
+    same = _same_actions(trained, taken, candidates, known)
+    starts = np.cumsum([0, *(len(candidates[row]) for row in known[:-1])])
+    return int(np.logical_or.reduceat(same, starts).sum())
 
 
 def _is_function(trained: Floats, taken: Floats) -> bool:
