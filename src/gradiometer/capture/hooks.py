@@ -23,7 +23,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TextIO, TypeVar
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TextIO, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -91,11 +91,19 @@ def uncompiled(function: F) -> F:
     """The same function, which torch.compile does not look into when compiled code calls it.
 
     A function around `optimizer.step()` or `loss.backward()` may be compiled, and our hooks are
-    called from there. torch.compiler.disable is this too, but takes a second to load.
+    called from there. torch.compiler.disable is this too, but takes a second to load. Code that
+    nobody compiles does not go through it: it takes longer than most hooks, sixteen times a step.
     """
     disable: Any = torch._disable_dynamo  # type: ignore[attr-defined]
     disabled: F = disable(function)
-    return disabled
+
+    @functools.wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():  # what compiles this frame knows the answer
+            return disabled(*args, **kwargs)
+        return function(*args, **kwargs)
+
+    return cast(F, called)
 
 
 # The boundary: trouble of ours is told once and never stops the training.
