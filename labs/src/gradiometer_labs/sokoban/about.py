@@ -17,6 +17,7 @@ SHORT = (
     "model.intermediate_size=96",
     "reward.kind=verifier",
     "algorithm.adv_estimator=grpo",
+    "algorithm.lam=1",
     "actor_rollout_ref.rollout.rollout_filter_value=1",
     "es_manager.train.env_groups=8",
     "es_manager.train.group_size=8",

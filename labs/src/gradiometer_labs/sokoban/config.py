@@ -124,7 +124,7 @@ class RewardConfig:
 class WarmStartConfig:
     """`warm_start.*`: imitation of the solver before the first training step."""
 
-    steps: int = 240
+    steps: int = 480
     """Optimizer steps; 0 starts from random weights."""
     learning_rate: float = 2e-3
     """AdamW's step size."""

@@ -274,7 +274,7 @@ class AlgorithmConfig:
     """gae (PPO with a critic) or grpo (rewards compared inside a group)."""
     gamma: float = 1.0
     """Discount."""
-    lam: float = 1.0
+    lam: float = 0.95
     """Between one-step (0) and Monte-Carlo (1) advantages."""
     norm_adv_by_std_in_grpo: bool = True
     """Whether grpo divides by the group's standard deviation."""
