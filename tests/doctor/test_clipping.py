@@ -162,6 +162,20 @@ def test_nobody_is_accused_while_the_policy_learns_or_no_reward_is_known(patient
     assert judge(OVER, patient(alone)) == []
 
 
+def test_a_policy_that_creeps_up_far_below_a_simple_rule_is_held_back_by_such_a_clip(
+    patient: Patient,
+) -> None:
+    series = clipped(0.01, 0.5, reward=rising())
+    end = float(np.mean(rising()[-6:]))
+    slow = {"random_reward": end - 1.0, "baseline_reward": end + 9.0}
+    assert "varies" in one(OVER, patient(series, facts=slow)).title
+    near = {"random_reward": end - 9.0, "baseline_reward": end + 1.0}
+    assert judge(OVER, patient(series, facts=near)) == []
+    assert judge(OVER, patient(series, facts={"random_reward": end - 1.0})) == []
+    steady = clipped(0.01, 0.1, reward=rising())
+    assert judge(OVER, patient(steady, facts=slow)) == []
+
+
 def test_a_raw_norm_of_another_trainer_and_its_threshold_are_enough(patient: Patient) -> None:
     series = {"actor/grad_norm": scattered(100.0, 0.5), "critic/score/mean": flat()}
     finding = one(OVER, patient(series, facts={"actor": {"grad_clip": 1.0}}))

@@ -176,13 +176,25 @@ def _takes_too_much(run: RunData, clip: Clip) -> bool:
     """Far below 1 for good, without a rising reward, and varying or with an update that starves."""
     if not stays(clip.ratio, lambda x: x < limits.far_below):
         return False
+    starved = _starved(run, clip) is not None
+    harms = starved or robust_sigma(log10(clip.ratio).last(0.5).values) >= limits.varies
     # a policy that creeps up, far from the most there is, is starved all the same
-    if not stuck(run):
-        return _starved(run, clip) is not None and _far_from_best(run)
     return (
-        robust_sigma(log10(clip.ratio).last(0.5).values) >= limits.varies
-        or _starved(run, clip) is not None
+        harms
+        if stuck(run)
+        else (starved and _far_from_best(run)) or (harms and _far_from_the_rule(run))
     )
+
+
+def _far_from_the_rule(run: RunData) -> bool:
+    """Most of the way from a random policy to a simple rule is still to go; False where either is
+    not known."""
+    progress = outcome_of(run)
+    known = None if progress is None else progress.references
+    if progress is None or known is None or known.random is None or known.baseline is None:
+        return False
+    way = known.baseline - known.random
+    return way > 0.0 and progress.end - known.random < limits.half_way * way
 
 
 def _far_from_best(run: RunData) -> bool:
