@@ -53,6 +53,10 @@ EPISODE = 5
 """Steps of an episode, on the mean, from which on its first observation is a rare one."""
 
 RECIPE, STORED = "recipe-mismatch", "misaligned-data"
+OTHER_REWARDS = (
+    "where episodes end, targets are not above 0 where something was paid: the program changes"
+    " the rewards, or negates them"
+)
 
 
 class TargetReader:
@@ -69,6 +73,9 @@ class TargetReader:
         """Of each sample: whether its action is the one taken at its observation, whether it is the
         one taken just before, and whether the observation was the first of its episode."""
         self._length = math.nan
+        self._asked = np.zeros(3, dtype=np.int64)
+        """Samples, and of how many a copy of the network was asked about their own observation, and
+        about the next one."""
 
     def graph_seen(self, seen: SeenGraph) -> None:
         """A loss goes backward in a measured step: has it squared errors?"""
@@ -125,8 +132,12 @@ class TargetReader:
     def _look(
         self, found: list[tuple[TrainedValues, set[int]]], history: Collection, width: int
     ) -> None:
-        matched = (self._compare(each, trained, history, width) for each, trained in found)
-        self._batches.keep([each for each in matched if each is not None], history, width)
+        compared = (self._compare(each, trained, history, width) for each, trained in found)
+        matched = [each for each in compared if each is not None]
+        for each in matched[:1]:
+            self._asked += self._batches.asked_about(each, history, width)
+        self._batches.keep(matched, history, width)
+        self._judge_next()
         self._judge()
 
     def _judge(self) -> None:
@@ -192,9 +203,11 @@ class TargetReader:
                 samples=len(ended),
             )
             return
+        if spread == 0:
+            return  # one target for all: nothing to compare with
         left = _unexplained(ended)
-        if spread == 0 or left <= EXACT * spread:
-            self._proofs.ok(RECIPE)
+        if left <= EXACT * spread:
+            self._note_checked(ended)
             return
         if _varies_by_look_alone(ended, looks, spread):
             return  # returns that are normalised batch by batch
@@ -211,6 +224,31 @@ class TargetReader:
                 subject="targets",
                 recipe="targets-wrong" if masked else "ends-not-masked",
                 samples=len(ended),
+            )
+
+    def _note_checked(self, ended: Floats) -> None:
+        """Rewards explain the targets at ends; with which sign?"""
+        targets, paid = ended.T
+        varies = paid.std() > 1e-9
+        follows = np.polyfit(paid, targets, 1)[0] if varies else targets.mean() * paid.mean()
+        if follows > 0:
+            self._proofs.ok(RECIPE)
+        else:
+            self._proofs.unmeasurable(RECIPE, OTHER_REWARDS)
+
+    def _judge_next(self) -> None:
+        """Is what comes next in a sample what came next?"""
+        rows, own, following = self._asked.tolist()
+        if min(rows, len(self._taken)) < LEAST_ACTIONS or np.array(self._taken)[:, 0].mean() < RIGHT:
+            return  # where actions are of another step, so is what comes next
+        if own >= WRONG * rows and following <= (1.0 - WRONG) * rows:
+            self._proofs.found(
+                STORED,
+                f"of {rows} samples the target network is asked about the observation of the step"
+                f" itself in {own}, about the next one in {following}",
+                subject="next-observations",
+                how="next",
+                samples=rows,
             )
 
     def _judge_actions(self) -> None:
