@@ -82,7 +82,7 @@ def test_random_actions_are_counted_however_the_program_asks(tmp_path: Path, how
 
 @pytest.mark.parametrize("how", ["asks always", "asks seldom"])
 def test_an_epsilon_that_never_falls_is_told(tmp_path: Path, how: str) -> None:
-    learn(tmp_path / "run", how, 0.9, 0.9)
+    learn(tmp_path / "run", how, 0.9, 0.9, steps=2000)
     assert "exploration-schedule" in {each.id for each in diagnose(tmp_path / "run").findings}
 
 

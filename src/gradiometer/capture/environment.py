@@ -34,6 +34,7 @@ __all__ = [
     "EnvironmentView",
     "listen",
     "look_for_environments",
+    "steps_so_far",
 ]
 
 Floats = NDArray[np.float64]
@@ -401,6 +402,12 @@ def listen() -> hooks.Remove:
     return remove
 
 
+def steps_so_far() -> int:
+    """Of the environment that is stepped most."""
+    trained = None if _current is None else _current.trained
+    return 0 if trained is None else trained.transitions
+
+
 def look_for_environments() -> None:
     """Something was imported: hook what is new."""
     if _current is not None:
@@ -442,6 +449,8 @@ class Collection:
         self.number = number
         self._transitions, self._num = transitions, stream.num
         self.space = _space(stream)
+        self.is_whole = stream.total == len(stream.ring)
+        """Whether all that ever happened there is still kept."""
 
     def __len__(self) -> int:
         return len(self._transitions) * (self._num or 1)
@@ -461,6 +470,11 @@ class Collection:
         """Of each row, which transitions began with that observation."""
         rows = observations.astype(np.float32)
         return [self._places.get(row.tobytes(), []) for row in rows]
+
+    @property
+    def varies(self) -> bool:
+        """Whether most transitions began with an observation that hardly another one has."""
+        return 2 * len(self._places) > len(self)
 
     @cached_property
     def _places_after(self) -> dict[bytes, list[int]]:
@@ -636,8 +650,7 @@ class EnvironmentView:
     @property
     def steps(self) -> int:
         """Of the environment so far."""
-        trained = None if _current is None else _current.trained
-        return 0 if trained is None else trained.transitions
+        return steps_so_far()
 
     def round_ended(self, number: int) -> None:
         """An update is over; told twice of one is fine. Was there a rollout before it?"""

@@ -45,6 +45,7 @@ from gradiometer.capture.tdtargets import TargetReader
 from gradiometer.capture.temperature import TemperatureSign
 from gradiometer.capture.termgradients import TermNotices, nonfinite_terms
 from gradiometer.capture.terms import Term
+from gradiometer.capture.untrained import UntrainedValues
 from gradiometer.capture.wiring import WiringNotices
 from gradiometer.errors import GradiometerError, GradiometerWarning, UnknownName, UsageError
 from gradiometer.maths.pairs import PairReading
@@ -142,7 +143,7 @@ class Meter:
         batches = TargetBatches(self._put_targets, answers)
         self._targets = TargetReader(proofs, self._environment, batches)
         self._groups = GroupCreditKeeper(self._put)
-        forms = (ActorSign(proofs), LossForm(proofs))
+        forms = (ActorSign(proofs), LossForm(proofs), UntrainedValues(proofs))
         readers = (self._rollouts, self._targets, *forms, self._groups)
         credit.on_graph += [each.graph_seen for each in readers]
         credit.on_graph.append(TemperatureSign(proofs, answers).graph_seen)
