@@ -126,7 +126,7 @@ class TargetBatches:
             "target": [_short(each) for each in target],
             "online": [_short(each) for each in online],
             "critics": len({frozenset(each.trained) for each in sharing}),
-            "copies": sum(not each.is_trained for each in self._answers.networks),
+            "copies": max(len(target), sum(not each.is_trained for each in self._answers.networks)),
             "has_target": self._has_target(),
         }
         if choosing:
