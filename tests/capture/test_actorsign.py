@@ -36,6 +36,10 @@ def learn(folder: Path, kind: str, sign: float) -> dict[str, str]:
                 chosen = normal.rsample()
                 both = critic(torch.cat([states, chosen], 1))
                 loss = (0.1 * normal.log_prob(chosen) - sign * both).mean()
+            elif kind == "punished":  # the entropy counts with the wrong sign
+                chosen = normal.rsample()
+                both = critic(torch.cat([states, chosen], 1))
+                loss = (-0.1 * normal.log_prob(chosen) - both).mean()
             elif kind == "sampled":  # no way through the critic
                 chosen = normal.sample()
                 both = critic(torch.cat([states, chosen], 1))
@@ -79,3 +83,11 @@ def test_an_actor_that_draws_without_a_gradient_is_told(tmp_path: Path) -> None:
     assert (said.basis, said.severity) == ("proved", "critical")
     assert "does not go through its critic" in said.title
     assert "rsample" in said.fix[0]
+
+
+def test_a_soft_actor_whose_loss_falls_with_its_entropy_is_told(tmp_path: Path) -> None:
+    assert learn(tmp_path / "right", "soft", 1.0)["entropy-sign"] == "ok"
+    assert learn(tmp_path / "wrong", "punished", 1.0)["entropy-sign"] == "found"
+    assert "entropy-sign" not in {each.id for each in diagnose(tmp_path / "right").findings}
+    first = diagnose(tmp_path / "wrong").findings[0]
+    assert (first.id, first.basis, first.severity) == ("entropy-sign", "proved", "critical")

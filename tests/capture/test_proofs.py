@@ -17,6 +17,7 @@ from torch.distributions import Bernoulli, Categorical, Normal
 from torch.utils.checkpoint import checkpoint
 
 import gradiometer as gm
+from gradiometer.capture import twins
 from gradiometer.capture.proofs import ProofLog, broadcasts, normalised_twice
 from gradiometer.capture.twins import TargetNetworks, aliased, twins_among
 from gradiometer.records import Event
@@ -566,6 +567,23 @@ def test_a_target_that_follows_or_may_still_follow_is_well(
     assert facts(run)[1].get("target-network") == state
 
 
+@pytest.mark.parametrize(("played", "told"), [(6_000, True), (2_000, False)])
+def test_steps_of_the_environment_count_where_the_optimizer_steps_rarely(
+    monkeypatch: pytest.MonkeyPatch, played: int, told: bool
+) -> None:
+    trained = Net()
+    target = copy.deepcopy(trained)
+    log = ProofLog(Events())
+    targets = TargetNetworks(log)
+    targets.find([{"net": trained, "net_target": target}], {id(p) for p in trained.parameters()}, 0)
+    with torch.no_grad():
+        for p in trained.parameters():
+            p.mul_(2.0)
+    monkeypatch.setattr(twins, "steps_so_far", lambda: played)
+    targets.finish(400)
+    assert (log.state("target-network") == "found") is told
+
+
 class Both(nn.Module):
     """Actor and critic in one, as Spinning Up has them: nobody calls the whole."""
 
@@ -654,6 +672,23 @@ def test_a_critic_whose_loss_goes_backward_after_the_first_step_is_told_too(tmp_
             optimizers[1].step()
     run = Run(tmp_path / "run" / "run.db")
     assert run.events("not-in-optimizer")[0].detail["blocks"] == ["critic"]
+
+
+@pytest.mark.parametrize("both", [True, False])
+def test_one_of_two_critics_that_no_optimizer_holds_is_told(tmp_path: Path, both: bool) -> None:
+    """Nobody watches it: `gradiometer run` finds networks by their optimizers."""
+    first, second = nn.Linear(4, 1), nn.Linear(4, 1)
+    held = [*first.parameters(), *(second.parameters() if both else ())]
+    optimizer = torch.optim.Adam(held)
+    with gm.watch(first, optimizer, run=tmp_path / "run", quiet=True, budget=None):
+        for _ in range(12):
+            optimizer.zero_grad()
+            (F.mse_loss(first(X), COLUMN) + F.mse_loss(second(X), COLUMN)).backward()
+            optimizer.step()
+    run = Run(tmp_path / "run" / "run.db")
+    assert facts(run)[1]["not-in-optimizer"] == ("ok" if both else "found")
+    told = [each for each in gm.diagnose(run).findings if each.id == "not-in-optimizer"]
+    assert [each.basis for each in told] == ([] if both else ["proved"])
 
 
 def test_a_replaced_layer_is_in_no_optimizer(tmp_path: Path) -> None:

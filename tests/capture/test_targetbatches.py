@@ -172,6 +172,56 @@ def test_listening_changes_no_bit_of_a_soft_actor_critic(tmp_path: Path) -> None
     assert read(tmp_path / "run").checked
 
 
+class TwoCritics(nn.Module):
+    """Both critics in one module, as the authors of TD3 have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.d = (nn.Linear(*x) for x in ((4, 16), (16, 1)) * 2)
+
+    def forward(self, seen: Tensor) -> tuple[Tensor, Tensor]:
+        return self.b(self.a(seen).relu()), self.d(self.c(seen).relu())
+
+
+@pytest.mark.parametrize(("bug", "wrong"), [("", None), ("largest", "twins-largest")])
+def test_two_critics_in_one_module_are_replayed(
+    tmp_path: Path, bug: str, wrong: str | None
+) -> None:
+    torch.manual_seed(0)
+    rng = random.Random(0)
+    both = TwoCritics()
+    target = copy.deepcopy(both)
+    optimizer = torch.optim.Adam(both.parameters(), lr=1e-2)
+    env = gym.make("Pendulum-v1")
+    env.action_space.seed(0)
+    kept = []
+    with gm.watch(both, optimizer, run=tmp_path / "run", **CHEAP):
+        state = env.reset(seed=0)[0]
+        for step in range(STEPS):
+            action = env.action_space.sample()
+            following, reward, ended, cut, _ = env.step(action)
+            kept.append((state, action, np.float32(reward), following))
+            state = env.reset()[0] if ended or cut else following
+            if step < FIRST or step % EVERY:
+                continue
+            columns = zip(*rng.sample(kept, 64), strict=True)
+            states, actions, rewards, nexts = (torch.tensor(np.array(x)) for x in columns)
+            with torch.no_grad():
+                ahead = target(torch.cat([nexts, nexts[:, :1].tanh()], 1))
+                chosen = torch.max(*ahead) if bug else torch.min(*ahead)
+                goals = rewards[:, None] + 0.95 * chosen
+            q1, q2 = both(torch.cat([states, actions], 1))
+            optimizer.zero_grad()
+            (functional.mse_loss(q1, goals) + functional.mse_loss(q2, goals)).backward()
+            optimizer.step()
+            with torch.no_grad():
+                for p, q in zip(target.parameters(), both.parameters(), strict=True):
+                    p.lerp_(q, 0.05)
+    found = read(tmp_path / "run")
+    assert found.checked is (wrong is None)
+    assert (None if found.wrong is None else found.wrong.recipe.name) == wrong
+
+
 # SB3, with a changed method.
 
 

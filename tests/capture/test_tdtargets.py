@@ -14,6 +14,8 @@ from torch.nn import functional
 
 import gradiometer as gm
 from gradiometer.doctor.diagnosis import diagnose
+from gradiometer.doctor.replayed import replayed_targets
+from gradiometer.doctor.rundata import RunData
 
 STEPS = 450
 
@@ -43,21 +45,31 @@ def learn(folder: Path, bug: str = "") -> None:
             action = rng.randrange(2)
             following, reward, terminated, truncated, _ = env.step(action)
             seen = following if "after" in bug else state
-            kept.append((seen, action, float(reward), following, float(terminated)))
-            if "first" not in bug:
+            ahead_of = state if "next" in bug else following
+            kept.append((seen, action, float(reward), ahead_of, float(terminated)))
+            if "first" not in bug and "frozen" not in bug:
                 state = following
             if terminated or truncated:
-                state = env.reset()[0]
+                begun = env.reset()[0]
+                state = state if "frozen" in bug else begun
             if step < 100:
                 continue
             columns = zip(*rng.sample(kept, 64), strict=True)
             states, actions, rewards, nexts, ends = (torch.tensor(np.array(x)) for x in columns)
-            with torch.no_grad():
-                ahead = target(nexts).max(1).values
+            with torch.set_grad_enabled("attached" in bug):
+                if "left out" not in bug:
+                    ahead = target(nexts).max(1).values
+                else:
+                    ahead, lives = torch.zeros(64), ends == 0
+                    worths = target(nexts[lives])
+                    ahead[lives] = (worths.min(1) if "worst" in bug else worths.max(1)).values
             ends = ends * 0 if "ends" in bug else ends
+            rewards = -rewards if "turned" in bug else rewards
             rewards = rewards * 0 if "rewards" in bug else rewards * (0.1 if "scaled" in bug else 1)
             goals = (rewards + 0.99 * (1 - ends) * ahead).float()
-            values = online(states).gather(1, actions[:, None]).squeeze(1)
+            chosen = actions * 0 if "gather" in bug else actions
+            chosen = 1 - actions if "renumbered" in bug else chosen
+            values = online(states).gather(1, chosen[:, None]).squeeze(1)
             optimizer.zero_grad()
             error(values, goals, bug).backward()
             optimizer.step()
@@ -99,6 +111,9 @@ def test_right_targets_are_checked_and_nothing_is_claimed(tmp_path: Path, bug: s
         ("rewards", ("recipe-mismatch", "reward-missing"), "The reward is not in"),
         ("after", ("misaligned-data", "after"), "the observation after their action"),
         ("first", ("misaligned-data", "first"), "the first observation of its episode"),
+        ("next", ("misaligned-data", "next"), "the same observation twice"),
+        ("frozen", ("misaligned-data", "first"), "the first observation of its episode"),
+        ("gather", ("misaligned-data", "action"), "Values of other actions"),
     ],
 )
 def test_one_wrong_line_is_named(
@@ -109,6 +124,50 @@ def test_one_wrong_line_is_named(
     first = diagnose(tmp_path / "run").findings[0]
     assert (first.id, first.basis, first.severity) == (fact[0], "proved", "critical")
     assert title in first.title
+
+
+@pytest.mark.parametrize(
+    ("bug", "wrong"), [("left out", None), ("left out, worst", "target-worst")]
+)
+def test_programs_that_leave_out_what_follows_an_end_are_replayed(
+    tmp_path: Path, bug: str, wrong: str | None
+) -> None:
+    """`target(next[not_final])`: the network is asked about fewer rows than there are samples."""
+    learn(tmp_path / "run", bug)
+    with gm.load(tmp_path / "run") as run:
+        found = replayed_targets(RunData(run))
+    assert found is not None
+    assert found.checked is (wrong is None)
+    assert (None if found.wrong is None else found.wrong.recipe.name) == wrong
+
+
+def test_actions_that_have_another_number_in_the_loss_are_nobody_s_mistake(tmp_path: Path) -> None:
+    learn(tmp_path / "run", "renumbered")
+    assert facts(tmp_path / "run") == set()
+
+
+def test_a_target_that_is_not_detached_is_read_all_the_same(tmp_path: Path) -> None:
+    """As minimalRL writes it: the target network has a gradient, and nobody steps it."""
+    learn(tmp_path / "right", "attached")
+    assert facts(tmp_path / "right") == set()
+    learn(tmp_path / "wrong", "attached, ends")
+    assert facts(tmp_path / "wrong") == {("recipe-mismatch", "ends-not-masked")}
+
+
+def test_targets_of_ends_with_the_opposite_sign_of_what_was_paid_are_not_called_checked(
+    tmp_path: Path,
+) -> None:
+    """Rewards that a program changes on purpose, or a minus too many: ends alone do not say."""
+    learn(tmp_path / "run", "turned")
+    assert facts(tmp_path / "run") == set()
+    with gm.load(tmp_path / "run") as run:
+        state = run.tables("proofs")[-1].content["recipe-mismatch"]
+        found = replayed_targets(RunData(run))
+    assert state.startswith("unmeasurable: ")
+    assert "negates them" in state
+    assert found is not None
+    assert found.wrong is not None
+    assert found.wrong.recipe.name == "reward-negated"  # what the networks said tells it
 
 
 @pytest.mark.slow

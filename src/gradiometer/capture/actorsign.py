@@ -4,7 +4,9 @@ Such a loss goes through the critic down to the action. Optimizers make it small
 says must count negatively: dL/dQ < 0. The critic is known by its own loss, a squared error, and the
 actor's by this: it goes through the same layer, and on to parameters that the critic's did not
 reach. An actor whose loss has its critic and log-probabilities, all with the same weight, and no
-way through the critic, learns from its entropy alone: actions were drawn with `sample`.
+way through the critic, learns from its entropy alone: actions were drawn with `sample`. Where the
+loss has log-probabilities of what the actor draws, they must count positively, dL/dlog π > 0: else
+the entropy is punished.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from gradiometer.capture.proofs import ProofLog
 
 __all__ = ["ActorSign"]
 
-ID, RECIPE = "update-opposes-reward", "recipe-mismatch"
+ID, RECIPE, ENTROPY = "update-opposes-reward", "recipe-mismatch", "entropy-sign"
 ENOUGH = 8
 """Backward calls that must all say the same."""
 ALIKE = 1e-4
@@ -36,6 +38,8 @@ class ActorSign:
         self._reached: dict[int, set[int]] = {}
         """By a weight of the critic's last layer: all that its own loss reaches, by id."""
         self._slopes: list[Tensor] = []
+        self._entropies: list[Tensor] = []
+        """dL/dlog π of the actions that the actor draws."""
         self._is_over = False
         self._spreads: list[tuple[Tensor, Tensor]] = []
         """Of losses without a way through the critic: the mean weight of its log-probabilities, and
@@ -45,16 +49,18 @@ class ActorSign:
         """A loss is about to go backward."""
         if self._is_over:
             return
-        if len(self._slopes) >= ENOUGH:
+        if len(self._slopes) >= ENOUGH and len(self._entropies) not in range(1, ENOUGH):
             self._judge()
         elif seen.errors:
             for layer in value_layers(seen):
                 below = set(leaves_of([layer]))
                 self._reached.update({id(each): below for each in layer_weights(layer)})
         elif self._reached and all(each.reparametrised for each in seen.log_probs):
-            for layer in seen.layers:
-                if self._goes_through(layer):
-                    hooks.observe_node(layer, self._note)
+            through = [layer for layer in seen.layers if self._goes_through(layer)]
+            for layer in through:
+                hooks.observe_node(layer, self._note)
+            if through and len(seen.log_probs) == 1:
+                hooks.observe_node(seen.log_probs[0].node, self._note_entropy)
         elif self._reached and not any(each.reparametrised for each in seen.log_probs):
             self._look_for_cut(seen)
 
@@ -102,8 +108,13 @@ class ActorSign:
         if gradients[0] is not None:
             self._slopes.append(gradients[0].detach().sum())
 
+    def _note_entropy(self, gradients: tuple[Any, ...]) -> None:
+        if gradients[0] is not None:
+            self._entropies.append(gradients[0].detach().sum())
+
     def _judge(self) -> None:
         self._is_over = True
+        self._judge_entropy()
         slopes = torch.stack([each.float() for each in self._slopes[:ENOUGH]]).tolist()
         if all(slope < 0 for slope in slopes):
             self._proofs.ok(ID)
@@ -112,5 +123,18 @@ class ActorSign:
                 ID,
                 f"dL/dQ = {slopes[-1]:+.3g} in {len(slopes)} backward calls of the actor's loss: it"
                 " falls when the critic thinks less of the action",
+                slope=slopes[-1],
+            )
+
+    def _judge_entropy(self) -> None:
+        slopes = [float(each) for each in self._entropies[:ENOUGH]]
+        if slopes and all(slope > 0 for slope in slopes):
+            self._proofs.ok(ENTROPY)
+        elif slopes and all(slope < 0 for slope in slopes):
+            self._proofs.found(
+                ENTROPY,
+                f"dL/dlog π = {slopes[-1]:+.3g} in {len(slopes)} backward calls of the actor's"
+                " loss: it falls when the entropy of the policy does",
+                subject="actor",
                 slope=slopes[-1],
             )

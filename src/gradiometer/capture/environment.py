@@ -34,6 +34,7 @@ __all__ = [
     "EnvironmentView",
     "listen",
     "look_for_environments",
+    "steps_so_far",
 ]
 
 Floats = NDArray[np.float64]
@@ -401,6 +402,12 @@ def listen() -> hooks.Remove:
     return remove
 
 
+def steps_so_far() -> int:
+    """Of the environment that is stepped most."""
+    trained = None if _current is None else _current.trained
+    return 0 if trained is None else trained.transitions
+
+
 def look_for_environments() -> None:
     """Something was imported: hook what is new."""
     if _current is not None:
@@ -442,6 +449,8 @@ class Collection:
         self.number = number
         self._transitions, self._num = transitions, stream.num
         self.space = _space(stream)
+        self.is_whole = stream.total == len(stream.ring)
+        """Whether all that ever happened there is still kept."""
 
     def __len__(self) -> int:
         return len(self._transitions) * (self._num or 1)
@@ -461,6 +470,11 @@ class Collection:
         """Of each row, which transitions began with that observation."""
         rows = observations.astype(np.float32)
         return [self._places.get(row.tobytes(), []) for row in rows]
+
+    @property
+    def varies(self) -> bool:
+        """Whether most transitions began with an observation that hardly another one has."""
+        return 2 * len(self._places) > len(self)
 
     @cached_property
     def _places_after(self) -> dict[bytes, list[int]]:
@@ -531,9 +545,16 @@ class Collection:
 
     def led_to(self, places: NDArray[np.int64]) -> Floats | None:
         """What these transitions led to, one row each; None where that is not known."""
+        return self._seen(places, 5)
+
+    def began_with(self, places: NDArray[np.int64]) -> Floats | None:
+        """What these transitions began with, one row each; None where that is not known."""
+        return self._seen(places, 0)
+
+    def _seen(self, places: NDArray[np.int64], column: int) -> Floats | None:
         parts = self._num or 1
         steps, part = np.divmod(places, parts)
-        seen = [self._transitions[t][5] for t in steps.tolist()]
+        seen = [self._transitions[t][column] for t in steps.tolist()]
         if not seen or any(each is None for each in seen):
             return None
         flat = (np.asarray(each, dtype=np.float32).reshape(parts, -1) for each in seen)
@@ -611,18 +632,25 @@ class EnvironmentView:
 
     def newest(self, num: int) -> Collection | None:
         """The newest steps that are kept; None where something of them is not known."""
+        return self.last(num) if self.parts == 1 else None
+
+    def last(self, num: int) -> Collection | None:
+        """The newest steps of all parts that are kept; None where something is not known."""
         trained = None if _current is None else _current.trained
-        if trained is None or trained.num is not None:
-            return None
-        held = list(islice(reversed(trained.ring), num))[::-1]
+        held = [] if trained is None else list(islice(reversed(trained.ring), num))[::-1]
         known = all(each[0] is not None and each[4] is not None for each in held)
-        return Collection(0, held, trained) if held and known else None
+        return Collection(0, held, trained) if trained is not None and held and known else None
+
+    @property
+    def parts(self) -> int:
+        """Environments that are stepped together."""
+        trained = None if _current is None else _current.trained
+        return 1 if trained is None else trained.num or 1
 
     @property
     def steps(self) -> int:
         """Of the environment so far."""
-        trained = None if _current is None else _current.trained
-        return 0 if trained is None else trained.transitions
+        return steps_so_far()
 
     def round_ended(self, number: int) -> None:
         """An update is over; told twice of one is fine. Was there a rollout before it?"""

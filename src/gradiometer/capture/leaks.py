@@ -25,7 +25,7 @@ from gradiometer.capture.proofs import (
     every_node,
 )
 
-__all__ = ["GraphTerm", "TermLeaks", "leak_words", "leaves_of", "value_heads"]
+__all__ = ["GraphTerm", "TermLeaks", "leaf_tensors", "leak_words", "leaves_of", "value_heads"]
 
 ID = "leak-between-terms"
 MOST_NODES = 200
@@ -51,8 +51,13 @@ class _Leak:
 
 def leaves_of(nodes: Iterable[Any]) -> set[int]:
     """The leaves below some nodes, by id."""
+    return set(leaf_tensors(nodes))
+
+
+def leaf_tensors(nodes: Iterable[Any]) -> dict[int, Tensor]:
+    """The leaves below some nodes, with their ids."""
     found = (getattr(node, "variable", None) for node in every_node(nodes))
-    return {id(leaf) for leaf in found if leaf is not None}
+    return {id(leaf): leaf for leaf in found if leaf is not None}
 
 
 def value_heads(nodes: Iterable[Any]) -> list[Tensor]:

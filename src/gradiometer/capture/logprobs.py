@@ -23,6 +23,7 @@ __all__ = [
     "SeenGraph",
     "SeenLogProbs",
     "TrainedValues",
+    "layer_below",
     "layer_weights",
     "look",
     "mark",
@@ -325,7 +326,7 @@ def _has_attached_target(node: Any, name: str) -> bool:
 
 def _is_expected(value: Any, target: Any) -> bool:
     """Whether one side is a value and the other a discounted one of the same layer, plus data."""
-    layer = _layer_below(value)
+    layer = layer_below(value)
     if layer is None or not _is(_through(target), "AddBackward0"):
         return False
     ahead = _through(target)
@@ -337,11 +338,11 @@ def _is_expected(value: Any, target: Any) -> bool:
         found, inside = True, [child for child, _ in product.next_functions if child is not None]
         product = _through(inside[0]) if len(inside) == 1 else None
     weights = {id(each) for each in layer_weights(layer)}
-    other = None if product is None else _layer_below(product)
+    other = None if product is None else layer_below(product)
     return found and other is not None and any(id(x) in weights for x in layer_weights(other))
 
 
-def _layer_below(node: Any) -> Any:
+def layer_below(node: Any) -> Any:
     """The layer that gave this, perhaps with a choice or the best among its outputs."""
     for _ in range(NEAR):
         if node is None or LAYERS.fullmatch(type(node).__name__):
@@ -360,15 +361,14 @@ def _has_one_child(node: Any) -> bool:
 
 
 def _error_of(node: Any, name: str) -> int | None:
-    """Which input of an error is trained, where the other one is data."""
+    """Which input of an error is trained, where the other one is data, or what another network
+    expects."""
     if name in ERRORS:
-        there = [child is not None for child, _ in node.next_functions]
-        return there.index(True) if there.count(True) == 1 else None
+        return _live(node)
     if name == "PowBackward0" and node._saved_exponent == 2:
         below = _through(_first(node))
         if _is(below, "SubBackward0"):
-            there = [child is not None for child, _ in below.next_functions]
-            return 0 if there.count(True) == 1 else None
+            return None if _live(below) is None else 0
     return None
 
 
@@ -457,9 +457,26 @@ def _result_of(node: Any) -> Tensor | None:
 
 
 def _live(node: Any) -> int | None:
-    """Which input of a difference is trained."""
-    there = [] if node is None else [child is not None for child, _ in node.next_functions]
-    return there.index(True) if there.count(True) == 1 else None
+    """Which input of a difference or an error is trained. Many a program does not detach what its
+    target network says: of r + γ Q'(next) and Q(now) it is the second."""
+    sides = [] if node is None else [child for child, _ in node.next_functions[:2]]
+    there = [child is not None for child in sides]
+    if there.count(True) == 1:
+        return there.index(True)
+    ahead = [child is not None and _is_ahead(child) for child in sides]
+    if len(sides) < 2 or ahead.count(True) != 1:
+        return None
+    now = ahead.index(False)
+    return None if _is_expected(sides[now], sides[1 - now]) else now
+
+
+def _is_ahead(node: Any) -> bool:
+    """Whether data is added to something with a gradient that is multiplied: r + γ Q'(next)."""
+    found = _through(node)
+    if not _is(found, "AddBackward0"):
+        return False
+    live = [child for child, _ in found.next_functions if child is not None]
+    return len(live) == 1 and _is(_through(live[0]), "MulBackward0")
 
 
 def layer_weights(layer: Any) -> list[Tensor]:

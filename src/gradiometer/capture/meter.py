@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gradiometer.capture import readout, terms
+from gradiometer.capture.actingchoices import ActingChoices
 from gradiometer.capture.actorsign import ActorSign
 from gradiometer.capture.analysis import StepAnalysis
 from gradiometer.capture.blocks import Blocks, Model, modules_of, named_parameters
@@ -44,6 +45,7 @@ from gradiometer.capture.tdtargets import TargetReader
 from gradiometer.capture.temperature import TemperatureSign
 from gradiometer.capture.termgradients import TermNotices, nonfinite_terms
 from gradiometer.capture.terms import Term
+from gradiometer.capture.untrained import UntrainedValues
 from gradiometer.capture.wiring import WiringNotices
 from gradiometer.errors import GradiometerError, GradiometerWarning, UnknownName, UsageError
 from gradiometer.maths.pairs import PairReading
@@ -141,12 +143,14 @@ class Meter:
         batches = TargetBatches(self._put_targets, answers)
         self._targets = TargetReader(proofs, self._environment, batches)
         self._groups = GroupCreditKeeper(self._put)
-        forms = (ActorSign(proofs), LossForm(proofs))
+        forms = (ActorSign(proofs), LossForm(proofs), UntrainedValues(proofs))
         readers = (self._rollouts, self._targets, *forms, self._groups)
         credit.on_graph += [each.graph_seen for each in readers]
         credit.on_graph.append(TemperatureSign(proofs, answers).graph_seen)
+        self._choices = ActingChoices(proofs, self._environment, answers)
+        credit.on_graph.append(self._choices.graph_seen)
         self._credit_notices = CreditNotices(self._put, proofs, self._environment, self._rollouts)
-        return [critic.stop, answers.stop]
+        return [critic.stop, answers.stop, self._choices.stop]
 
     # What the user calls.
 
@@ -502,7 +506,7 @@ class Meter:
         values["meter/interval"] = float(self._observer.cadence.interval)
         values["meter/share"] = self._observer.cadence.share()
         self._environment.round_ended(self._observer.num_rounds)
-        values |= self._credit_notices.note(current)
+        values |= self._credit_notices.note(current) | self._choices.take_rate()
         self._groups.note(current.credit, current.step)
         self._values, self._measured_step = values, current.step
         self._last_two.append((current.step, values))

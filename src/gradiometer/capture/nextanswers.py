@@ -251,9 +251,13 @@ def _networks(
 def _trained(
     modules: Sequence[nn.Module], trained: Sequence[Collection[int]]
 ) -> Iterator[nn.Module]:
-    """For each error the innermost module that has just its parameters."""
+    """For each error the innermost module that has just its parameters; or the one that has those
+    of all of them, as the authors of TD3 write two critics."""
     held = [(frozenset(map(id, each.parameters())), each) for each in modules]
-    for parameters in {frozenset(each) for each in trained}:
+    wanted = {frozenset(each) for each in trained}
+    if not any(mine in wanted for mine, _ in held):
+        wanted = {frozenset().union(*wanted)}
+    for parameters in wanted:
         fitting = [module for mine, module in held if mine == parameters]
         if fitting:
             yield min(fitting, key=lambda module: sum(1 for _ in module.modules()))

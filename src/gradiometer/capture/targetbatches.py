@@ -104,9 +104,17 @@ class TargetBatches:
             return None
         over = history.ends.reshape(-1)[places] > 0
         calls = self._aligned(following, rows, ~over, len(targets), width)
+        kept = over | np.all([at >= 0 for *_, at in calls] or [over], axis=0)
+        rows, places, over = rows[kept], places[kept], over[kept]
+        calls = [(each, call, at[kept]) for each, call, at in calls]
         choosing = first.found.actions is not None
         target, online = (
-            [x for each, call in calls if each.is_trained is own for x in _columns(call, choosing)]
+            [
+                x
+                for each, call, at in calls
+                if each.is_trained is own
+                for x in _columns(call, choosing, at)
+            ]
             for own in (False, True)
         )
         if not target and not online:
@@ -115,34 +123,54 @@ class TargetBatches:
             "targets": _short(targets[rows]),
             "rewards": _short(history.rewards[places]),
             "ends": over.astype(int).tolist(),
-            "target": [_short(each[rows]) for each in target],
-            "online": [_short(each[rows]) for each in online],
+            "target": [_short(each) for each in target],
+            "online": [_short(each) for each in online],
             "critics": len({frozenset(each.trained) for each in sharing}),
-            "copies": sum(not each.is_trained for each in self._answers.networks),
+            "copies": max(len(target), sum(not each.is_trained for each in self._answers.networks)),
             "has_target": self._has_target(),
         }
         if choosing:
             return content | _choices(history, places, over)
-        acted = next((call for each, call in calls if not each.is_trained), calls[-1][1])
-        logs = self._log_probs(acted.given[:, width:], rows)
+        acted = next((each for each in calls if not each[0].is_trained), calls[-1])
+        logs = self._log_probs(acted[1].given[:, width:], acted[2])
         return content | {"log_probs": logs, "is_soft": self._answers.is_soft}
 
     def _aligned(
         self, following: Floats, rows: Ints, known: NDArray[np.bool_], num: int, width: int
-    ) -> list[tuple[AskedNetwork, HeardCall]]:
-        """Of each network the last call whose rows are the next observations of the samples."""
-        found: list[tuple[AskedNetwork, HeardCall]] = []
+    ) -> list[tuple[AskedNetwork, HeardCall, Ints]]:
+        """Of each network the last call that is about the next observations of the samples, and
+        which of its rows is about each."""
+        found: list[tuple[AskedNetwork, HeardCall, Ints]] = []
         for each in self._answers.networks:
             for call in reversed(each.calls):
-                if len(call.given) != num or call.given.shape[1] < width:
-                    continue
-                given = call.given[:, :width].numpy()[rows]
-                if following.shape != given.shape or not known.any():
-                    continue
-                if (given == following).all(1)[known].mean() >= ALIGNED:
-                    found.append((each, call))
+                at = _rows_about(call, following, rows, known, num, width)
+                if at is not None:
+                    found.append((each, call, at))
                     break
         return found
+
+    def asked_about(
+        self, matched: MatchedTargets, history: History, width: int
+    ) -> tuple[int, int, int]:
+        """Samples whose next observation is another than their own: how many there are, and of how
+        many a copy of the trained network was asked about their own, and about the next one."""
+        over = (history.ends + history.cuts).reshape(-1)[matched.places] > 0
+        rows, places = matched.rows[~over], matched.places[~over]
+        own, following = history.began_with(places), history.led_to(places)
+        if own is None or following is None:
+            return 0, 0, 0
+        other = (own != following).any(1)
+        copies = [each for each in self._answers.networks if not each.is_trained]
+        calls = [call.given for each in copies for call in each.calls]
+        num = matched.found.targets.numel()
+        given = [x[:, :width].numpy()[rows] for x in calls if len(x) == num and x.shape[1] >= width]
+        if not given or not other.any():
+            return 0, 0, 0
+        mine, later = (
+            max(int((each == wanted).all(1)[other].sum()) for each in given)
+            for wanted in (own, following)
+        )
+        return int(other.sum()), mine, later
 
     def _has_target(self) -> bool:
         copies = (each for each in self._answers.networks if not each.is_trained)
@@ -158,6 +186,29 @@ class TargetBatches:
             }
             for normal, slopes in (each for each in found if each is not None)
         ]
+
+
+def _rows_about(
+    call: HeardCall,
+    following: Floats,
+    rows: Ints,
+    known: NDArray[np.bool_],
+    num: int,
+    width: int,
+) -> Ints | None:
+    """Which row of a call is about the next observation of each sample, −1 where none is; None
+    where they are about something else. Some programs leave out what follows an end."""
+    given = call.given[:, :width].numpy()
+    if not known.any() or following.shape[1] != given.shape[1] or len(given) > num:
+        return None
+    if len(given) == num:
+        same = (given[rows] == following).all(1)[known].mean() >= ALIGNED
+        return rows if same else None
+    places = {row.tobytes(): n for n, row in enumerate(given)}
+    at = np.array([places.get(row.tobytes(), -1) for row in following], dtype=np.int64)
+    at[~known] = -1
+    in_order = bool((np.diff(at[at >= 0]) > 0).all())
+    return at if in_order and (at[known] >= 0).mean() >= ALIGNED else None
 
 
 def _is_of_actions(found: TrainedValues, width: int) -> bool:
@@ -192,9 +243,9 @@ def _line(x: Tensor, y: Tensor) -> Tensor | None:
     return slopes if bool((left <= SAME * y0.square().mean(0).sqrt()).all()) else None
 
 
-def _columns(call: HeardCall, choosing: bool) -> list[Floats]:
-    """Values of all actions together, or of each critic by itself."""
-    said = call.said.double().numpy()
+def _columns(call: HeardCall, choosing: bool, at: Ints) -> list[Floats]:
+    """Values of all actions together, or of each critic by itself; 0 where nobody asked."""
+    said = np.where(at[:, None] >= 0, call.said.double().numpy()[at], 0.0)
     if choosing:
         return [said] if said.shape[1] > 1 else []
     return list(said.T)

@@ -49,10 +49,18 @@ EXACT, CLEAR = 0.01, 0.1
 is no rounding and no slowly changing scale of rewards."""
 RIGHT, WRONG = 0.9, 0.95
 """Share of the actions that are those taken; share that a wrong way to store them explains."""
+OTHER = 0.8
+"""Share of actions that are those taken, from which on the others are few."""
+LEAST_FROZEN = 4
+"""Losses with one observation for all samples."""
 EPISODE = 5
 """Steps of an episode, on the mean, from which on its first observation is a rare one."""
 
 RECIPE, STORED = "recipe-mismatch", "misaligned-data"
+OTHER_REWARDS = (
+    "where episodes end, targets are not above 0 where something was paid: the program changes"
+    " the rewards, or negates them"
+)
 
 
 class TargetReader:
@@ -69,6 +77,13 @@ class TargetReader:
         """Of each sample: whether its action is the one taken at its observation, whether it is the
         one taken just before, and whether the observation was the first of its episode."""
         self._length = math.nan
+        self._frozen = self._moving = 0
+        """Losses all of whose samples have one observation, and others."""
+        self._pairs: deque[tuple[float, float]] = deque(maxlen=MOST_OTHERS)
+        """Of samples of choices: the action whose value is trained, and the one that was taken."""
+        self._asked = np.zeros(3, dtype=np.int64)
+        """Samples, and of how many a copy of the network was asked about their own observation, and
+        about the next one."""
 
     def graph_seen(self, seen: SeenGraph) -> None:
         """A loss goes backward in a measured step: has it squared errors?"""
@@ -125,8 +140,12 @@ class TargetReader:
     def _look(
         self, found: list[tuple[TrainedValues, set[int]]], history: Collection, width: int
     ) -> None:
-        matched = (self._compare(each, trained, history, width) for each, trained in found)
-        self._batches.keep([each for each in matched if each is not None], history, width)
+        compared = (self._compare(each, trained, history, width) for each, trained in found)
+        matched = [each for each in compared if each is not None]
+        for each in matched[:1]:
+            self._asked += self._batches.asked_about(each, history, width)
+        self._batches.keep(matched, history, width)
+        self._judge_next()
         self._judge()
 
     def _judge(self) -> None:
@@ -140,6 +159,7 @@ class TargetReader:
         data = observations(found.below, found.targets.numel())
         if data is None or data.ndim != 2 or data.shape[1] < width:
             return None
+        self._note_spread(data[:, :width], history)
         candidates = history.places(_host(data[:, :width]))
         rows = [row for row, places in enumerate(candidates) if len(places) == 1]
         places = np.array([candidates[row][0] for row in rows], dtype=np.int64)
@@ -167,6 +187,8 @@ class TargetReader:
         known = before >= 0
         same = np.isclose(taken[places], stored, rtol=1e-4, atol=1e-5).all(1)
         earlier = np.isclose(taken[np.maximum(before, 0)], stored, rtol=1e-4, atol=1e-5).all(1)
+        if history.is_whole and stored.shape[1] == 1:
+            self._pairs += zip(stored[:, 0].tolist(), taken[places, 0].tolist(), strict=True)
         begun = first.reshape(-1)[places]
         self._length = 1.0 / max(float(first.mean()), 1e-9)
         self._taken += [
@@ -174,6 +196,22 @@ class TargetReader:
             for a, b, c, k in zip(same, earlier, begun, known, strict=True)
             if k
         ]
+
+    def _note_spread(self, data: Tensor, history: Collection) -> None:
+        """Have all samples of a loss one observation, where the environment shows many?"""
+        if len(data) < NEAR_ROWS // 2 or not history.varies:
+            return
+        same = bool((data == data[:1]).all())
+        self._frozen, self._moving = self._frozen + same, self._moving + (not same)
+        if self._frozen >= LEAST_FROZEN and not self._moving:
+            self._proofs.found(
+                STORED,
+                f"all samples of {self._frozen} losses have one and the same observation, where the"
+                " environment shows many: the observation is not replaced after a step",
+                subject="observations",
+                how="first",
+                samples=self._frozen * len(data),
+            )
 
     def _judge_targets(self) -> None:
         if len(self._ended) < LEAST_ENDS or len(self._others) < LEAST_OTHERS:
@@ -192,9 +230,11 @@ class TargetReader:
                 samples=len(ended),
             )
             return
+        if spread == 0:
+            return  # one target for all: nothing to compare with
         left = _unexplained(ended)
-        if spread == 0 or left <= EXACT * spread:
-            self._proofs.ok(RECIPE)
+        if left <= EXACT * spread:
+            self._note_checked(ended)
             return
         if _varies_by_look_alone(ended, looks, spread):
             return  # returns that are normalised batch by batch
@@ -213,6 +253,44 @@ class TargetReader:
                 samples=len(ended),
             )
 
+    def _note_checked(self, ended: Floats) -> None:
+        """Rewards explain the targets at ends; with which sign?"""
+        targets, paid = ended.T
+        varies = paid.std() > 1e-9
+        follows = np.polyfit(paid, targets, 1)[0] if varies else targets.mean() * paid.mean()
+        if follows > 0:
+            self._proofs.ok(RECIPE)
+        else:
+            self._proofs.unmeasurable(RECIPE, OTHER_REWARDS)
+
+    def _is_other_action(self) -> bool:
+        """Whether values of other actions are trained than were taken: discrete ones, whose history
+        is known from the beginning, and not those of the step before."""
+        pairs = list(self._pairs)
+        if len(pairs) < LEAST_ACTIONS or any(a != round(a) for a, _ in pairs):
+            return False
+        same, earlier, _ = np.array(self._taken).mean(0)
+        several = len({b for _, b in pairs}) > 1
+        return several and max(same, earlier) < OTHER and not _is_renumbered(pairs)
+
+    def _judge_next(self) -> None:
+        """Is what comes next in a sample what came next?"""
+        rows, own, following = self._asked.tolist()
+        if (
+            min(rows, len(self._taken)) < LEAST_ACTIONS
+            or np.array(self._taken)[:, 0].mean() < RIGHT
+        ):
+            return  # where actions are of another step, so is what comes next
+        if own >= WRONG * rows and following <= (1.0 - WRONG) * rows:
+            self._proofs.found(
+                STORED,
+                f"of {rows} samples the target network is asked about the observation of the step"
+                f" itself in {own}, about the next one in {following}",
+                subject="next-observations",
+                how="next",
+                samples=rows,
+            )
+
     def _judge_actions(self) -> None:
         if len(self._taken) < LEAST_ACTIONS:
             return
@@ -229,6 +307,17 @@ class TargetReader:
             )
         elif same >= RIGHT:
             self._proofs.ok(STORED)
+        elif self._is_other_action():
+            chosen = {a for a, _ in self._pairs}
+            self._proofs.found(
+                STORED,
+                f"{1.0 - same:.0%} of {rows} samples train the value of another action than the one"
+                " that was taken at their observation"
+                + (f": always that of action {min(chosen):g}" if len(chosen) == 1 else ""),
+                subject="actions",
+                how="action",
+                samples=rows,
+            )
         elif earlier >= WRONG:
             self._proofs.found(
                 STORED,
@@ -239,6 +328,12 @@ class TargetReader:
                 how="after",
                 samples=rows,
             )
+
+
+def _is_renumbered(pairs: list[tuple[float, float]]) -> bool:
+    """Whether each action has another number in the loss, always the same."""
+    kinds = set(pairs)
+    return len(kinds) == len({a for a, _ in kinds}) == len({b for _, b in kinds})
 
 
 def _is_normalised(found: list[TrainedValues]) -> bool:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from gradiometer.capture import hooks
+from gradiometer.capture.environment import steps_so_far
 from gradiometer.capture.proofs import ProofLog
 
 __all__ = [
@@ -45,6 +46,9 @@ gone, and what the last look has shown must do."""
 LONG, OVER = 5_000, 1_000
 """Steps without a change that are told while it trains, and when it is over: the longest intervals
 of public settings are 2,500 updates (SB3's DQN) and 10,000 of a much longer training."""
+PLAYED, FEW = 5_000, 300
+"""Or so many steps of the environment, and of the optimizer, when it is over: a program that
+learns at every tenth step counts its intervals in steps of the environment, 500 or 1,000."""
 UNASKED = 200
 """Steps after which somebody has asked a target that is asked at all."""
 FAR = 0.1
@@ -158,6 +162,8 @@ class TargetTwin:
     first_online: Tensor
     begun: int
     """The round of the first look."""
+    played: int = 0
+    """Steps of the environment before it."""
     last: tuple[int, Tensor] | None = None
     """The round and the trained network of the last one."""
     equal: int = 0
@@ -220,6 +226,8 @@ class TargetTwin:
     def stands_still(self, *, over: bool) -> bool:
         """Whether it never changed, for long enough to say so."""
         long = self.rounds >= (OVER if over else LONG)
+        played = steps_so_far() - self.played >= PLAYED and self.rounds >= FEW
+        long = long or (over and played)
         return long and not self.has_changed and self.moved >= FAR
 
 
@@ -255,6 +263,7 @@ class TargetNetworks:
                 first_target=sample(target),
                 first_online=sample(online),
                 begun=number,
+                played=steps_so_far(),
             )
             for name, target, online in twins_among(spaces, held)
             if not _is_predicted(spaces, online)

@@ -16,8 +16,9 @@ from torch.optim import Optimizer
 from gradiometer.capture.blocks import Blocks
 from gradiometer.capture.cleared import mark_of
 from gradiometer.capture.distributed import is_sharded
-from gradiometer.capture.leaks import leaves_of
+from gradiometer.capture.leaks import leaf_tensors, leaves_of
 from gradiometer.capture.living import living
+from gradiometer.capture.logprobs import SeenGraph, trained_towards
 from gradiometer.capture.proofs import ProofLog
 from gradiometer.capture.roles import is_copy
 from gradiometer.capture.rounds import Recorder, WatchedModel
@@ -27,6 +28,7 @@ __all__ = [
     "HandMoved",
     "UnreachedOptimizers",
     "UntrainedParameters",
+    "UntrainedValues",
     "held_by",
     "untrained",
     "whole_blocks",
@@ -41,6 +43,8 @@ NAMED = 5
 EMPTY_STEPS = 3
 """Steps without a gradient, from the first on, that are no late start."""
 MOST_BACKWARDS = 12
+LAST_LOSS = 8
+"""Errors of values until the second look."""
 MOVED = "moved-by-hand"
 MOST_LAYERS = 64
 
@@ -213,6 +217,52 @@ class UnreachedOptimizers:
                 parameters=0,
                 blocks=[],
                 reaches=self._lost,
+            )
+
+
+class UntrainedValues:
+    """Whether somebody steps what an error of values reaches: one of two critics may be in no
+    optimizer, and nobody watches it then. What a target network says is no value that is trained.
+    """
+
+    def __init__(self, log: ProofLog) -> None:
+        self._log = log
+        self._seen: dict[int, tuple[Tensor, Tensor]] | None = None
+        self._losses = 0
+
+    def graph_seen(self, seen: SeenGraph) -> None:
+        """A loss is about to go backward in a measured step."""
+        if self._losses > LAST_LOSS or not seen.errors:
+            return
+        self._losses += 1
+        if self._losses == 1:
+            self._seen = self._without_optimizer(seen)
+        elif self._losses == LAST_LOSS and self._seen:
+            self._judge(self._seen)
+            self._seen = None
+
+    def _without_optimizer(self, seen: SeenGraph) -> dict[int, tuple[Tensor, Tensor]]:
+        told = (trained_towards(*each) for each in seen.errors[:MOST_MARKS])
+        below = [leaf_tensors([each.below]) for each in told if each is not None]
+        held = held_by(_optimizers())
+        lost = [each for each in below if each and held.isdisjoint(each)]
+        return {key: (p, mark_of(p)) for each in lost for key, p in each.items()}
+
+    def _judge(self, lost: dict[int, tuple[Tensor, Tensor]]) -> None:
+        if self._log.state(ID) == "found":
+            return  # the meter watches them, and has told it
+        held = held_by(_optimizers())
+        still = all(
+            key not in held and torch.equal(then, mark_of(p)) for key, (p, then) in lost.items()
+        )
+        if still:
+            self._log.found(
+                ID,
+                f"{len(lost)} parameters below the error of a value get a gradient, and no"
+                " optimizer of this process holds them",
+                subject="values",
+                parameters=len(lost),
+                blocks=[],
             )
 
 

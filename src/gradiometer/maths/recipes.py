@@ -261,6 +261,10 @@ def _clipped(run: Rollout, gamma: Factor, lam: Factor) -> Floats:
     return advantages(replace(run, rewards=np.clip(run.rewards, -1.0, 1.0)), gamma, lam)
 
 
+def _negated(run: Rollout, gamma: Factor, lam: Factor) -> Floats:
+    return advantages(replace(run, rewards=-run.rewards), gamma, lam)
+
+
 def _values_alone(run: Rollout, _: Factor, __: Factor) -> Floats:
     assert run.values is not None
     return run.values
@@ -354,6 +358,7 @@ RECIPES: Mapping[str, AdvantageRecipe] = {
             needs_values=False,
             splits=False,
         ),
+        _recipe("rewards-negated", "with rewards of the opposite sign", _negated),
         _recipe("rewards-clipped", "with rewards clipped to [−1, 1]", _clipped, needs_values=False),
         _recipe(
             "rows-in-order",

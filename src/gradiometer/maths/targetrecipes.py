@@ -504,8 +504,19 @@ def _add(way: _Way, batch: TargetBatch, which: tuple[int, int] | None, sums: _Su
     varies = paid.std() >= SPREAD * np.abs(y).max()
     entropy = factors[3] if which is not None else np.nan
     share = abs(entropy) * float(x[:, -1].std()) / max(float(np.abs(y).max()), 1e-12)
-    sums.factors.append((factors[2], factors[1] if varies else np.nan, entropy, share))
+    scale = factors[1] if varies else _sign_of_all(paid, factors)
+    sums.factors.append((factors[2], scale, entropy, share))
     return True
+
+
+def _sign_of_all(paid: Floats, factors: Floats) -> float:
+    """Of rewards that are all alike a shift and a scale cannot be told apart; but a loss in the
+    place of a gain of the same size is a sign that was turned."""
+    level = float(paid.mean())
+    if level == 0.0 or paid.std() > ROUNDING * abs(level):
+        return np.nan
+    scale = float(factors[0] / level + factors[1])
+    return scale if abs(scale + 1.0) <= 1e-3 else np.nan
 
 
 def _logs(batch: TargetBatch, which: tuple[int, int]) -> Floats:

@@ -133,6 +133,12 @@ def _stored_wrongly(event: Event) -> Draft:
     if event.detail.get("how") == "first":
         title = "Every sample has the first observation of its episode"
         fix = "Replace the observation after each step: obs = next_obs"
+    elif event.detail.get("how") == "action":
+        title = "Values of other actions are trained than those that were taken"
+        fix = "Gather the values with the stored actions: q(obs).gather(1, actions)"
+    elif event.detail.get("how") == "next":
+        title = "Samples hold the same observation twice: the next one is not stored"
+        fix = "Store what the step returned as the next observation, before obs is replaced"
     else:
         title = "Samples hold the observation after their action, not the one before"
         fix = "Store the observation that the action was chosen for, and then replace it"

@@ -22,6 +22,7 @@ from gradiometer.doctor.rule import (
     needed,
     needed_outcome,
     rule,
+    too_short,
 )
 from gradiometer.doctor.rundata import RunData, Series
 from gradiometer.doctor.signs import level, number, persists, shown
@@ -33,6 +34,9 @@ from gradiometer.words import fmt
 __all__: list[str] = []
 
 limits = thresholds.group("exploration")
+
+COUNTED = "credit/exploration_rate"
+"""Of actions that were counted (capture/actingchoices.py), not of a schedule."""
 
 COEFFICIENT = ("entropy", "the coefficient of the entropy bonus (entropy_coef)")
 CLIP_HIGH = ("clip-high", "the upper clip range alone, e.g. 0.28 above and 0.2 below")
@@ -243,12 +247,14 @@ def exploration_schedule(run: RunData) -> Verdict:
 
     A small constant ε is a choice, and so is a quick schedule of an agent that learns.
     """
-    series = needed(run, "exploration_rate", limits.min_rates)
-    rate = series.finite
+    series = needed(run, "exploration_rate")
+    rate, is_counted = series.finite, series.name == COUNTED
+    if len(rate) < (limits.min_counted if is_counted else limits.min_rates):
+        return too_short(series, limits.min_counted if is_counted else limits.min_rates)
     if float(rate.values.max()) > 1.0 + 1e-6:
         why = f"exploration_rate reads {fmt(float(rate.values.max()))}: log a share between 0 and 1"
         return Skipped(why=why, metric="exploration_rate")
-    found = _schedule(rate)
+    found = _counted_schedule(rate) if is_counted else _schedule(rate)
     if found is None:
         return None
     title, cause, fix, step = found
@@ -262,6 +268,18 @@ def exploration_schedule(run: RunData) -> Verdict:
         role="harmless",
         values={"cause": cause, "change": fix, "keys": keys},
     )
+
+
+def _counted_schedule(rate: Series) -> tuple[str, str, str, int] | None:
+    """The same where actions were counted, which is noisy, and nobody logged ε: only that it never
+    falls can be seen."""
+    values = rate.values
+    first, now = float(values[: len(values) // 2].mean()), float(values[len(values) // 2 :].mean())
+    if now < limits.random or first - now > limits.counted_moves:
+        return None
+    cause = "Most actions stay random, so neither the data nor the score ever are the agent's own."
+    title = f"ε never falls: {now:.0%} of the actions are random, {first:.0%} were at first"
+    return title, cause, "check that the schedule is stepped, and by what", int(rate.steps[0])
 
 
 def _schedule(rate: Series) -> tuple[str, str, str, int] | None:

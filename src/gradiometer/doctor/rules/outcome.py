@@ -50,7 +50,7 @@ from gradiometer.doctor.signs import (
 )
 from gradiometer.maths.means import MeanInterval, mean_interval
 from gradiometer.maths.trends import LEVEL, Drift
-from gradiometer.records import Evidence, Severity
+from gradiometer.records import Event, Evidence, Severity
 from gradiometer.words import fmt
 
 __all__: list[str] = []
@@ -199,6 +199,15 @@ def _declined(found: Outcome) -> bool:
     return lost and enough_lost and size >= spread and stays is not False
 
 
+WORST_WORDS = words(
+    """
+    cause: What the network has learned is turned round when it acts: the worse an action is, the
+      rather it is taken. The network then learns about bad actions only.
+    confirm: Print the values of a few observations beside the actions that are taken there.
+    """
+)
+
+
 @rule(
     "update-opposes-reward",
     """
@@ -217,8 +226,7 @@ def update_opposes_reward(run: RunData) -> Verdict:
     them, a reward that falls from the very start under healthy norms is a suspicion."""
     proved = proved_events(run, "update-opposes-reward")
     if not isinstance(proved, Skipped) and proved:
-        title = "The actor's loss falls when its critic thinks less of the action"
-        return proved_finding(proved[-1], title, doubt="", loss="actor's loss")
+        return _opposed_as_written(proved[-1])
     if (credited := opposed_by_credit(run)) is not None:
         told = replayed(run)
         # sums over the past, or in the opposite order, fall where the right ones rise
@@ -247,6 +255,15 @@ def update_opposes_reward(run: RunData) -> Verdict:
     certain = (other is not None and other.p_above(0.0) < LEVEL) or learns is False
     more = None if realised is None or other is None else _probed(realised, other)
     return _opposed(probed, mean, more, _how_bad(learns, certain=certain))
+
+
+def _opposed_as_written(event: Event) -> Draft:
+    if event.detail.get("how") == "worst":
+        title = "The actions that are taken are those that the network values least"
+        fix = ("Take the action of the largest value: argmax over the actions, not argmin",)
+        return proved_finding(event, title, words=WORST_WORDS, fix=fix)
+    title = "The actor's loss falls when its critic thinks less of the action"
+    return proved_finding(event, title, doubt="", loss="actor's loss")
 
 
 def _lowers_what_earned(run: RunData, gain: Series) -> Draft | None:

@@ -39,6 +39,7 @@ FIXES = {
     "ends-inverted": "Multiply the value of the next state by (1 − terminated), not by terminated",
     "environments-mixed": "Flatten observations, actions and advantages in the same order",
     "wrong-axis": "Take mean and spread of the advantages over the whole batch",
+    "rewards-negated": "Store the reward as the environment pays it, without a minus",
     "rewards-clipped": "Take the clip of the rewards out, or scale them instead",
     "rows-in-order": "Index the advantages with the same indices as observations and actions",
     "rows-running": "Index the advantages with the same indices as observations and actions",
@@ -235,6 +236,11 @@ DISCOUNT_WORDS = words(
     see: mathematics: Replay
     """
 )
+NOTHING_KEPT = (
+    "no rollout with its credit in this run: gradiometer run keeps some where a script steps a"
+    " gymnasium environment and trains on what it did there"
+)
+NOTHING_FITS = "no recipe, right or wrong, explains the updates that were kept"
 SIGN = "Turn the sign: the loss is −(log-prob × advantage), which the optimizer makes small"
 
 
@@ -269,17 +275,12 @@ def recipe_mismatch(run: RunData) -> Verdict:
     found = replayed(run)
     if known and (found is None or found.wrong is None):
         return _targets(known[-1])
-    if found is None and (targets is not None or not isinstance(events, Skipped)):
-        return None
-    if found is None:
-        why = (
-            "no rollout with its credit in this run: gradiometer run keeps some where a script"
-            " steps a gymnasium environment and trains on what it did there"
-        )
-        return Skipped(why=why)
-    wrong = found.wrong
-    if wrong is None:
-        return None
+    wrong = None if found is None else found.wrong
+    if found is None or wrong is None:
+        checked = any(each is not None and each.checked for each in (found, targets))
+        if checked or not isinstance(events, Skipped):
+            return None
+        return Skipped(why=NOTHING_KEPT if found is targets is None else NOTHING_FITS)
     right = 0.0 if found.right.flipped else found.right.r2
     return finding(
         f"Advantages {said(wrong)} explain {wrong.r2:.1%} of this update, as they should be"
