@@ -9,12 +9,17 @@ import sys
 from collections.abc import Iterable
 from contextlib import suppress
 
-__all__ = ["counted", "fmt", "natural", "number", "say", "some", "typeset"]
+__all__ = ["counted", "factor", "fmt", "natural", "number", "say", "some", "typeset"]
 
 
 def fmt(value: float) -> str:
     """A number in a sentence: three significant digits."""
     return f"{value:.3g}"
+
+
+def factor(value: float) -> str:
+    """How many times: three significant digits, `2,000` and not `2e+03`."""
+    return f"{float(fmt(value)):,.0f}" if 100 <= value < 1e6 else fmt(value)
 
 
 def number(value: float | None) -> str:

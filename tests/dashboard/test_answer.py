@@ -169,6 +169,51 @@ def test_words_that_changed_come_with_the_tick(bench: Bench) -> None:
     assert tick["facts"][0]["values"] == {"r": "1"}
 
 
+def folded(request: ViewRequest) -> View:
+    """One chart that is open, and one in a section that is closed until it is wanted."""
+    run = request.focus
+    charts = [
+        Chart(
+            id=name,
+            kind="lines",
+            title=name,
+            section=name,
+            lines=[request.line(run, name, name)],
+            fold=name == "slow",
+        )
+        for name in NAMES
+    ]
+    return View(view="small", title="Small", runs=[run.id], charts=charts)
+
+
+def test_a_closed_section_is_not_read_and_comes_whole_when_it_is_opened(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(answering.VIEWS, "small", folded)
+    bench.put(5, slow=True)
+    read: list[str] = []
+    inner = ViewRequest._points
+
+    def counting(self: ViewRequest, run: Any, name: str, *rest: Any) -> Points:
+        read.append(name)
+        return inner(self, run, name, *rest)
+
+    monkeypatch.setattr(ViewRequest, "_points", counting)
+    fast, slow = bench.ask(open=("",))["charts"]
+    assert read == ["fast"]
+    assert (fast["later"], slow["later"]) == (False, True)
+    assert fast["lines"][0]["points"]["steps"] == [0, 1, 2, 3, 4]
+    assert slow["lines"][0]["points"]["steps"] == []
+    closed = bench.ask(open=("",))["cursor"]
+    opened = bench.ask(after=closed, open=("slow",))
+    assert not opened["delta"]
+    assert opened["charts"][1]["lines"][0]["points"]["steps"][-1] == 5
+    assert opened["charts"] == bench.ask()["charts"], "without `open` the JSON is complete"
+    bench.put(6, slow=True)
+    tick = bench.ask(after=opened["cursor"], open=("slow",))
+    assert [line["points"]["steps"] for chart in tick["charts"] for line in chart["lines"]] == [[6]]
+
+
 def test_an_unknown_view_names_those_there_are(bench: Bench) -> None:
     with pytest.raises(UnknownName, match="overview"):
         answer(bench.index, bench.diagnoses, "overvew", Query(runs=("r",)))

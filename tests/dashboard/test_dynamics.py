@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import closing
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -24,10 +25,10 @@ from gradiometer.charts.model import Chart, Line
 from gradiometer.dashboard.answer import answer, encode
 from gradiometer.dashboard.diagnoses import Diagnoses
 from gradiometer.dashboard.query import parse_query
-from gradiometer.dashboard.request import ViewRequest
+from gradiometer.dashboard.request import PointsLater, ViewRequest
 from gradiometer.dashboard.run_index import RunIndex
 from gradiometer.dashboard.shape import View
-from gradiometer.dashboard.views.dynamics import QUESTIONS, SENTENCES
+from gradiometer.doctor.experts.answers import SENTENCES
 from gradiometer.doctor.experts.judge import judge, read_experts
 from gradiometer.doctor.experts.series import TIERS, rms_of
 from gradiometer.errors import UnknownName
@@ -260,7 +261,9 @@ def test_what_is_divided_is_never_taken_for_the_series_itself(
     lines = chart_of(answer(index, diagnoses, "dynamics", query), "sound").lines
     with ViewRequest(index, diagnoses, query) as request, load(folder) as run:
         for line in lines:
-            same(request.line(request.focus, line.name), run.series(line.name))
+            own = request.line(request.focus, line.name)
+            assert isinstance(own.points, PointsLater)
+            same(replace(own, points=own.points.read()), run.series(line.name))
 
 
 # In words
@@ -310,7 +313,7 @@ def test_the_three_questions_are_answered_as_the_command_does(
     with load(folder) as run:
         truth = judge(run)
     assert [(a.question, a.verdict, a.source_reading, a.sound_reading) for a in view.answers] == [
-        (QUESTIONS[a.question], SENTENCES[a.verdict], a.source_reading, a.sound_reading)
+        (a.question, SENTENCES[a.verdict], a.source_reading, a.sound_reading)
         for a in truth.answers
     ]
     assert [a.tone for a in view.answers] == [a.tone for a in truth.answers] == ["warn"] * 3

@@ -131,7 +131,7 @@ def _lost(layers: Sequence[FlowLayer], copies: Collection[str]) -> tuple[str | N
             continue
         if layer.rms < after.rms * 10**-LOST_DECADES:
             fall = f"{layer.rms:.3g} after {after.rms:.3g} in {after.name}"
-            return layer.name, f"it falls by more than four decades: {fall}"
+            return layer.name, f"it falls by a factor of more than 10,000: {fall}"
     missing = [layer for layer in back if layer.state == "missing" and layer.name not in copies]
     if missing and any(layer.rms for layer in layers):
         return missing[0].name, "no gradient arrives at all"

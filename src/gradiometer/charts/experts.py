@@ -420,7 +420,7 @@ def histogram_chart(counts: dict[str, Ints], step: int, *, many: bool) -> Chart:
     places = _filled(list(counts.values()))
     bins = [bin_name(place) for place in places]
     title = f"Sizes of the gradient's elements at step {step}"
-    subtitle = "Elements of each expert's gradient by |g|, in half decades."
+    subtitle = "Elements of each expert's gradient by |g|, two bins for each power of ten."
     if many:
         cells = [[int(counts[expert][place]) for place in places] for expert in there]
         matrix = Matrix(rows=there, columns=bins, cells=cells, scale="log")

@@ -255,6 +255,8 @@ class Chart:
     """Whether it takes the whole row."""
     fold: bool = False
     """Whether its section is closed until the reader opens it."""
+    later: bool = False
+    """Whether its numbers were left out, because its section is closed."""
     pick: str = ""
     """A parameter of the URL that a click on a row sets to the row's key."""
 

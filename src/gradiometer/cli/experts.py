@@ -10,7 +10,7 @@ from rich.text import Text
 
 from gradiometer.cli.commands import ExpertsRequest
 from gradiometer.cli.printing import console, print_json, table, warnings_in_a_line
-from gradiometer.doctor.experts.answers import Tone
+from gradiometer.doctor.experts.answers import SENTENCES, Tone
 from gradiometer.doctor.experts.judge import Answer, Answers, Number, judge
 from gradiometer.doctor.experts.questions import plus_minus
 from gradiometer.doctor.rundata import first_step
@@ -31,8 +31,8 @@ COLUMNS = {
     "cos_mean": "cosine to all",
 }
 BRIEF = {
-    "not waking up": "asleep",
-    "waking up": "awake",
+    "not waking up": "small",
+    "waking up": "growing",
     "explained by routing": "routing",
     "collapses": "falls",
     "converged": "alike",
@@ -80,15 +80,12 @@ def _print(name: str, answers: Answers) -> None:
 
 
 def _print_answer(out: Console, number: int, answer: Answer) -> None:
-    out.print(
-        Text.assemble(
-            f"{number}. {answer.question} ", (answer.verdict.upper(), STYLES[answer.tone])
-        )
-    )
-    _say(out, "   source:  ", answer.source_reading)
-    _say(out, "   sound:   ", answer.sound_reading)
+    out.print(f"{number}. {answer.question}")
+    out.print(Text(f"   {SENTENCES[answer.verdict]}", style=STYLES[answer.tone]))
+    _say(out, "   by norms: ", answer.source_reading)
+    _say(out, "   adjusted: ", answer.sound_reading)
     for missing in answer.missing:
-        _say(out, "   missing: ", missing)
+        _say(out, "   missing:  ", missing)
 
 
 def _say(out: Console, head: str, text: str) -> None:

@@ -17,11 +17,11 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
-from gradiometer.charts.model import Chart, Empty
+from gradiometer.charts.model import Chart, Empty, Line, Points
 from gradiometer.dashboard.bare import bare_tabs
 from gradiometer.dashboard.diagnoses import Diagnoses
 from gradiometer.dashboard.query import Query
-from gradiometer.dashboard.request import OpenRun, ViewRequest
+from gradiometer.dashboard.request import OpenRun, PointsLater, ViewRequest
 from gradiometer.dashboard.run_index import RunIndex
 from gradiometer.dashboard.shape import Verdict, View
 from gradiometer.dashboard.views import VIEWS
@@ -83,7 +83,11 @@ def _make(
     index: RunIndex, diagnoses: Diagnoses, name: str, query: Query, after: Sequence[int | None]
 ) -> tuple[View, Cursor]:
     with ViewRequest(index, diagnoses, query, after) as request:
-        view = replace(VIEWS[name](request), bare=bare_tabs(request))
+        made = VIEWS[name](request)
+        wanted = {chart.section for chart in made.charts if not chart.fold}
+        wanted |= {chart.section for chart in made.charts if query.opens(chart.section)}
+        charts = tuple(_sent(chart, chart.section in wanted) for chart in made.charts)
+        view = replace(made, charts=charts, bare=bare_tabs(request))
         asked = name, replace(query, after="")
         runs = [_beginning(run) for run in request.runs]
         layout = _digest([asked, runs, [_outline(chart) for chart in view.charts]])
@@ -93,6 +97,22 @@ def _make(
             pictures="".join(_digest(_picture(chart), PICTURE_BYTES) for chart in view.charts),
             lasts=tuple(request.lasts),
         )
+
+
+NO_POINTS = Points(steps=(), values=())
+
+
+def _sent(chart: Chart, wanted: bool) -> Chart:
+    """With its numbers; one in a closed section without them, which are then not even read."""
+    if wanted or chart.empty is not None:
+        return replace(chart, lines=[_read_now(line) for line in chart.lines])
+    lines = [replace(line, points=NO_POINTS) for line in chart.lines]
+    return replace(chart, lines=lines, bars=(), marks=(), matrix=None, table=None, later=True)
+
+
+def _read_now(line: Line) -> Line:
+    points = line.points
+    return replace(line, points=points.read()) if isinstance(points, PointsLater) else line
 
 
 def _beginning(run: OpenRun) -> Any:

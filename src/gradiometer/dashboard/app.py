@@ -67,7 +67,9 @@ PARAMETERS: list[dict[str, Any]] = [
         "required": False,
         "description": description,
         "schema": (
-            {"type": "array", "items": {"type": "string"}} if name == "run" else {"type": kind}
+            {"type": "array", "items": {"type": "string"}}
+            if name in ("run", "open")
+            else {"type": kind}
         ),
     }
     for name, kind, description in (
@@ -76,6 +78,7 @@ PARAMETERS: list[dict[str, Any]] = [
         ("from", "integer", "The first step."),
         ("to", "integer", "The last step."),
         ("most", "integer", "Points of a line; longer series come in buckets with their extremes."),
+        ("open", "string", "Folded sections to send whole (open= is none); without it, all."),
         ("after", "string", "The cursor of an earlier answer: only what is new comes back."),
     )
 ]

@@ -15,7 +15,7 @@ METRIC = "metric:"
 """And before the name of a series: any logged metric."""
 MOST, MOST_EVER = 600, 20_000
 MOST_RUNS = 200
-OURS = ("run", "x", "from", "to", "most", "after", "token")
+OURS = ("run", "x", "from", "to", "most", "open", "after", "token")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +29,14 @@ class Query:
     last: int | None = None
     most: int = MOST
     """Points of a line; longer series come in buckets."""
+    open: tuple[str, ...] | None = None
+    """Folded sections whose charts come with their numbers; None: all of them."""
     after: str = ""
     options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def opens(self, section: str) -> bool:
+        """Whether the charts of a folded section come with their numbers."""
+        return self.open is None or section in self.open
 
     def option(self, name: str, default: str = "") -> str:
         """One value of a parameter of the view; the last when it is given several times."""
@@ -59,6 +65,7 @@ def parse_query(pairs: Iterable[tuple[str, str]]) -> Query:
         first=_whole(given, "from"),
         last=_whole(given, "to"),
         most=min(_whole(given, "most", least=2) or MOST, MOST_EVER),
+        open=tuple(given["open"]) if "open" in given else None,
         after=given.get("after", [""])[-1],
         options={name: tuple(values) for name, values in given.items() if name not in OURS},
     )

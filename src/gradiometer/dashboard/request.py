@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Self
 
 import numpy as np
@@ -23,7 +23,7 @@ from gradiometer.store.importers import Log
 from gradiometer.store.reader import Run
 from gradiometer.store.thinning import Floats, Ints
 
-__all__ = ["OpenRun", "ViewRequest", "points_of", "spoken"]
+__all__ = ["OpenRun", "PointsLater", "ViewRequest", "points_of", "spoken"]
 
 FEW_STEPS, LOOK_LONG = 10, 1.0
 ALWAYS_THERE = {"wall": "wall_time", "relative": "wall_time"}
@@ -51,6 +51,15 @@ class OpenRun:
         return self.card.name
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PointsLater(Points):
+    """Points that are read only if their chart is sent with its numbers."""
+
+    steps: Sequence[int] = ()
+    values: Sequence[Number] = ()
+    read: Callable[[], Points]
+
+
 class ViewRequest:
     """One request: use it as a context. Within it every run stands still."""
 
@@ -66,7 +75,7 @@ class ViewRequest:
         self.runs: list[OpenRun] = []
         self._axes: dict[tuple[str, bytes], Floats] = {}
         self.lines: list[Line] = []
-        """Every line that was taken, in order."""
+        """Every line that was read, in order."""
         self.lasts: list[int | None] = []
         """For each of them the last step the page now has."""
 
@@ -87,15 +96,15 @@ class ViewRequest:
         turned: bool = False,
     ) -> Line:
         """A series of a run, as far as the page does not have it yet; `turned`: with the other
-        sign."""
+        sign. Its points are read when its chart is sent."""
         most = most or self.query.most
-
-        def read(after: int | None) -> Points:
-            points = self._points(run, name, most, after)
-            return _turned(points) if turned else points
-
         shown = {"run": run.id, "name": name, "label": label or run.label, "role": role, "key": key}
-        return self.grown(lambda after: Line(**shown, points=read(after)))
+
+        def make(after: int | None) -> Line:
+            points = self._points(run, name, most, after)
+            return Line(**shown, points=_turned(points) if turned else points)
+
+        return Line(**shown, points=PointsLater(read=cache(lambda: self.grown(make).points)))
 
     def _points(self, run: OpenRun, name: str, most: int, after: int | None) -> Points:
         def read() -> Points:

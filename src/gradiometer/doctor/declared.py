@@ -10,7 +10,7 @@
         family="stepsize",
         metric="clip_fraction",
         sign=Stays(above=("stepsize/saturated", "stepsize/half")),
-        title="The clip of PPO holds {percent} of the samples",
+        title="PPO clips {percent} of the samples",
         setting=("step", "the learning rate or the epochs over a rollout"),
     )
 
@@ -36,6 +36,7 @@ from gradiometer.doctor.rundata import RunData, Series
 from gradiometer.doctor.severity import Role, Strength
 from gradiometer.doctor.signs import (
     enough,
+    in_words,
     layered,
     level,
     log10,
@@ -278,7 +279,7 @@ def worst(series: Sequence[Series], sign: Detector, level: str | None = None) ->
         return None
     most = max(found, key=lambda each: (STRENGTHS.index(each.strength), each.rank))
     count = f"; {len(found)} of {len(series)} blocks" if len(series) > 1 else ""
-    said = {"block": where(most.series), **most.said}
+    said = {"block": in_words(where(most.series)), **most.said}
     return replace(most, reading=most.reading + count, said=said)
 
 

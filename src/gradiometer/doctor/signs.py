@@ -24,6 +24,7 @@ from gradiometer.store.reader import Floats, Ints
 __all__ = [
     "NORM",
     "enough",
+    "in_words",
     "items",
     "layered",
     "level",
@@ -146,6 +147,11 @@ NORM = "grad/<block>/norm/raw"
 def where(series: Series) -> str:
     """The block a series is of; `all` where another trainer logged the whole one only."""
     return series.parts.get("block") or "all"
+
+
+def in_words(block: str) -> str:
+    """A block as a sentence has it."""
+    return "the whole model" if block == "all" else block
 
 
 def layered(series: Series) -> bool:

@@ -127,10 +127,10 @@ def _explain(seed_now: float, host_now: float, seed: Array, host: Array) -> tupl
         rise = _log(host_now) - _median_log(host[active])
         moved = fall + rise > MOVE_DECADES
         if fall > MOVE_DECADES or (moved and fall > rise):
-            how = f"by {fall:.1f} decades" if seed_now > 0.0 else "to 0"
+            how = f"by a factor of {10.0**fall:.3g}" if seed_now > 0.0 else "to 0"
             return "saturated", f"The seed was as active as the host and has fallen {how}."
         if moved or _far_above(host_now, host):
-            why = f"The host rose by {rise:.1f} decades; the seed is near its usual level."
+            why = f"The host rose {10.0**rise:.3g} times; the seed is near its usual level."
             return "host-learning-fast", why
         why = f"The ratio is {now:.2g}, a little low; neither module has left its usual level."
         return "balanced", why

@@ -170,7 +170,8 @@ def draw_histograms(found: ExpertRun, step: int | None = None) -> Figure:
     headline(
         figure,
         f"Sizes of the gradient's elements · {shortened(found.run)}",
-        f"step{'s' * (len(steps) != 1)} {when} · half decades of |g|, as a share of all elements",
+        f"step{'s' * (len(steps) != 1)} {when} · |g|, two bins for each power of"
+        " ten, as a share of all elements",
     )
     return figure
 

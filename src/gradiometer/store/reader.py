@@ -561,8 +561,11 @@ def nothing_at(path: Path) -> str:
     beside = (each.name for each in islice(path.parent.iterdir(), MOST_NAMES))
     close = close_names(path.name, beside)
     found = " or ".join(repr(str(path.parent / name)) for name in close)
-    hint = f"; did you mean {found}?" if close else ": nothing of that name is there"
-    return f"no run at {path}{hint}"
+    if close:
+        return f"no run at {path}; did you mean {found}?"
+    inside = _runs_in(path.parent)
+    there = f"; the runs in {path.parent} are {some(inside)}" if inside else ""
+    return f"no run at {path}: no such file or folder{there}"
 
 
 def _runs_in(folder: Path) -> list[str]:

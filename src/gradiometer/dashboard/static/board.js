@@ -13,6 +13,8 @@ const PATIENCE = 10_000;
  * @property {() => {from: ?number, to: ?number}} zoom
  * @property {() => string} prefix of exported files
  * @property {(id: string) => void} full the chart at full size changed; "" for none
+ * @property {() => string[]} opened folded sections that the reader opened
+ * @property {(name: string, wanted: boolean) => void} open a folded section was opened or closed
  * @property {() => void} first the first chart was drawn
  */
 
@@ -26,7 +28,6 @@ export function createBoard(host, scene) {
   let layout = "";
   let home = null;
   let turn = 0;
-  const opened = new Set(); // folded sections that the reader opened
 
   const dialog = el("dialog", { class: "full", "aria-label": "Chart at full size", onclose: unfull });
   document.body.append(dialog);
@@ -103,10 +104,10 @@ export function createBoard(host, scene) {
   function fold(name, inside) {
     const empty = inside.filter((card) => card.chart.empty).length;
     const size = empty === inside.length ? "no data" : inside.length - empty === 1 ? "1 chart" : `${inside.length - empty} charts`;
-    const toggled = ({ target }) => opened[target.open ? "add" : "delete"](name);
+    const toggled = ({ target }) => target.open !== scene.opened().includes(name) && scene.open(name, target.open);
     return el(
       "details",
-      { class: "chart-section fold-section", "aria-label": name, open: opened.has(name), ontoggle: toggled },
+      { class: "chart-section fold-section", "aria-label": name, open: scene.opened().includes(name), ontoggle: toggled },
       el("summary", {}, el("h2", { class: "section-name" }, name), el("span", { class: "dim" }, size)),
       el("div", { class: "grid" }, inside.map((card) => card.element)),
     );
@@ -115,6 +116,7 @@ export function createBoard(host, scene) {
   function full(id) {
     const card = cards.get(id);
     if (!card || home || card.chart.empty) return;
+    if (card.chart.later) scene.open(card.chart.section, true);
     const mark = document.createComment("");
     card.element.replaceWith(mark);
     home = { card, mark };

@@ -53,7 +53,7 @@ export class Card {
 
   /** Whether something has to be mounted before it can be seen. */
   get waiting() {
-    return !this.handle && !this.chart.empty;
+    return !this.handle && !this.chart.empty && !this.chart.later;
   }
 
   /**
@@ -62,7 +62,7 @@ export class Card {
    * @param {object} [context] of the page, where that may be another too
    */
   take(chart, context) {
-    const other = chart.kind !== this.kind || Boolean(chart.empty);
+    const other = chart.kind !== this.kind || Boolean(chart.empty) || chart.later;
     this.kind = chart.kind;
     this.element.dataset.kind = chart.kind;
     this.plot.className = `plot ${chart.kind}`;

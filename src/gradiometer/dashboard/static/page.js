@@ -55,6 +55,12 @@ export function createPage(store, runs, theme, act) {
     prefix: () => `gradiometer-${store.state.tab}`,
     zoom: () => zoomOf(store.state),
     full: (id) => store.state.full !== id && store.set({ full: id }, { replace: true }),
+    opened: () => store.state.options.open ?? [],
+    open(name, wanted) {
+      const others = (store.state.options.open ?? []).filter((each) => each !== name);
+      const names = wanted ? [...others, name] : others;
+      store.option("open", names.length ? names : null, { replace: true });
+    },
     first() {
       if (!drawn) performance.mark("charts");
       drawn = true;

@@ -51,13 +51,14 @@ export function read(address) {
   };
 }
 
-/** The part of a state that the server answers to, as a query string; `runs` stand in where the state names none. */
+/** The part of a state that the server answers to, as a query string; `runs` stand in where the state names none. Charts of
+ * folded sections come with their numbers once they are opened. */
 export function asked(state, runs = state.runs) {
   const pairs = (state.runs.length ? state.runs : runs).map((id) => ["run", id]);
   if (state.x !== "step") pairs.push(["x", state.x]);
   if (state.from !== null) pairs.push(["from", state.from]);
   if (state.to !== null) pairs.push(["to", state.to]);
-  for (const [name, values] of Object.entries(state.options)) for (const value of values) pairs.push([name, value]);
+  for (const [name, values] of Object.entries({ open: [""], ...state.options })) for (const value of values) pairs.push([name, value]);
   return written(pairs);
 }
 

@@ -37,7 +37,7 @@ from gradiometer.dashboard.diagnoses import REST_PER_SECOND
 from gradiometer.dashboard.request import OpenRun, ViewRequest
 from gradiometer.dashboard.shape import Control, ExpertAnswer, Option, View
 from gradiometer.dashboard.views.series import FEW, LEAST_POINTS, called
-from gradiometer.doctor.experts.answers import Answers
+from gradiometer.doctor.experts.answers import SENTENCES, Answers
 from gradiometer.doctor.experts.judge import judge
 from gradiometer.doctor.experts.questions import listed
 from gradiometer.doctor.experts.series import (
@@ -109,24 +109,6 @@ LEAST, MOST = -323, 308
 """Powers of ten that are floats."""
 DIVIDED = (-1, -1)
 """No file has this size."""
-QUESTIONS = {
-    "Are the bottom weights waking up?": "Do the smallest weights begin to learn?",
-    "Is the divergence genuine?": "Do the experts really learn different things?",
-    "Does it last, or collapse to consensus?": "Does the difference last?",
-}
-SENTENCES = {
-    "waking up": "Yes: their gradient grows relative to that of the middle weights.",
-    "not waking up": "No: their gradient stays as small as it was.",
-    "genuine": "Yes: they differ by more than their share of the samples.",
-    "explained by routing": "No: they only get more or fewer samples than each other.",
-    "lasts": "Yes: it is still there at the end.",
-    "fades": "It becomes smaller over the training.",
-    "collapses": "No: the experts become the same.",
-    "converged": "No: the experts are alike.",
-    "dead": "No: an expert gets no gradient at all.",
-    "undecided": "Not known yet: the data does not decide it.",
-}
-"""Questions and verdicts of the doctor as the page says them."""
 NOT_CHOSEN = Empty(
     title="No expert is chosen", cause="The list of experts is empty.", fix="Choose some above."
 )
@@ -750,8 +732,8 @@ def answers_of(run: OpenRun, judgement: Judgement) -> list[ExpertAnswer]:
     return [
         ExpertAnswer(
             run=run.id,
-            question=QUESTIONS.get(answer.question, answer.question),
-            verdict=SENTENCES.get(answer.verdict, answer.verdict),
+            question=answer.question,
+            verdict=SENTENCES[answer.verdict],
             tone=answer.tone,
             source_reading=answer.source_reading,
             sound_reading=answer.sound_reading,

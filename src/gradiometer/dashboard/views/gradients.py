@@ -80,7 +80,7 @@ def gradients(request: ViewRequest) -> View:
     ]
     open_first = [*_map(curves, rows, quantity), *first, *side_by_side]
     charts = [*open_first, *(replace(chart, fold=True) for chart in folded)]
-    something = any(chart.lines or chart.matrix for chart in charts)
+    something = any(chart.empty is None for chart in charts)
     return View(
         view="gradients",
         title="Gradients",
@@ -549,7 +549,7 @@ ROWS = (
     "Inf",
 )
 """What each count is; of sizes, log10."""
-PREFIX = "histogram/"
+PREFIX, SIZES = "histogram/", "Histograms"
 
 
 def _histogram(request: ViewRequest, block: str) -> list[Chart]:
@@ -573,7 +573,7 @@ def _histogram(request: ViewRequest, block: str) -> list[Chart]:
                 id="histogram",
                 kind="matrix",
                 title="Sizes of the elements",
-                section="Histograms",
+                section=SIZES,
                 info=info,
                 empty=empty,
             )
@@ -589,11 +589,11 @@ def _histogram(request: ViewRequest, block: str) -> list[Chart]:
             id="histogram",
             kind="matrix",
             title=f"Sizes of the elements · {block_title(block)}",
-            section="Histograms",
+            section=SIZES,
             subtitle=" · ".join(filter(None, told)),
             x=Axis(title="step"),
             y=Axis(title="log10 |g|"),
-            matrix=_matrix(run, PREFIX + block, steps),
+            matrix=_matrix(run, PREFIX + block, steps) if request.query.opens(SIZES) else None,
             info=info_of("grad/<block>/max_abs"),
             wide=True,
         )

@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 __all__ = [
+    "SENTENCES",
     "TONES",
     "Answer",
     "Answers",
@@ -49,6 +50,20 @@ TONES: dict[Verdict, Tone] = {
     "undecided": "unsure",
 }
 """How a verdict is shown, on the page and in a terminal alike."""
+
+SENTENCES: dict[Verdict, str] = {
+    "waking up": "Yes: their gradient grows relative to that of the middle weights.",
+    "not waking up": "No: their gradient stays as small as it was.",
+    "genuine": "Yes: they differ by more than their share of the samples.",
+    "explained by routing": "No: they only get more or fewer samples than each other.",
+    "lasts": "Yes: it is still there at the end.",
+    "fades": "It becomes smaller over the training.",
+    "collapses": "No: the experts become the same.",
+    "converged": "No: the experts are alike.",
+    "dead": "No: an expert gets no gradient at all.",
+    "undecided": "Not known yet: the data does not decide it.",
+}
+"""A verdict as the answer to its question."""
 
 
 class SeriesSource(Protocol):

@@ -268,7 +268,7 @@ def judge_divergence(series: ExpertSeries, apart: dict[str, Apartness]) -> Answe
         verdict = "explained by routing"
     source = {e: found for e in series.others if (found := _divergence(series, e))}
     return Answer(
-        question="Is the divergence genuine?",
+        question="Do the experts really learn different things?",
         verdict=verdict,
         source_reading=_divergence_source_reading([item.number for item in source.values()]),
         sound_reading=_divergence_sound_reading(series, apart, genuine),
@@ -435,7 +435,7 @@ def judge_waking(series: ExpertSeries, standings: Mapping[str, Standing]) -> Ans
         verdict = "not waking up"
     source = {e: found for e in series.others if (found := _norms(series, e))}
     return Answer(
-        question="Are the bottom weights waking up?",
+        question="Do the smallest weights begin to learn?",
         verdict=verdict,
         source_reading=_waking_source_reading(source),
         sound_reading=_waking_sound_reading(series, sound, experts, awake),
@@ -657,7 +657,7 @@ def judge_lasting(series: ExpertSeries, apart: dict[str, Apartness]) -> Answer:
     alike = all(found.standing.one or found.routed for found in apart.values())
     apart_still = any(found.standing.weights == "apart" for found in apart.values())
     return Answer(
-        question="Does it last, or collapse to consensus?",
+        question="Does the difference last?",
         verdict=verdict,
         tone="bad" if verdict == "converged" and alike and not apart_still else TONES[verdict],
         source_reading=_lasting_source_reading(source),
@@ -738,7 +738,7 @@ def _number(expert: str, course: Course) -> Number:
     return Number(
         expert=expert,
         name=f"trend of {name}",
-        unit="decades over the window",
+        unit="log10 of the change over the window",
         value=course.trend.change,
         p_value=course.trend.p_value,
         points=int(course.points.values.size),

@@ -21,6 +21,7 @@ from gradiometer.doctor.severity import Role as SignRole
 from gradiometer.doctor.severity import Strength
 from gradiometer.doctor.signs import (
     NORM,
+    in_words,
     level,
     persists,
     robust_sigma,
@@ -78,8 +79,9 @@ def _sign(pair: Pair, strength: Strength, bound: float, **said: str) -> Sign:
         series=pair.first,
         strength=strength,
         since=since(pair.ratio, lambda x: x > bound if above else x < bound),
-        reading=f"‖{first}‖/‖{second}‖ on {pair.block} is {ratio} over the last half ({sizes})",
-        said={"block": pair.block, "term": first, "ratio": ratio, **said},
+        reading=f"‖{first}‖/‖{second}‖ on {in_words(pair.block)} is {ratio} over the last half"
+        f" ({sizes})",
+        said={"block": in_words(pair.block), "term": first, "ratio": ratio, **said},
     )
 
 
@@ -114,7 +116,7 @@ def critic_dominates(run: RunData) -> Verdict:
     more: Evidence | None = None
     if shared:
         pair = min(shared, key=lambda p: level(p.ratio.last(0.5)))
-        how = f"Both terms train {pair.block}, and the weights there follow the critic."
+        how = f"Both terms train {in_words(pair.block)}, and the weights there follow the critic."
     elif whole and clip is not None and not _crushed_anyway(run, whole[0]):
         pair, more, role = whole[0], clip[0], "usual" if clip[1] else "note"
         how = "Actor and critic share no weights, but one clip scales both by a norm that is the"
@@ -170,7 +172,7 @@ def _common_clip(run: RunData) -> tuple[Evidence, str] | None:
         f"one clip over all weights, active on {100 * active.finite.values.mean():.0f} % of the"
         " steps; its factor is "
     )
-    return shown(ratio, f"{seen}{fmt(factor)}, σ {fmt(sigma)} decades"), harm
+    return shown(ratio, f"{seen}{fmt(factor)}, mostly within ×{fmt(10.0**sigma)} of it"), harm
 
 
 @rule(
@@ -219,7 +221,7 @@ def regulariser_dominates(run: RunData) -> Verdict:
         part = shown(share, f"share of the gradient {fmt(level(share.last(0.5)))}")
     strength: Strength = "strong" if at_rest or now > clearly else "present"
     sign = _sign(worst, strength, bound, times=fmt(2 * 10.0**now))
-    title = "The {term} term holds {block} against the policy: {ratio} times its gradient"
+    title = "The {term} term dominates {block}: its gradient is {ratio} times the policy's"
     return drafted(run, sign, title, part, role="plain" if at_rest else "harmless")
 
 
@@ -278,7 +280,8 @@ def terms_conflict(run: RunData) -> Verdict:
         f" {len(hits)} of {len(known)} pairs",
         said={"end": held if regularisers else ".", "weaker": weaker},
     )
-    title = f"{a} and {b} undo each other on {worst.parts['block']}: cosine {fmt(mean.mean)}"
+    shared = in_words(worst.parts["block"])
+    title = f"{a} and {b} undo each other on {shared}: cosine {fmt(mean.mean)}"
     return drafted(run, sign, title, role="harmless", basis="statistical")
 
 
@@ -306,7 +309,7 @@ def _comparable(blocks: dict[str, dict[str, Series]], cosine: Series) -> bool:
     """,
 )
 def head_collapse(run: RunData) -> Verdict:
-    """The policy's head loses its part of the gradient, the trunk does not."""
+    """The policy head's share of the gradient collapses, and the trunk's does not."""
     norms = _norms_of_parts(run)
     if not norms:
         return unlogged(NORM)

@@ -27,6 +27,7 @@ from gradiometer.doctor.rundata import RunData, Series
 from gradiometer.doctor.signs import (
     NORM,
     enough,
+    in_words,
     level,
     log10,
     number,
@@ -102,7 +103,8 @@ def clip_always_active(run: RunData) -> Verdict:
         f"{'steady ratio near' if steady else 'ratio that varies around'} {fmt(now)}",
         shown(
             clip.ratio,
-            f"{clip.source}: median {fmt(now)}, σ {fmt(spread)} decades over the last half",
+            f"{clip.source}: median {fmt(now)} over the last half, mostly within"
+            f" ×{fmt(10.0**spread)} of it",
         ),
         severity="info",
         since_step=since(clip.ratio, lambda x: x < 1.0),
@@ -129,7 +131,7 @@ def clip_always_active(run: RunData) -> Verdict:
     """,
 )
 def over_clipping(run: RunData) -> Verdict:
-    """The clip leaves less than a tenth of the gradient for good, and that harms."""
+    """Clipping removes over 90 % of the gradient, permanently, and learning suffers."""
     clips = [clip for clip in _clips(run) if enough(clip.ratio, limits.min_points)]
     if not clips:
         return _skipped(run)
@@ -149,7 +151,8 @@ def over_clipping(run: RunData) -> Verdict:
         f" gradient, and {harm}",
         shown(
             clip.ratio,
-            f"{clip.source}: median {fmt(now)}, σ {fmt(spread)} decades over the last half",
+            f"{clip.source}: median {fmt(now)} over the last half, mostly within"
+            f" ×{fmt(10.0**spread)} of it",
         ),
         None if moved is None else shown(moved, f"median {fmt(level(moved.last(0.5)))}"),
         *flat_outcome(run),
@@ -162,8 +165,7 @@ def over_clipping(run: RunData) -> Verdict:
 
 def _place(clip: Clip) -> str:
     """What a clip covers, in words."""
-    block = where(clip.ratio)
-    return "the whole model" if block == "all" else block
+    return in_words(where(clip.ratio))
 
 
 def _always(clip: Clip) -> bool:

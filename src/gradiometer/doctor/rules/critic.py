@@ -225,7 +225,7 @@ def _measured_leak(series: Series, before: Series) -> Verdict:
 
 @rule("critic-diverges")
 def critic_diverges(run: RunData) -> Verdict:
-    """Values, or the loss they are fitted by, run away from what can be earned."""
+    """Values, or the value loss, grow far beyond the returns that are possible."""
     there = _of_the_critic(run)
     if not there:
         return unlogged("value_loss")
@@ -350,7 +350,7 @@ MASK_FIX = (
     """,
 )
 def returns_wrong(run: RunData) -> Verdict:
-    """Value targets that do not belong to the rewards: at the last state, or one before it."""
+    """Value targets do not match the rewards, at the last state or at the one before it."""
     terminal, before = run.get("terminal_correlation"), run.get("penultimate_correlation")
     if terminal is None:
         return _worse_than_constant(run)

@@ -50,8 +50,8 @@ CONSTANT = words(
     """,
 )
 def observation_scale(run: RunData) -> Verdict:
-    """Observations that hardly vary, or lie far outside [−10, 10]: what pixels that are learned
-    from do too, and what a bandit sees."""
+    """Observations hardly vary or lie far outside [−10, 10]. Pixels that are learned from, and
+    what a bandit sees, are exempt."""
     found = [run.get("observation/<statistic>", statistic=name) for name in ("std", "max_abs")]
     given = [series for series in found if series is not None]
     if not given:
@@ -102,7 +102,7 @@ UNRELATED_WORDS = words(
     """,
 )
 def misaligned_data(run: RunData) -> Verdict:
-    """Rewards of another step than the action beside them; targets that ignore how episodes end."""
+    """Rewards belong to another step than their actions, or targets ignore how episodes end."""
     facts = proved_events(run, "misaligned-data")
     if not isinstance(facts, Skipped) and facts:
         return _stored_wrongly(facts[-1])

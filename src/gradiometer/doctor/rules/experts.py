@@ -71,9 +71,9 @@ def _measured(run: RunData, shares: list[routers.Share]) -> list[routers.Share]:
     """,
 )
 def expert_starved(run: RunData) -> Verdict:
-    """An expert that is hardly asked gets no gradient, does not get better, and is not asked.
+    """An expert gets hardly any tokens, so it gets no gradient and does not improve.
 
-    By its load where that was measured, else by a gradient decades below that of the others.
+    By its load where that was measured, else by a gradient far below that of the others.
     """
     shares = _measured(run, routers.loads(run) or routers.gradient_shares(run))
     found = routers.starved(run)
@@ -207,10 +207,10 @@ def _block(run: RunData, places: set[str]) -> str | None:
     """,
 )
 def router_untrained(run: RunData) -> Verdict:
-    """The task does not train the router, however even its load.
+    """The task loss does not train the router, even if the load is balanced.
 
-    Proved where its gradient is exactly zero or has no path; otherwise the gradient is at least six
-    decades below the experts'.
+    Proved where its gradient is exactly zero or has no path; otherwise the gradient is at most
+    a millionth of the experts'.
     """
     found = routers.untrained(run)
     if found is None:
@@ -257,7 +257,7 @@ def _untrained(
 
 @rule("routing-imbalance")
 def routing_imbalance(run: RunData) -> Verdict:
-    """The load is far from even, or the loss that is to even it leads the router.
+    """The load is unbalanced, or the balance loss dominates the router's gradient.
 
     Some unevenness is specialisation, and information; half of the experts idle is not.
     """
@@ -359,7 +359,7 @@ LAYER_DISTANCE = "grad/<layer>/expert/<expert>/weight_distance"
 
 @rule("experts-converged")
 def experts_converged(run: RunData) -> Verdict:
-    """The experts became one: their weights met, or what set their gradients apart collapsed.
+    """The experts became the same: their weights or their gradients no longer differ.
 
     Gradients that are alike by construction are no finding: a merge of the whole batch gives every
     expert the same direction.

@@ -25,7 +25,7 @@ from gradiometer.doctor.rule import (
     too_short,
 )
 from gradiometer.doctor.rundata import RunData, Series
-from gradiometer.doctor.signs import level, number, persists, shown
+from gradiometer.doctor.signs import in_words, level, number, persists, shown
 from gradiometer.doctor.terms import pairs_of, role_of
 from gradiometer.doctor.trainers import key_for
 from gradiometer.records import Evidence
@@ -219,7 +219,7 @@ def _bonus_leads(run: RunData) -> Evidence | None:
             return shown(
                 share,
                 f"the entropy term has {100 * level(share.last(0.5)):.0f} % of the gradient of"
-                f" {block}",
+                f" {in_words(block)}",
             )
     for pair in pairs_of(run, ("entropy",), ("policy",)):
         if pair.block != "all" and persists(pair.ratio, lambda x: x > limits.stands_up):
@@ -243,7 +243,7 @@ def _bonus_leads(run: RunData) -> Evidence | None:
     needs=("exploration_rate",),
 )
 def exploration_schedule(run: RunData) -> Verdict:
-    """ε stands high, grows, is zero from the start or falls at once, and the reward does not rise.
+    """ε stays high, grows, starts at zero or falls at once, and the reward does not rise.
 
     A small constant ε is a choice, and so is a quick schedule of an agent that learns.
     """

@@ -17,7 +17,7 @@ from gradiometer.doctor.rundata import RunData, Series
 from gradiometer.doctor.signs import NORM, enough, level, number, shown, together
 from gradiometer.maths import trends
 from gradiometer.maths.means import mean_interval
-from gradiometer.words import fmt
+from gradiometer.words import factor, fmt
 
 __all__: list[str] = []
 
@@ -35,9 +35,12 @@ def drifting(log: Series) -> Sign | None:
         series=log,
         strength="strong",
         since=int(log.steps[0]),
-        reading=f"Theil–Sen slope {fmt(found.slope)} decades per 1000 steps, p ="
+        reading=f"Theil–Sen slope: ×{factor(10.0**found.change)} over the run, p ="
         f" {fmt(found.p_value)} on {found.num_blocks} blocks of steps",
-        said={"way": "up" if found.change > 0 else "down", "size": f"{abs(found.change):.1f}"},
+        said={
+            "way": "up" if found.change > 0 else "down",
+            "size": factor(10.0 ** abs(found.change)),
+        },
         rank=abs(found.change),
         p_value=found.p_value,
     )
@@ -77,7 +80,7 @@ declare(
     over=blocks(NORM, "history/min_points", log=True),
     sign=drifting,
     level="history/level",
-    title="The gradient norm of {block} drifts {way} by {size} decades over the run",
+    title="The gradient norm of {block} drifts {way} by a factor of {size} over the run",
     role="note",
     basis="statistical",
     beside=_behind,
@@ -108,7 +111,7 @@ PERIODS = blocks(NORM, "history/min_period_points", log=True)
     """,
 )
 def gradient_oscillation(run: RunData) -> Verdict:
-    """The norm comes and goes, not with the epochs, or steps point against the steps before."""
+    """The norm oscillates, not with the epochs, or each step points against the one before."""
     turns = run.get("grad/<block>/cos_prev", block="all")
     if turns is not None and enough(turns, limits.min_points):
         back = Stays(below=("history/to_and_fro",))(turns)
@@ -117,7 +120,7 @@ def gradient_oscillation(run: RunData) -> Verdict:
             found = replace(back, reading=f"{back.reading}; noise alone reads 0")
             return replace(drafted(run, found, title, role="note"), words=TO_AND_FRO_WORDS)
     sign = worst(PERIODS(run), lambda log: swinging(run, log), "history/level")
-    title = "The gradient norm of {block} comes and goes every {period} steps, by a factor of {by}"
+    title = "The gradient norm of {block} oscillates every {period} steps, by a factor of {by}"
     return None if sign is None else drafted(run, sign, title, role="note", basis="statistical")
 
 
@@ -131,8 +134,8 @@ def swinging(run: RunData, log: Series) -> Sign | None:
         series=log,
         strength="strong",
         since=int(log.steps[0]),
-        reading=f"period {fmt(found.steps)} steps, amplitude {fmt(found.amplitude)} decades,"
-        f" p = {fmt(found.p_value)}",
+        reading=f"period {fmt(found.steps)} steps, highest over lowest"
+        f" {10 ** (2 * found.amplitude):.1f}, p = {fmt(found.p_value)}",
         said={"period": fmt(found.steps), "by": f"{10 ** (2 * found.amplitude):.1f}"},
         rank=found.amplitude,
         p_value=found.p_value,
@@ -163,7 +166,7 @@ def _of_epochs(run: RunData, period: float) -> bool:
     needs=("grad/<block>/cos_prev", "reward"),
 )
 def direction_random(run: RunData) -> Verdict:
-    """Gradients have no more in common with those before than noise has, and the reward is flat.
+    """Successive gradients have no more in common than noise has, and the reward is flat.
 
     A cosine near 0 is normal where a policy learns from noisy batches; only together with a flat
     reward, and where every cosine that was measured says so, is it worth a word.
@@ -195,8 +198,8 @@ def direction_random(run: RunData) -> Verdict:
     if not stuck(run):
         return None
     return finding(
-        f"The gradient of {block} has no direction: it has no more in common with the ones"
-        " before than noise",
+        f"The gradient of {block} has no direction: successive gradients have no more in"
+        " common than noise has",
         *readings,
         *flat_outcome(run),
         strength="strong",

@@ -87,7 +87,7 @@ declare(
     """,
 )
 def never_ends(run: RunData) -> Verdict:
-    """A language model none of whose answers ends by itself."""
+    """A language model never ends an answer on its own."""
     if field_of(run) != "language":
         return Skipped(why="only the answers of a language model end with a token")
     ended = run.get("eos_fraction") or run.get("eos_count")
@@ -123,7 +123,7 @@ def never_ends(run: RunData) -> Verdict:
     needs=("episode_length",),
 )
 def episodes_end_at_once(run: RunData) -> Verdict:
-    """Episodes of a few steps, or ever shorter ones, with a reward that went nowhere."""
+    """Episodes last a few steps, or get ever shorter, and the reward does not improve."""
     if field_of(run) in ("language", "preference"):
         return None
     length = needed(run, "episode_length")

@@ -143,7 +143,7 @@ def _now(series: Series) -> str:
     """,
 )
 def loss_not_reaching_module(run: RunData) -> Verdict:
-    """No path leads from the loss to the seed: it never had a gradient, or has none any more.
+    """No path leads from the loss to the seed: it never had a gradient, or no longer has one.
 
     Read off the states of its parameters (table `pairs`: which parameters a pair is of), or off a
     ratio that ended while the rest was still measured. Frozen on purpose is no finding.

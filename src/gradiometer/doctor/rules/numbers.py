@@ -488,7 +488,7 @@ NO_UNITS = re.compile(r"embed|wte|wpe|lm_head|expert|moe", re.IGNORECASE)
     needs=(NORM,),
 )
 def depth_imbalance(run: RunData) -> Verdict:
-    """A first layer gets over 70 times, or under a thousandth, of the last one's gradient.
+    """The first layer gets over 70 times, or under a thousandth of, the last one's gradient.
 
     Sizes of layers are not in a log, so the norm and, where it is there, the largest element must
     both say so. Adam cancels the scale of a tensor: information, unless the reward does not rise.

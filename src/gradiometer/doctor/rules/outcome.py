@@ -72,7 +72,7 @@ limits = thresholds.group("outcome")
     """,
 )
 def reward_plateau(run: RunData) -> Verdict:
-    """The reward did not rise over the last half, by a test that would have seen it."""
+    """The reward did not rise over the last half, and there was enough data to see a rise."""
     reward = trained_for(run)
     if reward is None:
         return unlogged("reward")
@@ -222,8 +222,8 @@ WORST_WORDS = words(
     """,
 )
 def update_opposes_reward(run: RunData) -> Verdict:
-    """Steps that raise a held-out loss: a test that sees a wrong sign, as does reward_gain. Without
-    them, a reward that falls from the very start under healthy norms is a suspicion."""
+    """Updates raise a held-out loss or lower reward_gain: the sign is wrong. Without these
+    measurements, a reward that falls from the start under healthy norms is a suspicion."""
     proved = proved_events(run, "update-opposes-reward")
     if not isinstance(proved, Skipped) and proved:
         return _opposed_as_written(proved[-1])

@@ -38,8 +38,8 @@ limits = thresholds.group("preference")
     needs=("preference/margin",),
 )
 def preference_over_optimised(run: RunData) -> Verdict:
-    """The margin grows while held-out pairs are told apart no better, or while the chosen answers
-    themselves are unlearned."""
+    """The margin grows while the accuracy on held-out pairs does not, or while the chosen answers
+    become less likely."""
     margin = needed(run, "preference/margin", limits.min_points)
     if trend(margin).direction != "rises":
         return None

@@ -66,7 +66,7 @@ FUNCTIONS = "rewards/<function>/<statistic>"
 )
 def reward_hacking(run: RunData) -> Verdict:
     """The reward rises while the held-out score falls, over the run or its last half; or, without
-    one, the rise is that of one part of the reward while another is not earned."""
+    one, only one part of the reward rises while another is not earned."""
     reward, held = needed(run, "reward"), held_out(run)
     sided = _one_sided(run)
     if sided is not None and not _is_side(sided.carrier):

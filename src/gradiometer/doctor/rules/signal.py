@@ -247,7 +247,7 @@ def groups_too_hard(run: RunData) -> Verdict:
     """,
 )
 def template_collapse(run: RunData) -> Verdict:
-    """Outputs depend ever less on inputs while the entropy holds, or regularisers rule.
+    """Outputs depend less and less on inputs while entropy stays, or regularisers dominate.
 
     With the entropy falling too it is a collapse of the policy as a whole, and entropy-collapse
     says so.
@@ -446,7 +446,7 @@ def _replicates(run: RunData) -> Evidence | None:
     """,
 )
 def noise_dominated(run: RunData) -> Verdict:
-    """The gradient is noise, by noise scale, analyses or replicates, and the reward stands.
+    """The gradient is noise, by noise scale, analyses or replicates, and the reward is flat.
 
     While it rises there is signal enough, and at its maximum there is none left to have.
     """
@@ -518,7 +518,7 @@ def _noise_skipped() -> Skipped:
     """,
 )
 def reward_unreliable(run: RunData) -> Verdict:
-    """Rewards that err: variance and gradient grow, in no direction, and no reward is gained.
+    """Rewards are unreliable: variance and gradients grow without direction, the reward does not.
 
     A log can only hint at it: information. Analyses in which permuted rewards give the same norms
     say more.
@@ -694,7 +694,7 @@ def _jumps(run: RunData, steps: np.ndarray[tuple[int], np.dtype[np.int64]]) -> E
     needs=("advantages/<statistic>",),
 )
 def advantage_outliers(run: RunData) -> Verdict:
-    """One sample's advantage makes the step (F13): far out of its batch, or of all other batches.
+    """One sample's advantage dominates the step (F13): it is far outside its batch, or all others.
 
     Sparse successes and max@k weights look like it: only a gradient that jumps too, or repeated
     spikes, make it more than information.
@@ -942,7 +942,7 @@ LARGE_TARGETS = (
     """,
 )
 def reward_scale(run: RunData) -> Verdict:
-    """Value targets far outside [−10, 10], or far too small, and a critic that suffers.
+    """Value targets lie far outside [−10, 10] or are far too small, and the critic suffers.
 
     CartPole without scaling has returns of 100 and learns: it is a strong sign only with a critic
     that explains nothing.

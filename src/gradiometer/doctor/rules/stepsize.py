@@ -269,11 +269,11 @@ CLOSED_WORDS = words(
     """,
 )
 def ppo_clip_saturated(run: RunData) -> Verdict:
-    """PPO's clip holds a third of the samples, or mostly those that become less likely."""
+    """PPO clips a third of the samples, or mostly those that become less likely."""
     proved = proved_events(run, "ppo-clip-saturated")
     if not isinstance(proved, Skipped) and proved:
         ends = [fmt(number(proved[-1].detail.get(k)) or 0.0) for k in ("low", "high")]
-        title = f"The clip of PPO leaves no room: the ratio is held in [{ends[0]}, {ends[1]}]"
+        title = f"PPO's clip range excludes 1: the ratio is held in [{ends[0]}, {ends[1]}]"
         return proved_finding(proved[-1], title, fix=(OPEN_RANGE,), words=CLOSED_WORDS)
     clipped = run.get("clip_fraction")
     low, high = run.get("clip_fraction_low"), run.get("clip_fraction_high")
@@ -291,7 +291,7 @@ def ppo_clip_saturated(run: RunData) -> Verdict:
     if sign is None:
         return None
     key = key_for(run, "step", "the learning rate or the epochs over a rollout", sign.series)
-    title = f"The clip of PPO holds {{percent}} of the samples{side}"
+    title = f"PPO clips {{percent}} of the samples{side}"
     return drafted(run, sign, title, uneven, values={"key": key})
 
 
@@ -328,8 +328,8 @@ def _uneven(low: Series | None, high: Series | None) -> Evidence | None:
     needs=("kl_ref",),
 )
 def kl_runaway(run: RunData) -> Verdict:
-    """Far from the reference: another language, whether it still grows or has settled; or less far
-    and growing; or away from the first step on, where nothing was trained yet."""
+    """The policy is very far from the reference, or less far and still moving away; or far from
+    the first step on, before anything was trained."""
     kl = needed(run, "kl_ref", limits.min_points)
     summed = kl.name == "objective/kl"
     unit = "nats a completion" if summed else "nats"
@@ -350,7 +350,7 @@ def kl_runaway(run: RunData) -> Verdict:
     if last >= runaway:
         sign = replace(sign, strength="strong")
     still = " and growing" if grows else ""
-    title = f"The policy ran off from its reference: {fmt(last)} {unit}{still}"
+    title = f"The policy moved far from its reference: {fmt(last)} {unit}{still}"
     basis: Basis = "statistical" if grows else "heuristic"
     return drafted(run, sign, title, basis=basis, values=values)
 
@@ -402,7 +402,7 @@ def _apart_at_once(run: RunData, kl: Series, bound: float) -> Sign | None:
     needs=("kl_ref",),
 )
 def kl_strangled(run: RunData) -> Verdict:
-    """The penalty chains the policy: no KL, a KL term as strong as the task's, no reward.
+    """The KL penalty holds the policy back: no KL, a term as strong as the task's, no reward.
 
     At the start π = π_ref, so the KL is zero and so is the gradient of its term: that is not it.
     """
@@ -470,7 +470,7 @@ def _kl_rules(run: RunData) -> Evidence | None:
     """,
 )
 def stale_data(run: RunData) -> Verdict:
-    """The data is another policy's: weights degenerate, or the KL to that policy keeps growing."""
+    """The data comes from another policy: importance weights degenerate, or KL keeps growing."""
     ess, weight, kl = run.get("ess"), run.get("importance_weight"), run.get("approx_kl")
     known = [x for x in (ess, weight, kl) if x is not None]
     if not known:
@@ -596,7 +596,7 @@ def _stale(
     """,
 )
 def policy_frozen(run: RunData) -> Verdict:
-    """The policy stands still below its maximum: tiny updates or KL, or no learning rate left.
+    """The policy stopped changing below its maximum: tiny updates or KL, or no learning rate left.
 
     A schedule that ends with the run is fine, and so is a policy that is done.
     """

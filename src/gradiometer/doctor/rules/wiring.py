@@ -200,7 +200,7 @@ class _Zeros:
     """,
 )
 def dead_term(run: RunData) -> Verdict:
-    """A term in the loss that no weight feels: its coefficient does nothing.
+    """A term of the loss that trains no weight: its coefficient has no effect.
 
     Proved at once where the autograd graph has no path. A path whose gradient is exactly zero is
     stationary, information only, until it has been so on 20 measured steps on which the term had
@@ -381,7 +381,7 @@ def _switched_off(run: RunData, term: str) -> bool:
     """,
 )
 def hidden_term(run: RunData) -> Verdict:
-    """The gradient is not the sum of the terms it was said to have, by more than rounding.
+    """The gradient differs from the sum of the named terms by more than rounding.
 
     A difference thousands of times above rounding on every step needs no statistics. One below it
     cannot be seen.
@@ -784,7 +784,7 @@ def gradient_not_invariant(run: RunData) -> Verdict:
     """,
 )
 def clip_before_unscale(run: RunData) -> Verdict:
-    """The clip saw gradients times the loss scale: a tiny, unrelated gradient is left.
+    """Clipping acted on gradients times the loss scale, so hardly any gradient is left.
 
     Proved where the terms say by which power of two the gradient at the clip was too long.
     Otherwise the norm must follow the loss scale, or jump by exact factors of two at an absurd

@@ -60,7 +60,7 @@ def opposed_by_credit(run: RunData) -> Draft | None:
     """,
 )
 def ratio_always_one(run: RunData) -> Verdict:
-    """exp(new − old) is 1 for every sample though the rollout has been learnt from before."""
+    """exp(new − old) is 1 for every sample although the rollout was learned from before."""
     facts = proved_events(run, "ratio-always-one")
     if isinstance(facts, Skipped):
         return facts

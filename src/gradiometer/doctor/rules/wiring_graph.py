@@ -35,8 +35,8 @@ def _shape(given: Any) -> str:
     """,
 )
 def gradients_not_cleared(run: RunData) -> Verdict:
-    """A step uses gradients of the step before: what it left was still there when the next backward
-    added to it.
+    """A step also uses the gradients of the step before: they were not cleared before the next
+    backward added to them.
 
     Accumulation over micro-batches is no such thing, nor are gradients that another loss leaves and
     that are cleared before their own step.
@@ -57,7 +57,7 @@ def gradients_not_cleared(run: RunData) -> Verdict:
 @wired(
     "shapes-broadcast",
     """
-    cause: torch expands (N, 1) against (N,) to (N, N) without a word. Each prediction is pulled
+    cause: torch expands (N, 1) against (N,) to (N, N) silently. Each prediction is pulled
       towards the mean of all targets, each log-prob is weighted with the mean of all advantages.
     fix: Give both sides the same shape: values.squeeze(-1) (or values.view(-1)) before the
       difference
@@ -67,7 +67,7 @@ def gradients_not_cleared(run: RunData) -> Verdict:
     """,
 )
 def shapes_broadcast(run: RunData) -> Verdict:
-    """N values meet N targets as a table of N × N numbers, which is averaged into the loss.
+    """N values and N targets broadcast to N × N numbers, which are averaged into the loss.
 
     Tables on purpose (x[:, None] - x[None, :], contrastive logits) are no finding.
     """

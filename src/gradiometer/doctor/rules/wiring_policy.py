@@ -78,7 +78,7 @@ class _Largest:
     """,
 )
 def entropy_of_wrong_distribution(run: RunData) -> Verdict:
-    """The logged entropy is above the largest the sampled distribution has: it is another's.
+    """The logged entropy exceeds the maximum of the sampled distribution: it is of another one.
 
     One value is proof: ln|A| is a bound, for k of d without replacement ln(d!/(d−k)!). The bonus
     then pushes a distribution that nobody samples. Continuous actions have no bound.
@@ -216,7 +216,7 @@ def score_not_zero_mean(run: RunData) -> Verdict:
     """,
 )
 def actions_ignore_policy(run: RunData) -> Verdict:
-    """One action is taken more often than a policy of this entropy can: another one acts.
+    """One action is taken more often than a policy of this entropy can: another policy acts.
 
     If the commonest action has the share s, the entropy of the policy is at most h(s) + (1 − s)
     ln(n − 1), for the entropy of a mixture is above the mean of its parts'.
@@ -270,8 +270,8 @@ def actions_ignore_policy(run: RunData) -> Verdict:
 )
 def kl_gradient_wrong(run: RunData) -> Verdict:
     """An estimator of the KL is not an estimator of its gradient. As a loss on fresh samples k1 has
-    a gradient of mean zero: it adds noise and holds nothing. k3 pulls along the other direction of
-    the KL, which matters far from the reference.
+    a gradient of mean zero: it adds noise and restrains nothing. k3 pulls along the other
+    direction of the KL, which matters far from the reference.
     """
     kind = run.fact("kl_loss_type", "kl_loss_estimator", "kl_estimator_loss")
     if kind is None:
@@ -320,8 +320,8 @@ LOOKED_AT = ("sampler_kl", "importance_weight", "ess", "kl_ref", "ratio/<statist
 )
 def sampler_mismatch(run: RunData) -> Verdict:
     """The policy that drew the samples is not the one that is trained, although their weights are:
-    every importance ratio is off before the first update. Off from the start, that is: what becomes
-    so later is stale data. Proved where the meter saw the ratio before the first update.
+    every importance ratio is off before the first update. What goes off later is stale data.
+    Proved where the meter saw the ratio before the first update.
     """
     facts = proved_events(run, "sampler-mismatch")
     if not isinstance(facts, Skipped) and facts:
