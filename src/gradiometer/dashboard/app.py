@@ -240,7 +240,9 @@ class _Static(StaticFiles):
 
     def file_response(self, *args: Any, **kwargs: Any) -> Response:
         response = super().file_response(*args, **kwargs)
-        response.headers["Cache-Control"] = "no-cache"
+        # A browser asks for the icon at every change of the address.
+        icon = str(args[0]).endswith("icon.svg")
+        response.headers["Cache-Control"] = "max-age=3600" if icon else "no-cache"
         return response
 
 

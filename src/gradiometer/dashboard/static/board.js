@@ -1,7 +1,7 @@
 /** All charts of a view: in sections, drawn when they come into sight, with one hover and one zoom for all of them. */
 
 import { Card } from "./card.js";
-import { el, onceAFrame, painted } from "./dom.js";
+import { el, onceAFrame } from "./dom.js";
 
 const NEAR = 250;
 const PATIENCE = 10_000;
@@ -53,7 +53,7 @@ export function createBoard(host, scene) {
       return card.fail(error);
     }
     if (!card.waiting || cards.get(card.id) !== card) return;
-    card.mount(mount, scene.context(card.chart));
+    card.mount(mount, { ...scene.context(card.chart), seen: onScreen(card.element) });
     zoomOne(card);
     if (card.handle) card.handle.drawn.then(scene.first);
   }
@@ -183,10 +183,18 @@ export function createBoard(host, scene) {
     /** Until all that can be seen is drawn; whether nothing else was shown meanwhile. */
     async settle() {
       const mine = ++turn;
-      await painted();
-      const seen = [...cards.values()].filter((card) => card.element.isConnected && onScreen(card.element));
-      await Promise.all(seen.map((card) => draw(card, true)));
-      await Promise.race([Promise.all(seen.map((card) => card.handle?.drawn)), new Promise((done) => setTimeout(done, PATIENCE))]);
+      const late = new Promise((done) => setTimeout(done, PATIENCE, "late"));
+      const waited = new Set();
+      for (;;) {
+        // Drawn charts are higher than those to come: what they push off the screen is not waited for.
+        const seen = [...cards.values()].filter((card) => !waited.has(card) && card.element.isConnected && onScreen(card.element));
+        if (!seen.length) break;
+        await Promise.all(seen.map((card) => draw(card, true)));
+        const done = seen.map((card) => Promise.resolve(card.handle?.drawn).catch(() => {}).then(() => card));
+        const first = await Promise.race([...done, late]);
+        if (first === "late") break;
+        waited.add(first);
+      }
       return mine === turn;
     },
     clear() {

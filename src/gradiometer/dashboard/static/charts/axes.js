@@ -38,7 +38,7 @@ export function axisLook(theme) {
   const ink = inks(theme);
   return {
     gridcolor: ink.grid, linecolor: ink.line, zeroline: false, ticks: "outside", ticklen: 4, tickcolor: ink.line, automargin: true,
-    tickfont: { size: 11, color: ink.muted },
+    tickfont: { size: 11, color: ink.muted }, ticklabeloverflow: "allow", // whether one is cut off is costly to find out
   };
 }
 

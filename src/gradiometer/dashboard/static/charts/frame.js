@@ -21,7 +21,7 @@ export function base(theme) {
 
 /** Margins that Plotly need not find out by drawing twice; `Plot` sees to it that what stands left has room.
  * @param {{top?: number, dated?: boolean, left?: number, right?: number}} of */
-export function margins({ top = 8, dated = false, left = 0, right = 12 }) {
+export function margins({ top = 8, dated = false, left = 0, right = 16 }) {
   return { l: Math.max(left, LEFT), r: right, t: top, b: dated ? 48 : 36, pad: 0, autoexpand: false };
 }
 

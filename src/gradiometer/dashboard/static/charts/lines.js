@@ -84,13 +84,14 @@ function legendOf(all, names, looks) {
   });
 }
 
-/** What lies behind a line: extremes where there are any; the spread of a group belongs to its mean, smoothed like it. */
-function behind(each, { look, pen }, weight) {
+/** What lies behind a line: extremes where there are any, unless the lines are so many that bands could not be told apart; the
+ * spread of a group belongs to its mean, smoothed like it. */
+function behind(each, { look, pen, alone }, weight) {
   if (pen.mean && each.low && each.high) {
     const [low, high] = weight > 0 ? [each.low, each.high].map((list) => smoothed(list, weight)) : [each.low, each.high];
     return { low, high };
   }
-  return look.envelope && !pen.faint ? envelope(each.values, each.low, each.high, weight) : null;
+  return look.envelope && !pen.faint && alone ? envelope(each.values, each.low, each.high, weight) : null;
 }
 
 /** Band, raw line, line and marks of one series: a group of the legend. */
@@ -106,7 +107,7 @@ function traces(each, how) {
     const few = coarser(each.x, band.low, band.high, how.behind / 2);
     made.push({
       ...hushed, ...outline(few.x, few.low, few.high, how.floor), uid: `band${at}`, mode: "none", fill: "toself",
-      fillcolor: faint(pen.colour, how.single ? 0.18 : Math.max(0.02, Math.min(0.12, 0.4 / how.of))),
+      fillcolor: faint(pen.colour, how.single ? 0.18 : Math.min(0.12, 0.4 / how.of)),
     });
   }
   if (soft && look.raw && !pen.faint)

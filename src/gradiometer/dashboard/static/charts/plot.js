@@ -29,7 +29,7 @@ const CONFIG = { displayModeBar: false, displaylogo: false, doubleClick: false, 
 export class Plot {
   /** @param {HTMLElement} container @param {any} chart @param {any} context @param {Kind} kind */
   constructor(container, chart, context, kind) {
-    Object.assign(this, { id: chart.id, kind: chart.kind, chart, context, how: kind, visible: false });
+    Object.assign(this, { id: chart.id, kind: chart.kind, chart, context, how: kind, visible: Boolean(context.seen) });
     /** @type {State} */
     this.state = { range: null, hidden: new Set(), width: 0, height: 0 };
     this.container = container;
@@ -47,6 +47,7 @@ export class Plot {
     this.frame.style.minHeight = `${kind.height(chart, container.clientWidth || 480, context)}px`;
     this.promiseAnew();
     this.watch();
+    if (this.visible) this.request();
   }
 
   /** What `drawn` answers with until the next drawing is done. */

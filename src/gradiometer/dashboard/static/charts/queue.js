@@ -3,7 +3,7 @@
 
 /** @typedef {{visible: boolean, prepare: () => void, draw: () => void}} Drawer */
 
-const FRAME_MS = 48; // a few charts at once: each frame between them costs a painting of the page
+const FRAME_MS = 100; // a few charts at once: each frame between them costs a painting of the page
 const PATIENCE_MS = 1500;
 /** @type {Set<Drawer>} */
 const waiting = new Set();
