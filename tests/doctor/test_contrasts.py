@@ -76,4 +76,4 @@ def test_too_few_runs_say_nothing_however_far_apart(num: int) -> None:
 def test_chance_alone_is_named_no_more_often_than_it_may() -> None:
     found = [bool(contrasts(*sweep(14, 0.0, seed=seed))) for seed in range(300)]
     assert np.mean(found) < 0.08  # 0.05, and two standard errors
-    assert "No setting that differs goes with" in told_contrasts(*sweep(14, 0.0), "reward")
+    assert "No setting correlates with" in told_contrasts(*sweep(14, 0.0), "reward")

@@ -529,8 +529,8 @@ def routing_points(found: ExpertRun) -> tuple[list[tuple[str, float, float]], in
 
 
 EXPLAINED: dict[Verdict, str] = {
-    "explained by routing": "Routing explains the divergence: what differs is how much an expert is"
-    " asked, not what it learns",
+    "explained by routing": "Routing explains the divergence: experts differ in how often they are"
+    " used, not in what they learn",
     "genuine": "Routing does not explain the divergence",
     "undecided": "Whether routing explains the divergence is undecided",
     "dead": "No expert beside expert 0 has a gradient that could diverge",

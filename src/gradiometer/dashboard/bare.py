@@ -15,7 +15,7 @@ FILLED_BY = {
     "gradients": "gradients: gm.watch(model, optimizer) or gradiometer run train.py",
     "terms": "loss terms, of a watched training or of gradiometer analyze",
     "estimators": "replicates: gradiometer variance --ckpt_path ...",
-    "dynamics": "layers of experts, which gm.watch finds by itself",
+    "dynamics": "layers of experts, which gm.watch finds automatically",
     "samples": "texts: meter.log_samples(prompts, completions, rewards), or TRL's callback",
 }
 

@@ -92,8 +92,7 @@ def told_contrasts(
         return ""
     if not found:
         return (
-            f"No setting that differs goes with the {quantity}, by rank tests over"
-            f" {len(outcomes)} runs."
+            f"No setting correlates with the {quantity}, by rank tests over {len(outcomes)} runs."
         )
     parts = [
         f"{' and '.join(each.settings)}{' (changed together)' * (len(each.settings) > 1)}:"

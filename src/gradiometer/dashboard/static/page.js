@@ -84,10 +84,12 @@ export function createPage(store, runs, theme, act) {
     const names = [...runs.values()].map((card) => [card.id, card.colour]);
     const look = [theme(), ids, ids.length ? names.filter(([id]) => ids.includes(id)) : [], address(store.on("findings"))];
     part("title").textContent = view.title;
-    refresh(part("header"), header, () => headerLines(header));
-    refresh(part("words"), [verdicts.map((each) => ({ ...each, step: null })), answers, findings.length > 0, look], () => [
+    const above = answers.length ? [] : header; // answers come first, what they rest on below them
+    refresh(part("header"), above, () => headerLines(above));
+    refresh(part("words"), [verdicts.map((each) => ({ ...each, step: null })), answers, answers.length > 0 && header, findings.length > 0, look], () => [
       verdictBanners(verdicts, scene(), findings.length > 0),
       answerCards(answers, scene()),
+      answers.length > 0 && el("div", { class: "below-answers" }, headerLines(header)),
     ]);
     const told = view.charts.filter((chart) => chart.onsets?.length).map((chart) => chart.id);
     refresh(part("findings"), [findings, told, look.slice(0, 3)], () => findingCards(findings, scene(), told));

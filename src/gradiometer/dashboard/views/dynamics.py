@@ -87,7 +87,7 @@ MISSING_SAID = 2
 CODE = """\
 experts = {"moe": ([first, second], router)}
 with gm.watch(model, optimizer, run="runs/moe", experts=experts) as meter:
-    meter.watch_experts(10)  # every tenth step, by itself
+    meter.watch_experts(10)  # every tenth step, automatically
     for batch in data:
         loss_of(model, batch).backward()
         meter.log_gradient_dynamics()  # or by hand: after backward(), before step() and zero_grad()

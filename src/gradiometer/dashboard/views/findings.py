@@ -43,6 +43,19 @@ CHOICES = {
     "warn": "warn and above",
     "critical": "critical only",
 }
+REPOSITORIES = {
+    "Lightning": "Lightning-AI/pytorch-lightning",
+    "Megatron-LM": "NVIDIA/Megatron-LM",
+    "NeMo-RL": "NVIDIA-NeMo/RL",
+    "OneTrainer": "Nerogar/OneTrainer",
+    "TRL": "huggingface/trl",
+    "minimind": "jingyaogong/minimind",
+    "ms-swift": "modelscope/ms-swift",
+    "transformers": "huggingface/transformers",
+    "verl": "volcengine/verl",
+}
+"""Where the issues and pull requests lie that findings refer to."""
+ISSUES = re.compile(r"^(\S+) (?:issues?|pull requests?) (\d+(?: and \d+)*)")
 ARXIV = re.compile(r"\barXiv[: ]?(\d{4}\.\d{4,5})\b", re.IGNORECASE)
 MOST_CHARTS, MOST_OF_ONE = 40, 4
 """Charts of the view, and of one finding: after that a finding has words only."""
@@ -373,7 +386,7 @@ def card_of(
         cause=finding.cause,
         fix=list(finding.fix),
         confirm=finding.confirm,
-        references=[ARXIV.sub(r"https://arxiv.org/abs/\1", each) for each in finding.references],
+        references=[_linked(each) for each in finding.references],
         folded=[f"{id}: {told[id].title}" if id in told else id for id in finding.suppressed],
         charts=list(charts),
     )
@@ -387,3 +400,16 @@ def _severity(diagnosis: Diagnosis) -> Literal["fine", "warn", "critical", "unkn
     if diagnosis.state in ("not-learning", "concern") or worst == "warn":
         return "warn"
     return "fine" if diagnosis.state == "healthy" else "unknown"
+
+
+def _linked(reference: str) -> str:
+    """With addresses in place of the numbers of papers, issues and pull requests."""
+
+    def addresses(found: re.Match[str]) -> str:
+        where = REPOSITORIES.get(found[1])
+        if where is None:
+            return found[0]
+        numbers = found[2].split(" and ")
+        return " and ".join(f"https://github.com/{where}/issues/{number}" for number in numbers)
+
+    return ISSUES.sub(addresses, ARXIV.sub(r"https://arxiv.org/abs/\1", reference))

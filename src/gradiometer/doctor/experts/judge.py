@@ -159,7 +159,7 @@ def advise(
     elif explained:
         found.append(
             "Merge per sample instead of once a batch, or route tokens to the top k: one merge"
-            f" gives every expert the same gradient. {scale}: that can tell only afterwards."
+            f" gives every expert the same gradient. {scale}, once that is done."
         )
     elif routing != "top-k" and (
         waking.verdict == "not waking up" or lasting.verdict in ("collapses", "fades")

@@ -353,7 +353,7 @@ def _standing_words(standings: Mapping[str, Standing]) -> list[str]:
         more = f" (and {len(one) - 1} more)" if len(one) > 1 else ""
         words.append(
             f"the weights of expert {e}{more} are {100 * one[e]:.2g}% of their size from expert"
-            " 0's: they are one, and only what each is asked differs"
+            " 0's: they are the same function, and only their inputs differ"
         )
     if partly := [e for e, x in standings.items() if x.met_in and not x.one]:
         words.append(f"in some layers the weights of {listed(partly)} are expert 0's")
@@ -481,7 +481,7 @@ def _waking_source_reading(found: dict[str, Estimate]) -> str:
     largest = max(found.values(), key=lambda item: item.number.value).number
     word = "higher" if largest.value > MARGIN else "lower" if largest.value < -MARGIN else "similar"
     which = f" (expert {largest.expert}, the highest of {len(found)})" if len(found) > 1 else ""
-    return f"bottom norm {times(largest)} expert 0's{which}: {word}, routing still in it"
+    return f"bottom norm {times(largest)} expert 0's{which}: {word}, without correcting for routing"
 
 
 def _waking_sound_reading(

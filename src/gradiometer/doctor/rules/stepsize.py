@@ -65,7 +65,7 @@ def _first_above(series: Series, limit: float) -> int | None:
 @rule(
     "step-too-large",
     """
-    cause: The gradient holds near the policy that collected the data; further out it is a guess.
+    cause: The gradient is valid only near the policy that collected the data.
     fix: Lower {key} by 3 to 10 times
     fix: Stop the epochs of a rollout at a target KL of 0.01 to 0.02; clip gradients near their
       median norm

@@ -60,11 +60,13 @@ function figure(chart, context, state) {
   const axis = xAxis(look);
   const log = isLog(chart, look);
   const all = chart.lines.map((line) => ({ line, ...series(line.points), x: places(line.points, axis) }));
-  const reach = extent(all.flatMap((each) => [each.values, each.low ?? [], each.high ?? []]), log);
   const names = lineNames(chart.lines, runs);
   const looks = pens(chart.lines, runs, theme);
+  const alone = all.length <= FEW_LINES;
+  const banded = (pen) => pen.mean || (look.envelope && !pen.faint && alone);
+  const reach = extent(all.flatMap((each, at) => [each.values, ...(banded(looks[at]) ? [each.low ?? [], each.high ?? []] : [])]), log);
   const shared = {
-    look, log, axis, theme, single: all.length === 1, of: all.length, alone: all.length <= FEW_LINES, behind: BEHIND / all.length,
+    look, log, axis, theme, single: all.length === 1, of: all.length, alone, behind: BEHIND / all.length,
     floor: log && reach ? reach[0] : -Infinity,
   };
   const data = all.flatMap((each, at) =>

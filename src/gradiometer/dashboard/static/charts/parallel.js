@@ -163,8 +163,9 @@ function axisOf(column, x, y, ink) {
   name.append(made("title", {}, column.name));
   const line = made("line", { x1: x, x2: x, y1: TOP - 8, y2: HEIGHT - BOTTOM + 8, stroke: ink.muted, "stroke-width": 1 });
   const apart = ticks.filter((value, at) => value !== undefined && (at === ticks.length - 1 || Math.abs(y(value) - y(ticks.at(-1))) >= LINE) && ticks.indexOf(value) === at);
+  const digits = [3, 4, 5, 6].find((each) => new Set(apart.map((value) => written(value, each))).size === apart.length) ?? 7;
   const words = apart.map((value) => {
-    const text = column.names?.length ? shortened(column.names[value], 14) : written(value, 3);
+    const text = column.names?.length ? shortened(column.names[value], 14) : written(value, digits);
     return made("text", { x: x + (column.last ? 6 : -6), y: y(value) + 4, "text-anchor": column.last ? "start" : "end", fill: ink.muted, "paint-order": "stroke", stroke: ink.paper, "stroke-width": 3 }, text);
   });
   return [line, name, ...words];
