@@ -24,6 +24,7 @@ run says. A rule that needs more is a function (`rule.py`), which may use the sa
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
@@ -317,4 +318,5 @@ def declare(
         key = "" if setting is None else key_for(run, *setting, found.series)
         return drafted(run, found, title, role=role, basis=basis, values={"key": key})
 
+    judge.__doc__ = re.sub(r"\{\w+\}", "…", title.replace("{block}", "a block")) + "."
     rule(id, text, needs=(metric,), family=family)(judge)

@@ -127,7 +127,11 @@ def _reach(states: Mapping[str, Mapping[str, str]], section: str) -> Iterator[Ch
     worded = dict.fromkeys(dead, DEAD) | dict.fromkeys(still, STILL)
     rows = sorted(states, key=lambda term: (term not in dead, term not in still))
     cells = [
-        [term, *(states[term].get(block) for block in blocks), worded.get(term, "")]
+        [
+            term,
+            *(states[term].get(block) for block in blocks),
+            *([worded.get(term, "")] if worded else []),
+        ]
         for term in rows
     ]
     yield Chart(
@@ -141,7 +145,7 @@ def _reach(states: Mapping[str, Mapping[str, str]], section: str) -> Iterator[Ch
         section=section,
         subtitle="path: a gradient arrives; zero: a path, but the gradient is exactly zero;"
         " none: no path",
-        table=TableOf(columns=["term", *blocks, "in words"], cells=cells),
+        table=TableOf(columns=["term", *blocks, *(["in words"] if worded else [])], cells=cells),
         info=info_of("grad/<block>/term/<term>/norm"),
         wide=bool(dead),
     )
