@@ -61,6 +61,22 @@ def unfold(page: Any, chart: str) -> None:
     )
 
 
+def test_a_folded_section_is_asked_for_when_it_is_opened_and_the_address_keeps_it(
+    home: str, browse: Open
+) -> None:
+    page = browse(f"{home}/gradients?run=healthy")
+    drawn_there = '[data-chart="clip-threshold"] .chart-plot[data-drawn]'
+    assert not any("open=Clipping" in url for url in page.asked)
+    page.locator("details[aria-label=Clipping] summary").click()
+    page.wait_for_selector(drawn_there, timeout=60_000)
+    assert any("open=Clipping" in url for url in page.asked)
+    assert "open=Clipping" in page.url
+    page.reload()
+    page.wait_for_selector("details[aria-label=Clipping][open]", timeout=60_000)
+    page.locator('[data-chart="clip-threshold"]').scroll_into_view_if_needed()
+    page.wait_for_selector(drawn_there, timeout=60_000)
+
+
 def charts_of(page: Any) -> list[str]:
     names: list[str] = page.eval_on_selector_all(
         "[data-chart]", "all => all.map(one => one.dataset.chart)"

@@ -313,8 +313,7 @@ def test_the_three_questions_are_answered_as_the_command_does(
     with load(folder) as run:
         truth = judge(run)
     assert [(a.question, a.verdict, a.source_reading, a.sound_reading) for a in view.answers] == [
-        (a.question, SENTENCES[a.verdict], a.source_reading, a.sound_reading)
-        for a in truth.answers
+        (a.question, SENTENCES[a.verdict], a.source_reading, a.sound_reading) for a in truth.answers
     ]
     assert [a.tone for a in view.answers] == [a.tone for a in truth.answers] == ["warn"] * 3
     assert {answer.run for answer in view.answers} == {"moe"}

@@ -208,7 +208,7 @@ class Outcome:
         if self.course == "best":
             return f"the {self.noun} stands at its maximum, {fmt(self.end)}"
         if self.constant:
-            return f"the {self.noun} is {fmt(self.end)} {steps}: it is constant"
+            return f"the {self.noun} is constant at {fmt(self.end)} {steps}"
         best = f"best {fmt(self.top)} at step {self.top_step}, {fmt(self.end)} now"
         if self.came_down and self.course in ("gained", "fell"):
             return f"the {self.noun} came down: {fmt(self.start)} at the start, {best}"

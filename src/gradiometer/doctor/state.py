@@ -137,7 +137,12 @@ def _stands(run: RunData, outcome: Outcome, serious: Sequence[Finding]) -> tuple
     if outcome.course != "fell" and _warms_up(run):
         return "too-early", f"{said}, and the learning rate is still in its warm-up{_and(serious)}"
     if outcome.early:
-        return "too-early", f"{said}: too few points for this much noise{_and(serious)}"
+        few = (
+            ", at too few points to tell"
+            if outcome.constant
+            else ": too few points for this much noise"
+        )
+        return "too-early", f"{said}{few}{_and(serious)}"
     if outcome.course == "unclear" and outcome.visible and _all_at_once(outcome):
         early = f"all of it in the first {limits.early_gain:.0%} of the run"
         return "not-learning", f"{said}, {early}, and drifts since then{_and(serious)}"

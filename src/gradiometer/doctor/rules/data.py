@@ -51,7 +51,7 @@ CONSTANT = words(
 )
 def observation_scale(run: RunData) -> Verdict:
     """Observations hardly vary or lie far outside [−10, 10]. Pixels that are learned from, and
-    what a bandit sees, are exempt."""
+    what a bandit sees, may do so too."""
     found = [run.get("observation/<statistic>", statistic=name) for name in ("std", "max_abs")]
     given = [series for series in found if series is not None]
     if not given:
