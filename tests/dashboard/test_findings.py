@@ -21,6 +21,7 @@ from gradiometer.dashboard.query import Query
 from gradiometer.dashboard.run_index import RunIndex
 from gradiometer.dashboard.shape import View
 from gradiometer.dashboard.views import VIEWS
+from gradiometer.dashboard.views.findings import _linked
 from gradiometer.doctor.diagnosis import diagnose
 from gradiometer.doctor.report import checks_run
 from gradiometer.errors import UnknownName
@@ -88,6 +89,20 @@ def charts_of(view: View, id: str) -> list[Chart]:
     return [charts[name] for name in card.charts]
 
 
+LINKS = {
+    "TRL issue 6702": "https://github.com/huggingface/trl/issues/6702",
+    "OneTrainer issue 1147": "https://github.com/Nerogar/OneTrainer/issues/1147",
+}
+
+
+def test_issues_of_known_repositories_become_links() -> None:
+    trl = "https://github.com/huggingface/trl/issues"
+    assert _linked("TRL pull requests 5595 and 5596") == f"{trl}/5595 and {trl}/5596"
+    assert _linked("TRL issue 6024: ×0.5 and ×4") == f"{trl}/6024: ×0.5 and ×4"
+    assert _linked("arXiv 1707.06347") == "https://arxiv.org/abs/1707.06347"
+    assert _linked("nobody issue 1") == "nobody issue 1"
+
+
 def test_every_finding_of_the_doctor_is_told_whole_and_in_its_order(root: Path) -> None:
     view = see(root, ["ill"])
     with open_log(root / "ill") as run:
@@ -106,7 +121,7 @@ def test_every_finding_of_the_doctor_is_told_whole_and_in_its_order(root: Path) 
             [*finding.fix],
             finding.confirm,
             [
-                re.sub(r"arXiv (\d{4}\.\d{5})", r"https://arxiv.org/abs/\1", each)
+                LINKS.get(each, re.sub(r"arXiv (\d{4}\.\d{5})", r"https://arxiv.org/abs/\1", each))
                 for each in finding.references
             ],
         )
