@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -15,7 +16,7 @@ from torch.nn import functional
 import gradiometer as gm
 from gradiometer.doctor.diagnosis import diagnose
 
-CHEAP = {"budget": None, "quiet": True, "tier": "light", "terms": "manual"}
+CHEAP: dict[str, Any] = {"budget": None, "quiet": True, "tier": "light", "terms": "manual"}
 
 
 class Values(nn.Module):

@@ -280,7 +280,7 @@ def recipe_mismatch(run: RunData) -> Verdict:
         checked = any(each is not None and each.checked for each in (found, targets))
         if checked or not isinstance(events, Skipped):
             return None
-        return Skipped(why=NOTHING_KEPT if found is targets is None else NOTHING_FITS)
+        return Skipped(why=NOTHING_KEPT if found is None and targets is None else NOTHING_FITS)
     right = 0.0 if found.right.flipped else found.right.r2
     return finding(
         f"Advantages {said(wrong)} explain {wrong.r2:.1%} of this update, as they should be"
