@@ -222,6 +222,8 @@ def regulariser_dominates(run: RunData) -> Verdict:
     strength: Strength = "strong" if at_rest or now > clearly else "present"
     sign = _sign(worst, strength, bound, times=fmt(2 * 10.0**now))
     title = "The {term} term dominates {block}: its gradient is {ratio} times the policy's"
+    if at_rest:
+        title = "The {term} term cancels the policy on {block}: its gradient is {ratio} times that"
     return drafted(run, sign, title, part, role="plain" if at_rest else "harmless")
 
 
