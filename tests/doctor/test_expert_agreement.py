@@ -155,7 +155,7 @@ def test_top_k_experts_half_a_percent_apart_are_one_in_every_answer(planted: Mod
     assert [x.verdict for x in answers.answers][1:] == ["explained by routing", "converged"]
     assert answers.waking.verdict != "waking up"
     assert found["experts-converged"][0].title.startswith("The experts have become one")
-    assert "they are one" in answers.divergence.sound_reading
+    assert "the same function" in answers.divergence.sound_reading
 
 
 def test_top_k_cosines_prove_nothing_without_the_weights(planted: ModuleType) -> None:

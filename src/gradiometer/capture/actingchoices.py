@@ -43,7 +43,7 @@ class ActingChoices:
         self._calls: deque[tuple[Tensor, Tensor]] = deque(maxlen=STRETCH)
         self._given: Tensor | None = None
         self._network: weakref.ref[nn.Module] | None = None
-        self._remove: list[hooks.Remove] = []
+        self.removers: list[hooks.Remove] = []
         self._begun, self._next, self._looks = 0, 0.0, 0
         self._asked = np.zeros(3, dtype=np.int64)
         """Choices that were found again, and how many of them are the best and the worst."""
@@ -55,12 +55,12 @@ class ActingChoices:
         if self._looks >= MOST_LOOKS or not seen.errors or not self._view.width:
             return
         steps = self._view.steps
-        if not self._remove:
+        if not self.removers:
             if steps >= self._next and (layers := self._layers(seen)) is not None:
                 self._begun = steps
                 self._calls.clear()
                 mine, (entry, head) = weakref.ref(self), layers
-                self._remove = [
+                self.removers += [
                     hooks.observe_layer(entry, _noting(mine, ActingChoices.enter)),
                     hooks.observe_layer(head, _noting(mine, ActingChoices.answer)),
                 ]
@@ -77,8 +77,8 @@ class ActingChoices:
 
     def stop(self) -> None:
         """Listen no more."""
-        while self._remove:
-            self._remove.pop()()
+        while self.removers:
+            self.removers.pop()()
 
     def enter(self, given: Tensor, _: Tensor) -> None:
         """The network is asked."""

@@ -126,7 +126,7 @@ class Meter:
         self._analysis = self._new_analysis()
         self._environment = EnvironmentView()
         self._system = SystemReader() if settings.system else None
-        ours = [[self._environment.close, *self._read_graphs(model)]]
+        ours = [[self._environment.close, *self._read_graphs(model)], self._choices.removers]
         # Who lets go of meter, model and optimizer without closing gets torch, memory and the
         # folder back.
         self._undo = weakref.finalize(self, _undo, [*self._observer.removers, *ours], writer)
@@ -143,14 +143,15 @@ class Meter:
         batches = TargetBatches(self._put_targets, answers)
         self._targets = TargetReader(proofs, self._environment, batches)
         self._groups = GroupCreditKeeper(self._put)
-        forms = (ActorSign(proofs), LossForm(proofs), UntrainedValues(proofs))
+        values = UntrainedValues(proofs, sharded=bool(self._observer.reader.pieces))
+        forms = (ActorSign(proofs), LossForm(proofs), values)
         readers = (self._rollouts, self._targets, *forms, self._groups)
         credit.on_graph += [each.graph_seen for each in readers]
         credit.on_graph.append(TemperatureSign(proofs, answers).graph_seen)
         self._choices = ActingChoices(proofs, self._environment, answers)
         credit.on_graph.append(self._choices.graph_seen)
         self._credit_notices = CreditNotices(self._put, proofs, self._environment, self._rollouts)
-        return [critic.stop, answers.stop, self._choices.stop]
+        return [critic.stop, answers.stop]
 
     # What the user calls.
 

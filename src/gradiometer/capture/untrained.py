@@ -223,16 +223,17 @@ class UnreachedOptimizers:
 class UntrainedValues:
     """Whether somebody steps what an error of values reaches: one of two critics may be in no
     optimizer, and nobody watches it then. What a target network says is no value that is trained.
+    The leaves of a sharded model are put together for a pass, and no optimizer holds them.
     """
 
-    def __init__(self, log: ProofLog) -> None:
-        self._log = log
+    def __init__(self, log: ProofLog, *, sharded: bool = False) -> None:
+        self._log, self._sharded = log, sharded
         self._seen: dict[int, tuple[Tensor, Tensor]] | None = None
         self._losses = 0
 
     def graph_seen(self, seen: SeenGraph) -> None:
         """A loss is about to go backward in a measured step."""
-        if self._losses > LAST_LOSS or not seen.errors:
+        if self._sharded or self._losses > LAST_LOSS or not seen.errors:
             return
         self._losses += 1
         if self._losses == 1:
