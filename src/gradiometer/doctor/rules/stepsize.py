@@ -273,7 +273,7 @@ def ppo_clip_saturated(run: RunData) -> Verdict:
     proved = proved_events(run, "ppo-clip-saturated")
     if not isinstance(proved, Skipped) and proved:
         ends = [fmt(number(proved[-1].detail.get(k)) or 0.0) for k in ("low", "high")]
-        title = f"PPO's clip range excludes 1: the ratio is held in [{ends[0]}, {ends[1]}]"
+        title = f"PPO's clip leaves no room around 1: the ratio is held in [{ends[0]}, {ends[1]}]"
         return proved_finding(proved[-1], title, fix=(OPEN_RANGE,), words=CLOSED_WORDS)
     clipped = run.get("clip_fraction")
     low, high = run.get("clip_fraction_low"), run.get("clip_fraction_high")
