@@ -42,7 +42,7 @@ class Verbs(TyperGroup):
 
 
 WIDEST = 10
-"""Letters of the longest verb, so that the sections line up."""
+"""Room for every verb, so that the sections line up."""
 
 app = typer.Typer(
     cls=Verbs,
