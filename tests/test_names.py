@@ -615,3 +615,30 @@ def test_whose_names_they_are() -> None:
 def test_times_counters_and_hardware_are_bookkeeping_and_what_a_policy_does_is_not() -> None:
     assert all(map(is_bookkeeping, ["time/fps", "step_time", "num_tokens", "perf/mfu/actor"]))
     assert not any(map(is_bookkeeping, ["reward", "actor/entropy", "losses/td_loss", "kl"]))
+
+
+@pytest.mark.parametrize(
+    ("name", "meaning"),
+    [
+        ("rm_score", "reward"),
+        ("performance_avg_return", "reward"),
+        ("held_out_score", "val/reward"),
+        ("kl_to_ref", "kl_ref"),
+        ("avg_response_tokens", "episode_length"),
+        ("frac_zero_variance_groups", "zero_variance_groups"),
+        ("importance_weight_mean", "importance_weight"),
+        ("effective_sample_size", "ess"),
+    ],
+)
+def test_what_scripts_call_it_is_read(name: str, meaning: str) -> None:
+    found = read_names([name, "reward", "response_length"])[name]
+    assert found.metric.name == meaning
+
+
+def test_beside_a_proxy_the_gold_reward_is_what_is_not_trained_for() -> None:
+    found = read_names(["proxy_reward", "gold_reward", "kl"])
+    assert {name: found[name].metric.name for name in ("proxy_reward", "gold_reward")} == {
+        "proxy_reward": "reward",
+        "gold_reward": "val/reward",
+    }
+    assert read_names(["true_reward", "entropy"])["true_reward"].metric.name == "reward"

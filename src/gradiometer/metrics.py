@@ -419,7 +419,8 @@ def read_names(
         if name in there and meaning in CATALOGUE:
             found[name] = _told(name, meaning, found.get(name))
     chosen = sorted(
-        _with_parts(_with_an_outcome(found)).values(), key=lambda reading: reading.order
+        _with_parts(_with_an_outcome(_with_proxy(found))).values(),
+        key=lambda reading: reading.order,
     )
     return {reading.name: reading for reading in chosen}
 
@@ -445,6 +446,36 @@ def _kept(name: str, meaning: str) -> Meaning:
     """As it was guessed when the log was imported."""
     alias, order = Alias(name=name, library="", confidence=0.5), (GUESSED, 0.0, 0.0, 0.0, name)
     return Meaning(name=name, metric=CATALOGUE[meaning], alias=alias, order=order)
+
+
+GOLD = frozenset({"gold", "true", "real", "actual"})
+
+
+def _with_proxy(found: dict[str, Meaning]) -> dict[str, Meaning]:
+    """Beside a `proxy_reward`, which is what is trained for, the `gold` or `true` one is held
+    out."""
+    kinds = {name: set(words_of(name)) for name, reading in found.items() if _is_reward(reading)}
+    proxies = [name for name, words in kinds.items() if "proxy" in words]
+    golden = [name for name, words in kinds.items() if words & GOLD]
+    if not (proxies and golden):
+        return found
+    meant = {**dict.fromkeys(proxies, "reward"), **dict.fromkeys(golden, "val/reward")}
+    return found | {
+        name: replace(
+            found[name],
+            metric=CATALOGUE[meaning],
+            alias=Alias(name=name, library="", confidence=0.5),
+            parts={},
+        )
+        for name, meaning in meant.items()
+        if not found[name].told
+    }
+
+
+def _is_reward(reading: Meaning) -> bool:
+    """Whether it is a mean reward, of all functions or of one."""
+    mean = reading.parts.get("statistic", "mean") == "mean"
+    return mean and reading.metric.name in ("reward", "rewards/<function>/<statistic>")
 
 
 def _with_an_outcome(found: dict[str, Meaning]) -> dict[str, Meaning]:

@@ -49,7 +49,9 @@ def learn(folder: Path, how: str, first: float, last: float, steps: int = 1500) 
     with gm.watch(online, optimizer, run=folder, **CHEAP):
         for step in range(steps):
             action = online.act(state, first + (last - first) * step / steps, rng, how)
-            following, reward, ended, cut, _ = env.step(action)
+            following, reward, ended, cut, _ = env.step(
+                1 - action if how == "its own numbers" else action
+            )
             kept.append((state, action, float(reward), following, float(ended)))
             state = env.reset()[0] if ended or cut else following
             if step < 100 or step % 8:
@@ -58,7 +60,8 @@ def learn(folder: Path, how: str, first: float, last: float, steps: int = 1500) 
             states, actions, rewards, nexts, ends = (torch.tensor(np.array(x)) for x in columns)
             with torch.no_grad():
                 goals = (rewards + 0.99 * (1 - ends) * online(nexts).max(1).values).float()
-            values = online(states).gather(1, actions[:, None]).squeeze(1)
+            trained = 1 - actions if how == "trains the other" else actions
+            values = online(states).gather(1, trained[:, None]).squeeze(1)
             optimizer.zero_grad()
             functional.mse_loss(values, goals).backward()
             optimizer.step()
@@ -92,3 +95,13 @@ def test_taking_the_worst_action_is_told(tmp_path: Path) -> None:
     first = diagnose(tmp_path / "run").findings[0]
     assert (first.id, first.basis) == ("update-opposes-reward", "proved")
     assert "values least" in first.title
+
+
+@pytest.mark.parametrize(("how", "told"), [("trains the other", True), ("its own numbers", False)])
+def test_values_of_other_actions_are_told_where_the_network_acts_by_the_same_numbers(
+    tmp_path: Path, how: str, told: bool
+) -> None:
+    learn(tmp_path / "run", how, 0.1, 0.1, steps=900)
+    found = [each for each in diagnose(tmp_path / "run").findings if each.id == "misaligned-data"]
+    assert bool(found) is told
+    assert all("other actions" in each.title for each in found)

@@ -99,3 +99,19 @@ def test_the_optimizer_inside_a_wrapper_is_found() -> None:
     assert hooks.unwrap(Wrapper()) is inner
     with pytest.raises(TypeError, match="int"):
         hooks.unwrap(3)
+
+
+@pytest.mark.parametrize("listens", [True, False])
+def test_only_hooks_of_others_count_and_a_list_that_is_called_hooks_is_no_table(
+    layer: nn.Linear, listens: bool
+) -> None:
+    vars(layer)["their_hooks"] = [10**9]  # some models have such lists
+    mark = hooks.HookMark.now()
+    if listens:
+        hooks.observe_layer(layer, lambda given, said: None)
+    assert not hooks.hooked_since(mark, [layer])
+    layer.register_forward_hook(lambda *given: None)
+    assert not hooks.hooked_since(mark, [layer])  # on a module whose hooks are known
+    activation = layer(torch.ones(1, layer.in_features))
+    activation.register_hook(lambda gradient: None)
+    assert hooks.hooked_since(mark, [layer])

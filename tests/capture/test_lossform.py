@@ -76,6 +76,40 @@ def train(folder: Path, objective: Objective, target: str = "detached") -> None:
                 optimizer.step()
 
 
+def learn_values(folder: Path, last: nn.Module, far: float, by_hand: bool) -> None:
+    torch.manual_seed(0)
+    critic = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1), last)
+    optimizer = torch.optim.Adam(critic.parameters(), lr=1e-2)
+    with gm.watch(critic, optimizer, run=folder, budget=None, quiet=True):
+        for _ in range(12):
+            goals, values = far * torch.rand(32), critic(torch.randn(32, 4)).squeeze(-1)
+            error = (values - goals).pow(2).mean()
+            optimizer.zero_grad()
+            (error if by_hand else functional.mse_loss(values, goals)).backward()
+            optimizer.step()
+
+
+@pytest.mark.parametrize("by_hand", [True, False])
+@pytest.mark.parametrize(
+    ("last", "far", "told"),
+    [
+        (nn.Tanh(), 20.0, True),
+        (nn.ReLU(), -20.0, True),
+        (nn.Sigmoid(), 20.0, True),
+        (nn.Tanh(), 1.0, False),
+        (nn.ReLU(), 20.0, False),
+        (nn.Identity(), 20.0, False),
+    ],
+)
+def test_values_that_cannot_reach_their_targets_are_told(
+    tmp_path: Path, last: nn.Module, far: float, told: bool, by_hand: bool
+) -> None:
+    learn_values(tmp_path / "run", last, far, by_hand)
+    assert found(tmp_path / "run") == ({("recipe-mismatch", "output-bounded")} if told else set())
+    titles = [each.title for each in diagnose(tmp_path / "run").findings]
+    assert ("The output of the values cannot reach their targets" in titles[:1]) is told
+
+
 def found(folder: Path) -> set[tuple[str, str]]:
     with gm.load(folder) as run:
         assert not run.events("fault")

@@ -382,6 +382,7 @@ TWICE: dict[str, Callable[[], Tensor]] = {
     "cross entropy": lambda: F.cross_entropy(ACTOR(X).softmax(-1), ACTIONS),
     "log_softmax": lambda: F.nll_loss(ACTOR(X).softmax(1).log_softmax(1), ACTIONS),
     "softmax": lambda: ACTOR(X).softmax(-1).softmax(-1)[:, 0].log().mean(),
+    "relu": lambda: Categorical(logits=ACTOR(X).relu()).entropy().mean(),
     "with a temperature": lambda: F.cross_entropy(ACTOR(X).softmax(-1) / 0.5, ACTIONS),
     "sigmoid": lambda: F.binary_cross_entropy_with_logits(flat().sigmoid(), RETURNS.sigmoid()),
     "bernoulli": lambda: Bernoulli(logits=flat().sigmoid()).log_prob(torch.ones(ROWS)).mean(),
@@ -396,6 +397,7 @@ def test_probabilities_taken_for_logits_are_found(name: str) -> None:
 ONCE: dict[str, Callable[[], Tensor]] = {
     "logits": lambda: Categorical(logits=ACTOR(X)).log_prob(ACTIONS).mean(),
     "probabilities": lambda: Categorical(probs=ACTOR(X).softmax(-1)).log_prob(ACTIONS).mean(),
+    "relu of scores": lambda: (WIDE(X) @ WIDE(X).T).relu().softmax(-1).square().mean(),
     "log of a softmax": lambda: ACTOR(X).softmax(-1).log()[:, 0].mean(),
     "log_softmax twice": lambda: F.cross_entropy(ACTOR(X).log_softmax(-1), ACTIONS),
     "log-probs as logits": lambda: Categorical(logits=ACTOR(X).log_softmax(-1)).entropy().mean(),
@@ -500,6 +502,9 @@ class Learner:
         if self.update in ("soft", "ignored"):
             for p, q in zip(self.q_target.parameters(), self.q_net.parameters(), strict=True):
                 p.data.mul_(0.995).add_(0.005 * q.data)
+        if self.update == "exchanged":
+            for p, q in zip(self.q_target.parameters(), self.q_net.parameters(), strict=True):
+                p.data.mul_(0.005).add_(0.995 * q.data)
 
 
 def learned(
@@ -528,6 +533,7 @@ def itself(network: nn.Module) -> nn.Module:
         (itself, "never", 3, "alias", 0),
         (copy.copy, "never", 3, "alias", 0),
         (copy.deepcopy, "1", 12, "equal", 7),
+        (copy.deepcopy, "exchanged", 200, "close", None),
         (copy.deepcopy, "ignored", 400, "ignored", None),
         pytest.param(copy.deepcopy, "never", 1100, "never", 1099, marks=pytest.mark.slow),
     ],
@@ -916,3 +922,23 @@ def test_a_policy_head_with_a_gradient_of_exactly_zero_is_critical(tmp_path: Pat
     found = gm.diagnose(run_of(tmp_path / "run", step, steps=22)).findings
     dead = [each for each in found if each.id == "dead-block"]
     assert [(each.severity, each.basis) for each in dead] == [("critical", "proved")]
+
+
+@pytest.mark.parametrize("forgotten", ["actor", "critic", None])
+def test_an_optimizer_that_never_steps_beside_one_that_does_is_told(
+    forgotten: str | None, tmp_path: Path
+) -> None:
+    def step(agent: Agent, optimizers: dict[str, torch.optim.Optimizer]) -> None:
+        data = torch.randn(ROWS, 4)
+        loss = agent.actor(data).square().mean() + agent.critic(data).square().mean()
+        for each in optimizers.values():
+            each.zero_grad()
+        loss.backward()
+        for name, each in optimizers.items():
+            if name != forgotten:
+                each.step()
+
+    with run_of(tmp_path / "run", step, apart=True, steps=120) as run:
+        messages = [event.message for event in run.events("never-trained")]
+    assert len(messages) == (forgotten is not None)
+    assert all("never stepped" in message for message in messages)

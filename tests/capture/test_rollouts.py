@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributions import Categorical
 
 import gradiometer as gm
-from gradiometer.doctor.replayed import replayed, rollouts_of
+from gradiometer.doctor.replayed import replayed, replayed_values, rollouts_of
 from gradiometer.doctor.rule import Skipped, rules
 from gradiometer.doctor.rundata import RunData
 from gradiometer.records import Finding
@@ -46,6 +46,31 @@ class Walk(gym.Env[Any, Any]):
         return self._seen(), self.place - 2.0 * over, over, self.t >= 20, {}
 
 
+class Wall(Walk):
+    """Without noise in what is seen, and walls: who walks into one sees the same again."""
+
+    def _seen(self) -> Any:
+        return np.array([self.place, self.start, 0.0], np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        gym.Env.reset(self, seed=seed)
+        self.place = self.start = float(self.np_random.uniform(-1.0, 1.0))
+        self.t = 0
+        return self._seen(), {}
+
+    def step(self, action: Any) -> Any:
+        self.place = float(np.clip(self.place + (0.7 if action else -0.7), -2.0, 2.0))
+        self.t += 1
+        return self._seen(), -abs(self.place), False, self.t >= 9, {}
+
+
+class Once(Walk):
+    """Each step is an episode."""
+
+    def step(self, action: Any) -> Any:
+        return self._seen(), self.place * (1.0 if action else -1.0), True, False, {}
+
+
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -70,14 +95,26 @@ def unmasked(rewards: Any, ends: Any, cuts: Any, values: Any, following: Any) ->
     return right(rewards, none, none, values, np.append(values[1:], following[-1]))
 
 
-def train(run: Path, recipe: Recipe, *, sign: float = 1.0, updates: int = 7) -> Net:
+def train(
+    run: Path,
+    recipe: Recipe,
+    *,
+    sign: float = 1.0,
+    updates: int = 7,
+    env: gym.Env[Any, Any] | None = None,
+    clip: float | None = None,
+    lr: float = 3e-3,
+    forgets: bool = True,
+    towards: str = "returns",
+) -> Net:
     torch.manual_seed(3)
-    env, net = Walk(), Net()
-    optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
+    env, net = env or Walk(), Net()
+    optimizer = torch.optim.Adam(net.parameters(), lr=lr)
     obs, _ = env.reset(seed=1)
     with gm.watch(net, optimizer, run=run, quiet=True, budget=None):
+        rows: list[tuple[Any, ...]] = []
         for _ in range(updates):
-            rows: list[tuple[Any, ...]] = []
+            rows = [] if forgets else rows
             for _ in range(STEPS):
                 with torch.no_grad():
                     seen = torch.as_tensor(obs)
@@ -91,15 +128,23 @@ def train(run: Path, recipe: Recipe, *, sign: float = 1.0, updates: int = 7) -> 
             observations, actions, *others = zip(*rows, strict=True)
             arrays = [np.array(each, np.float64) for each in others]
             made = torch.as_tensor(recipe(*arrays), dtype=torch.float32)
-            returns = torch.as_tensor(right(*arrays) + arrays[3], dtype=torch.float32)
+            baseline = arrays[3] if towards == "returns" else 0.0
+            returns = torch.as_tensor(right(*arrays) + baseline, dtype=torch.float32)
             states = torch.as_tensor(np.array(observations))
-            for index in torch.randperm(STEPS).split(STEPS // 2):
+            with torch.no_grad():
+                before = Categorical(logits=net.pi(states)).log_prob(torch.tensor(actions))
+            for index in torch.randperm(len(rows)).split(len(rows) // 2):
                 part = made[index]
                 part = (part - part.mean()) / part.std()
                 logp = Categorical(logits=net.pi(states[index])).log_prob(
                     torch.tensor(actions)[index]
                 )
                 loss = -sign * (logp * part).mean()
+                if clip is not None:
+                    ratio = (logp - before[index]).exp()
+                    loss = -torch.min(
+                        ratio * part, ratio.clamp(1.0 - clip, 1.0 + clip) * part
+                    ).mean()
                 loss = (
                     loss + 0.5 * (net.v(states[index]).squeeze(-1) - returns[index]).pow(2).mean()
                 )
@@ -161,6 +206,58 @@ def test_what_is_kept_is_what_happened(data: Callable[..., RunData]) -> None:
         assert rollout.ends.sum() + rollout.cuts.sum() > 0
 
 
+def moved(*arrays: Any) -> np.ndarray:
+    return np.roll(right(*arrays), 1)
+
+
+def test_who_sees_the_same_twice_is_left_out_and_the_others_tell(
+    data: Callable[..., RunData],
+) -> None:
+    """Those rows had the credit of another step, and the right recipe explained four fifths."""
+    run = data(right, env=Wall())
+    found = replayed(run)
+    assert found is not None
+    assert found.samples < 7 * STEPS
+    assert found.checked
+    assert found.right.r2 > 0.999
+
+
+def test_episodes_of_one_step_are_replayed(data: Callable[..., RunData]) -> None:
+    found = replayed(data(right, env=Once()))
+    assert found is not None
+    assert found.checked
+    assert found.right.r2 > 0.999
+
+
+def test_advantages_of_the_step_before_are_proved(data: Callable[..., RunData]) -> None:
+    (said,) = verdict(data(moved, env=Once()))
+    assert "Advantages of the step before explain" in said.title
+    assert said.basis == "proved"
+
+
+def test_ratios_that_move_within_the_first_epoch_are_divided_out(
+    data: Callable[..., RunData],
+) -> None:
+    found = replayed(data(right, clip=0.1, lr=3e-2))
+    assert found is not None
+    assert found.samples < 7 * STEPS
+    assert found.right.r2 > 0.999
+
+
+@pytest.mark.parametrize("towards", ["returns", "advantages"])
+def test_values_that_are_trained_towards_advantages_are_proved(
+    data: Callable[..., RunData], towards: str
+) -> None:
+    run = data(right, towards=towards)
+    found = replayed_values(run)
+    assert (found is not None) is (towards == "advantages")
+    told = verdict(run)
+    assert not isinstance(told, Skipped)
+    assert ["Values are trained towards the advantages" in each.title for each in told] == (
+        [True] if towards == "advantages" else []
+    )
+
+
 @pytest.mark.slow
 def test_only_a_few_rollouts_are_kept_and_no_hook_stays(tmp_path: Path) -> None:
     """Of small ones as many as make up 512 samples."""
@@ -168,6 +265,23 @@ def test_only_a_few_rollouts_are_kept_and_no_hook_stays(tmp_path: Path) -> None:
     assert not any(part._forward_hooks for part in net.modules())
     with gm.load(tmp_path / "run") as run:
         assert len(run.tables("replay")) == 512 // STEPS
+
+
+@pytest.mark.parametrize("forgets", [True, False])
+def test_a_buffer_that_is_never_emptied_trains_on_earlier_rollouts(
+    forgets: bool, data: Callable[..., RunData]
+) -> None:
+    run = data(right, forgets=forgets, updates=9)
+    share = run.get("credit/stale_share")
+    assert share is not None
+    if forgets:
+        assert not share.values.any()
+    else:
+        assert share.values[-4:] == pytest.approx(8 / 9, abs=0.03)
+    rule = next(each for each in rules() if each.id == "stale-data")
+    said = rule(run)
+    titles = said.why if isinstance(said, Skipped) else [each.title for each in said]
+    assert ("earlier rollouts" in str(titles)) == (not forgets)
 
 
 def test_without_an_environment_there_is_nothing_to_replay(tmp_path: Path) -> None:

@@ -484,6 +484,36 @@ def test_blocks_come_from_what_the_parts_reach(tmp_path: Path) -> None:
     assert named == {"trunk": (0, 1), "actor": (2, 3), "critic": (4, 5)}
 
 
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_an_actor_s_loss_after_its_critic_has_stepped_is_of_the_same_round(
+    every: int, tmp_path: Path
+) -> None:
+    """With gaps between measured steps it was left out, and a healthy SAC was told of a term that
+    is hidden."""
+    torch.manual_seed(0)
+    models = {"actor": nn.Linear(3, 2), "critic": nn.Linear(5, 1)}
+    optimizers = {name: torch.optim.Adam(each.parameters()) for name, each in models.items()}
+    with gm.watch(models, optimizers, run=tmp_path / "run", quiet=True, every=every, budget=None):
+        for _ in range(8):
+            seen, goal = torch.randn(16, 3), torch.randn(16)
+            worth = models["critic"](torch.cat((seen, torch.randn(16, 2)), -1)).squeeze(-1)
+            critic_loss = (worth - goal).square().mean() + 0.01 * worth.square().mean()
+            optimizers["critic"].zero_grad()
+            critic_loss.backward()
+            optimizers["critic"].step()
+            acted = models["actor"](seen).tanh()
+            effort, hope = acted.square().mean(), models["critic"](torch.cat((seen, acted), -1))
+            actor_loss = 0.1 * effort - hope.mean()
+            optimizers["actor"].zero_grad()
+            actor_loss.backward()
+            optimizers["actor"].step()
+    with gm.load(tmp_path / "run") as run:
+        assert {"effort", "hope"} <= norms(run)
+        steps, errors = run.series("grad/all/term/additivity_error")
+        assert steps.tolist() == [step for step in range(8) if step % every == 0][:5]
+        assert errors.max() < 1e-5
+
+
 RANKS = """
 import sys
 import torch

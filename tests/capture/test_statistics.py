@@ -31,6 +31,7 @@ from gradiometer.capture.statistics import (
     Statistic,
 )
 from gradiometer.maths import stats
+from gradiometer.maths.segments import Rows
 
 SIZE_SUM = Statistic(
     name="size_sum",
@@ -85,8 +86,8 @@ def arguments(each: Statistic, whole: dict[str, Tensor], piece: Piece) -> list[A
         "weight": [before],
         "update": [moved],
         "step": [grad, moved],
-        "sample": [Sample.of(samples[0])],
-        "signs": [samples[0].sign() * samples[1].sign()],
+        "sample": [Sample(samples[0], Rows())],
+        "signs": [Sample(samples[0].sign() * samples[1].sign(), Rows())],
     }[each.source]
 
 

@@ -45,6 +45,7 @@ def learn(folder: Path, bug: str = "") -> None:
             action = rng.randrange(2)
             following, reward, terminated, truncated, _ = env.step(action)
             seen = following if "after" in bug else state
+            seen = seen * 0.0 if "blind" in bug and step > 2 else seen
             ahead_of = state if "next" in bug else following
             kept.append((seen, action, float(reward), ahead_of, float(terminated)))
             if "first" not in bug and "frozen" not in bug:
@@ -114,6 +115,7 @@ def test_right_targets_are_checked_and_nothing_is_claimed(tmp_path: Path, bug: s
         ("next", ("misaligned-data", "next"), "the same observation twice"),
         ("frozen", ("misaligned-data", "first"), "the first observation of its episode"),
         ("gather", ("misaligned-data", "action"), "Values of other actions"),
+        ("blind", ("misaligned-data", "one"), "that the environment never showed"),
     ],
 )
 def test_one_wrong_line_is_named(

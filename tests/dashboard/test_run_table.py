@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -141,8 +142,11 @@ def test_a_process_that_takes_too_long_is_ended_and_replaced(tmp_path: Path) -> 
     question = {"what": "card", "path": str(tmp_path / "a"), "root": str(tmp_path)}
     reader = SurveyProcess()
     try:
+        assert reader.ask(question, 60)["settings"]["lr"] == "0.001"
+        assert reader._process is not None
+        os.kill(reader._process.pid, signal.SIGSTOP)  # it answers nothing from here on
         with pytest.raises(SurveyTooLong):
-            reader.ask(question, 0.0)
+            reader.ask(question, 0.05)
         assert reader.ask(question, 60)["settings"]["lr"] == "0.001"
     finally:
         reader.close()

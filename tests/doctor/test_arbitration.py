@@ -335,6 +335,13 @@ def test_every_folded_finding_has_a_shown_cause_that_began_no_later_and_is_no_me
         )
 
 
+@pytest.mark.parametrize("first", ["warn", "critical"])
+def test_a_proof_that_is_critical_comes_before_the_same_as_a_warning(first: str) -> None:
+    both = [finding("action-collapse", one, "proved") for one in ("warn", "critical")]
+    found = arbitrate(both if first == "warn" else both[::-1]).findings
+    assert [each.severity for each in found] == ["critical", "warn"]
+
+
 @given(FINDINGS, st.randoms())
 def test_the_order_of_the_findings_given_does_not_matter(found: list[Finding], random: Any) -> None:
     shuffled = found[:]

@@ -432,3 +432,23 @@ def test_no_series_makes_a_rule_raise(patient: Patient, values: list[float]) -> 
         for left_out in NAMES:
             few = {name: values for name in NAMES if name != left_out}
             serious(RunData(patient({**few, "learning_rate": [1.0]})))
+
+
+def test_a_loss_past_all_returns_is_told_though_the_values_are_known(patient: Patient) -> None:
+    steps = np.linspace(0.0, 1.0, 60)
+    logged = {"q_value": np.exp(1 + 3 * steps), "reward": 20.0 + FLAT}
+    diverged = {**logged, "value_loss": np.exp(-3 + 14 * steps)}
+    assert "value loss" in judge("critic-diverges", patient(diverged)).title
+    grown = {**logged, "value_loss": np.exp(-3 + 6 * steps)}
+    assert judge("critic-diverges", patient(grown)) is None
+
+
+def test_returns_that_stand_make_no_loss_grow(patient: Patient) -> None:
+    rng, steps = np.random.default_rng(3), np.linspace(0.0, 1.0, 200)
+    early = np.minimum(1.0, 8.0 * steps) + 0.03 * rng.normal(size=200)
+    late = steps + 0.03 * rng.normal(size=200)
+    loss = np.exp(6.0 * steps)
+    told = judge("critic-diverges", patient({"reward": early, "value_loss": loss}))
+    assert told.severity == "warn"
+    watched = judge("critic-diverges", patient({"reward": late, "value_loss": loss}))
+    assert watched.title.startswith("Watch: ")  # it grows with them

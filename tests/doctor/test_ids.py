@@ -70,8 +70,9 @@ def test_every_brace_in_the_words_of_a_rule_has_a_value_somewhere() -> None:
         if isinstance(node, ast.Call)
     ]
     given = {keyword.arg for call in calls for keyword in call.keywords} | {"key"}
+    kinds = ("said", "values", "settings")
     for call in calls:  # `said={"rate": ...}` of a sign, `values={...}` of its finding
-        held = [keyword.value for keyword in call.keywords if keyword.arg in ("said", "values")]
+        held = [keyword.value for keyword in call.keywords if keyword.arg in kinds]
         names = [key for each in held if isinstance(each, ast.Dict) for key in each.keys]
         given |= {key.value for key in names if isinstance(key, ast.Constant)}
     for each in rules():
@@ -85,9 +86,10 @@ def test_every_setting_that_a_fix_names_is_in_the_table_of_trainers() -> None:
             name = getattr(node.func, "id", "") if isinstance(node, ast.Call) else ""
             if name in ("key_of", "key_for") and isinstance(node.args[1], ast.Constant):
                 assert node.args[1].value in SETTINGS, file
-            if name == "declare":
-                given = [k.value for k in node.keywords if k.arg == "setting"]
-                assert all(ast.literal_eval(each)[0] in SETTINGS for each in given), file
+            given = [k.value for k in getattr(node, "keywords", ()) if k.arg == "settings"]
+            named = [x for each in given if isinstance(each, ast.Dict) for x in each.values]
+            written = [ast.literal_eval(x) for x in named if isinstance(x, ast.Tuple)]
+            assert all(each[0] in SETTINGS for each in written), file
 
 
 def named(tree: ast.Module) -> set[str]:

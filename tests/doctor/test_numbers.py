@@ -329,6 +329,15 @@ def test_spikes_warn_only_where_nothing_was_ever_learned(patient: Patient) -> No
     )
 
 
+@pytest.mark.parametrize(("steps", "severity"), [(600, "info"), (200, "warn")])
+def test_a_few_huge_spikes_are_information_where_the_reward_rose_and_stands(
+    patient: Patient, steps: int, severity: str
+) -> None:
+    rose = np.concatenate([rising(steps // 2), rising(steps // 2)[-1] + 0.1 * steady(steps // 2)])
+    series = {"grad_norm": spiky(4, 200.0, steps), "reward": rose}
+    assert one("gradient-spikes", patient(series)).severity == severity
+
+
 @pytest.mark.parametrize(("factor", "severity"), [(1.5, "info"), (9.0, "warn")])
 def test_spikes_that_the_update_does_not_follow_are_information(
     patient: Patient, factor: float, severity: str
@@ -581,3 +590,11 @@ def test_a_norm_that_runs_off_late_has_exploded_before_half_of_the_run_is_lost(
     assert watched.severity == "info"  # ten thousandfold: not what larger returns make
     assert watched.title.startswith("Watch: ")
     assert judge("exploding-gradient", patient({"grad_norm": norm**0.5, "reward": lost})) == []
+
+
+def test_a_norm_that_a_script_calls_its_own_way_is_that_of_the_whole_gradient(
+    patient: Patient,
+) -> None:
+    grown = np.exp(9.0 * np.linspace(0.0, 1.0, 60) ** 3)
+    run = patient({"total_grad_norm": grown, "reward": flat()})
+    assert "the whole model" in one("exploding-gradient", run).title

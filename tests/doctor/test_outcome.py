@@ -357,6 +357,22 @@ def test_hacking_needs_enough_evaluations(patients: ModuleType) -> None:
     run = log({"reward": proxy, "val/reward": (range(0, 100, 10), np.linspace(1.0, 0.5, 10))})
     assert "16 evaluations" in skipped("reward-hacking", run)
     assert "val/reward" in skipped("reward-hacking", log({"reward": proxy}))
+    without = log({"reward": proxy, "val/reward": np.full(100, np.nan)})
+    assert "val/reward" in skipped("reward-hacking", without)
+
+
+def test_evaluations_too_few_for_a_trend_show_a_score_that_lost_its_gain(
+    patients: ModuleType,
+) -> None:
+    rng, t = np.random.default_rng(1), np.linspace(0.0, 1.0, 240)
+    proxy = 0.3 + 0.6 * (1.0 - np.exp(-t / 0.4)) + patients.ar1(240, 0.2, 0.02)
+    gold = 0.45 + 0.12 * np.minimum(1.0, 5.0 * t) - 0.4 * np.clip(t - 0.25, 0.0, 1.0)
+    held = (range(0, 240, 8), gold[::8] + rng.normal(0.0, 0.01, 30))
+    found = only("reward-hacking", log({"reward": proxy, "val/reward": held}))
+    assert "while the reward rose by" in found.title
+    assert found.severity == "critical"  # below where it began
+    kept = (range(0, 240, 8), np.maximum(gold, 0.55)[::8] + rng.normal(0.0, 0.01, 30))
+    assert silent("reward-hacking", log({"reward": proxy, "val/reward": kept}))
 
 
 # -- length-exploit
@@ -483,6 +499,10 @@ def test_episodes_that_end_at_once_or_ever_sooner(patients: ModuleType) -> None:
     found = only("episodes-end-at-once", one)
     assert found.severity == "critical"
     assert "reset()" in found.fix[0]
+    bandit = log({"env/return": flat, "env/episode_length": np.full(60, 1.0)})
+    assert only("episodes-end-at-once", bandit).severity == "warn"
+    fell = log(dict(zip(names, (flat, np.r_[np.full(12, 9.0), np.ones(48)]), strict=True)))
+    assert only("episodes-end-at-once", fell).severity == "critical"
     few = log(dict(zip(names, (flat, np.full(60, 2.5)), strict=True)))
     assert only("episodes-end-at-once", few).severity == "warn"
     shrunk = log(dict(zip(names, (flat, np.maximum(8.0, np.geomspace(400, 2, 60))), strict=True)))
@@ -838,3 +858,44 @@ def test_a_small_certain_fall_on_a_plateau_is_not_called_no_trend() -> None:
     reading = only("reward-plateau", log({"reward": fall + noise})).evidence[0].reading
     assert "no trend" not in reading
     assert reading.startswith("it fell by 0.1")
+
+
+def test_a_reward_that_rose_early_rests_whatever_its_last_quarters_happen_to_be(
+    patients: ModuleType,
+) -> None:
+    t = np.linspace(0.0, 1.0, 144)
+    early = [
+        outcome_of(
+            RunData(log({"reward": np.minimum(1.0, 8.0 * t) + patients.ar1(144, 0.5, 0.2, seed=k)}))
+        )
+        for k in range(40)
+    ]
+    late = [
+        outcome_of(RunData(log({"reward": t + patients.ar1(144, 0.5, 0.1, seed=k)})))
+        for k in range(40)
+    ]
+    assert sum(x is not None and x.rests for x in early) >= 36
+    assert sum(x is not None and x.rests for x in late) <= 2
+
+
+def test_evaluations_that_come_down_to_their_start_and_below_are_no_noise() -> None:
+    scores = [
+        3.04,
+        3.37,
+        4.48,
+        4.93,
+        5.0,
+        4.09,
+        3.67,
+        3.4,
+        2.91,
+        2.13,
+        1.64,
+        1.17,
+        0.49,
+        0.11,
+        -0.3,
+    ]
+    found = outcome_of(RunData(log({"val/reward": scores})))
+    assert found is not None
+    assert (found.course, found.came_down) == ("fell", True)

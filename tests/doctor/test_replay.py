@@ -160,3 +160,98 @@ def test_every_wrong_recipe_of_targets_has_a_fix() -> None:
     named = [x for x in vars(targetrecipes).values() if isinstance(x, TargetRecipe)]
     recipes = [*named, *(way.recipe for way in ways)]
     assert set(TARGET_FIXES) == {each.name for each in recipes if not each.right}
+
+
+def with_settings(folder: Path, made: str, **settings: float) -> list[Finding]:
+    """A run whose advantages were made in this way, and what its program's variables say."""
+    rng = np.random.default_rng(3)
+    values = rng.normal(size=(97, 2)).cumsum(0)
+    ends = (rng.random((96, 2)) < 0.1).astype(np.float64)
+    critic = made != "alike"
+    rollout = Rollout(
+        rewards=rng.normal(0.2, 2.0, (96, 2)) if critic else np.ones((96, 2)),
+        ends=ends,
+        cuts=np.zeros_like(ends),
+        values=values[:-1] if critic else None,
+        next_values=values[1:] if critic else None,
+    )
+    credit = np.ones(192)
+    if critic:
+        credit = RECIPES["gae"].advantages(rollout, 0.99, float(made)).reshape(-1)
+    content = {
+        "rewards": rollout.rewards.tolist(),
+        "ends": ends.tolist(),
+        "cuts": rollout.cuts.tolist(),
+        "values": values[:-1].tolist() if critic else None,
+        "next_values": values[1:].tolist() if critic else None,
+        "credit": credit.tolist(),
+        "rows": list(range(192)),
+        "calls": [0] * 192,
+        "places": rng.permutation(192).tolist(),
+    }
+    with Writer(folder) as writer:
+        writer.put(Row(step=0, wall_time=0.0, values={"loss": 1.0}))
+        writer.put(Table(step=0, name="settings-seen", content=settings))
+        writer.put(Table(step=0, name="replay", content=content))
+    with gm.load(folder) as run:
+        found = next(each for each in rules() if each.id == ID)(RunData(run))
+    return [] if isinstance(found, Skipped) else list(found)
+
+
+@pytest.mark.parametrize(
+    ("made", "settings", "told"),
+    [
+        ("0.0", {"gae_lambda": 0.95}, "no trace decay"),
+        ("0.95", {"gae_lambda": 0.95}, None),
+        ("0.0", {"gae_lambda": 0.0}, None),
+        ("0.0", {"gamma": 0.99}, None),
+        ("1.0", {"gae_lambda": 0.95}, None),  # some programs have a switch for that
+        ("alike", {"gamma": 0.0}, "The discount is 0"),
+        ("alike", {"gamma": 0.99}, None),
+    ],
+)
+def test_what_the_program_sets_is_compared_with_what_the_update_has(
+    tmp_path: Path, made: str, settings: dict[str, float], told: str | None
+) -> None:
+    found = with_settings(tmp_path / "run", made, **settings)
+    assert [told in each.title for each in found] == ([] if told is None else [True])
+    assert all(each.basis == "proved" for each in found)
+
+
+@pytest.mark.parametrize(
+    ("towards", "told"), [("returns", None), ("advantages", "the advantages"), ("none", None)]
+)
+def test_what_values_are_trained_towards_is_compared_with_returns(
+    tmp_path: Path, towards: str, told: str | None
+) -> None:
+    rng = np.random.default_rng(3)
+    values = rng.normal(size=(97, 2)).cumsum(0)
+    ends = (rng.random((96, 2)) < 0.1).astype(np.float64)
+    rollout = Rollout(
+        rewards=rng.normal(0.2, 2.0, (96, 2)),
+        ends=ends,
+        cuts=np.zeros_like(ends),
+        values=values[:-1],
+        next_values=values[1:],
+    )
+    made = RECIPES["gae"].advantages(rollout, 0.99, 0.95)
+    targets = {"returns": made + values[:-1], "advantages": made, "none": rng.normal(size=(96, 2))}
+    content = {
+        "rewards": rollout.rewards.tolist(),
+        "ends": ends.tolist(),
+        "cuts": rollout.cuts.tolist(),
+        "values": values[:-1].tolist(),
+        "next_values": values[1:].tolist(),
+        "credit": made.reshape(-1).tolist(),
+        "targets": targets[towards].reshape(-1).tolist(),
+        "rows": list(range(192)),
+        "calls": [0] * 192,
+        "places": list(range(192)),
+    }
+    with Writer(tmp_path / "run") as writer:
+        writer.put(Row(step=0, wall_time=0.0, values={"loss": 1.0}))
+        writer.put(Table(step=0, name="replay", content=content))
+    with gm.load(tmp_path / "run") as run:
+        found = next(each for each in rules() if each.id == ID)(RunData(run))
+    assert not isinstance(found, Skipped)
+    assert [str(told) in each.title for each in found] == ([] if told is None else [True])

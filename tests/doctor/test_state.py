@@ -56,6 +56,14 @@ CASES = {
     "noise": ({"reward": 3.0 + noise(sigma=0.3)}, "not-learning"),
     "a rise of one hundredth": ({"reward": -49.8 + 0.5 * rise() + noise(sigma=0.02)}, "broken"),
     "a collapse": ({"reward": np.where(np.arange(N) < 120, 3.0, -4.0) + noise()}, "broken"),
+    "back at its start": (
+        {"reward": 30.0 + 450.0 * (np.minimum(rise(), 1.0) * (np.arange(N) < 160)) + noise()},
+        "broken",
+    ),
+    "a held-out score that hardly varies": (
+        {"val/success_rate": 0.704 + noise(sigma=0.006), "reward": 0.7 + noise(sigma=0.03)},
+        "not-learning",
+    ),
     "a constant": ({"reward": np.full(N, -21.0)}, "broken"),
     "no group with a spread": (
         {"reward": 0.5 + noise(), "zero_variance_groups": np.ones(N)},

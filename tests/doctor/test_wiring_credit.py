@@ -44,6 +44,19 @@ def test_a_fact_that_the_meter_wrote_down_is_proved(
     assert one.confirm
 
 
+@pytest.mark.parametrize(("slope", "severity"), [(0.0, "critical"), (1.0, "info")])
+def test_an_optimizer_that_nothing_reaches_weighs_as_the_run_goes(
+    tmp_path: Path, patients: ModuleType, slope: float, severity: str
+) -> None:
+    event = Event(step=1, kind="never-trained", message="idle", detail={"how": "no-gradient"})
+    noise = np.random.default_rng(0).normal(0.0, 1.0, 200)
+    rewards = list(20.0 + slope * np.arange(200) + noise)
+    run = patients.patient(tmp_path, {"reward": rewards}, events=[event])
+    found = verdict(run, "never-trained")
+    assert isinstance(found, list)
+    assert [each.severity for each in found] == [severity]
+
+
 @pytest.mark.parametrize("id", ["ratio-always-one", "entropy-sign", "never-trained"])
 def test_what_was_checked_is_silent_and_what_could_not_be_checked_says_why(
     id: str, tmp_path: Path, patients: ModuleType

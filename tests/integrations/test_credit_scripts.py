@@ -225,6 +225,23 @@ for _ in range(120):
         assert kept.events("never-trained") == []
 
 
+def test_an_optimizer_whose_parameters_no_backward_reaches_is_told(ran: Ran) -> None:
+    script = """
+import torch
+from torch import nn
+a, b = nn.Linear(4, 4), nn.Linear(4, 1)
+first, second = torch.optim.SGD(a.parameters(), 1e-3), torch.optim.SGD(b.parameters(), 1e-3)
+for _ in range(120):
+    first.zero_grad(), second.zero_grad()
+    b(torch.randn(8, 4)).square().mean().backward()
+    second.step()
+"""
+    with ran(script) as kept:
+        (event,) = kept.events("never-trained")
+    assert "optimizer 0" in event.message
+    assert event.detail["how"] == "no-gradient"
+
+
 def test_a_loss_that_never_goes_backward_is_told(
     ran: Ran, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from gradiometer.maths.noise import (
     MIN_UPDATES,
+    CosineBand,
     NoiseScale,
     NoiseState,
     cosine_band,
@@ -259,3 +260,14 @@ def test_few_cosines_give_no_band_and_those_of_one_direction_all_of_it() -> None
     assert cosine_band([0.1] * 19) is None
     assert cosine_band([1.0, -1.0] * 30) == pytest.approx(1.0)
     assert cosine_band([0.5] * 20) == 0.0
+
+
+def test_a_band_that_is_kept_in_order_is_that_of_the_last_cosines() -> None:
+    cosines = np.random.default_rng(3).uniform(-1, 1, 90).tolist()
+    cosines[40:44] = [1.0, 1.0, -1.0, math.nan]
+    band = CosineBand(30)
+    for count, cosine in enumerate(cosines, 1):
+        band.add(cosine)
+        last = cosines[max(0, count - 30) : count]
+        assert band.half_width() == cosine_band(last)
+        assert list(band.cosines) == pytest.approx(last, nan_ok=True)

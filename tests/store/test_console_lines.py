@@ -16,6 +16,8 @@ LINES: list[tuple[str, dict[str, float]]] = [
     ),
     ("Iteration 10/200: mean reward 0.5", {"Iteration": 10, "mean reward": 0.5}),
     ("Step 5: loaded 12 shards", {"Step": 5}),
+    ("[2025-03-11 10:00:00,1][4] Avg episode reward: [(0, '4.1')]", {"Avg episode reward": 4.1}),
+    ("Step 5 | loss nan | reward nan", {"Step": 5, "loss": math.nan, "reward": math.nan}),
     # dicts
     (
         "{'loss': 0.1, 'grad_norm': 2e-3, 'epoch': 0.5}",

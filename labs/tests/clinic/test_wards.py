@@ -13,8 +13,11 @@ import pytest
 import gradiometer as gm
 from gradiometer.cli.main import run as run_command
 from gradiometer.doctor.rule import rules
+from gradiometer_labs.clinic import grid
+from gradiometer_labs.clinic.grid import split
 from gradiometer_labs.clinic.outsider import said_by, write_log
 from gradiometer_labs.clinic.patients import READINGS, ward_patients
+from gradiometer_labs.clinic.wardreport import _lead
 from gradiometer_labs.clinic.wardsummary import mean_over_wards
 from gradiometer_labs.wards import ward
 from gradiometer_labs.wards.ward import WARDS, Patient, Ranges, Ward, find_ward
@@ -147,6 +150,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(
 def test_patients_of_two_wards_are_trained_named_kept_small_and_never_trained_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(grid, "split", lambda: {**split(), "wards_tuned_on": []})
     out, page = tmp_path / "out", tmp_path / "clinic.md"
     faults = ["gradients_not_cleared", "bandit_helper.baseline_leaks"]
     call = [*CALL, str(out), "--wards", "sb3", "programs", "--faults", *faults, "--limit", "1"]
@@ -170,3 +174,10 @@ def test_patients_of_two_wards_are_trained_named_kept_small_and_never_trained_ag
     again = json.loads(capsys.readouterr().out)
     assert again["by_fault"] == found["by_fault"]
     assert again["accuracy"]["judged"]["top1"]["share"] == 0.5
+
+
+def test_where_rules_were_tuned_on_every_trainer_no_headline_is_made() -> None:
+    found: dict[str, Any] = {"left_out": [], "accuracy": {"full": {}, "scalars": {}}}
+    text = " ".join(_lead(found))
+    assert "tuned on all of these trainers" in text
+    assert "%" not in text

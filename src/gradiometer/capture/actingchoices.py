@@ -33,6 +33,9 @@ LEAST_LOOKS, LEAST_ASKED = 3, 64
 """Stretches, and choices in all, before anything is told."""
 WORST, SELDOM = 0.9, 0.05
 """Share of the choices that are the worst ones by the network, where few are the best."""
+MOSTLY = 0.65
+"""Share of the choices that are the best ones, from which on the environment numbers its actions as
+the network does: of two actions random choices are the best half of the time."""
 
 
 class ActingChoices:
@@ -47,6 +50,8 @@ class ActingChoices:
         self._begun, self._next, self._looks = 0, 0.0, 0
         self._asked = np.zeros(3, dtype=np.int64)
         """Choices that were found again, and how many of them are the best and the worst."""
+        self._newest: deque[tuple[int, int]] = deque(maxlen=LEAST_LOOKS)
+        """Choices of the last stretches, and how many of them are the best."""
         self.rate: float | None = None
         """Share of random actions in the last stretch, until it is taken."""
 
@@ -69,6 +74,12 @@ class ActingChoices:
             self._looks += 1
             self._next = GROWTH * steps
             self._look(self._view.last(STRETCH))
+
+    @property
+    def takes_best(self) -> bool:
+        """Whether most choices are the best ones by the network, and are numbered as it does."""
+        asked, best = np.sum(self._newest, axis=0)[:2] if self._newest else (0, 0)
+        return bool(asked >= LEAST_ASKED and best >= MOSTLY * asked)
 
     def take_rate(self) -> dict[str, float]:
         """What the last stretch has shown, once."""
@@ -113,6 +124,7 @@ class ActingChoices:
             return
         asked, best, worst, num = _compared(list(self._calls), stretch, taken[:, 0])
         self._asked += (asked, best, worst)
+        self._newest.append((asked, best))
         if num > 1:
             # some programs ask at each step, and others only where the choice is the network's
             always = asked >= WORST * len(taken)

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import compress
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -42,6 +43,7 @@ from gradiometer.capture.statistics import (
     Statistic,
 )
 from gradiometer.maths import gram, health, noise, pairs, trends
+from gradiometer.maths.segments import silent
 from gradiometer.maths.sketch import cosine
 
 __all__ = ["BlockHistory", "BlockValues", "Directions", "Ring", "StepAnalysis", "unscale"]
@@ -56,6 +58,7 @@ TENSOR_HISTORY = 100  # measured steps a tensor's band is read off
 BLOCK_HISTORY = 256  # measured steps a trend is judged over
 REFRESH = 10  # measured steps from one look at the bands to the next
 TRENDS_EVERY = 25  # measured steps from one look at the trends to the next; it takes milliseconds
+TRENDS_LATER = 75  # the same once the history is full: a look costs more, and sees less that is new
 CLIP_WINDOW = 100
 NORM_BETA = 0.98
 # of each named block, beside step and advantages: log10 of norm/raw, norm/update and learning rate
@@ -76,11 +79,8 @@ class BlockValues:
 
     def write(self, values: dict[str, float], metric: str, numbers: Numbers, where: Mask) -> None:
         """Add `grad/<block>/<metric>` for the blocks in `where`."""
-        names = self._names(metric)
-        if where.all():
-            values.update(zip(names, numbers.tolist(), strict=True))
-        else:
-            values.update((names[i], float(numbers[i])) for i in np.flatnonzero(where))
+        named = zip(self._names(metric), numbers.tolist(), strict=True)
+        values.update(compress(named, where.tolist()))
 
     def write_statistics(self, values: dict[str, float], fetched: Fetched) -> Reduced:
         """Every statistic by block; those that are metrics by themselves are written."""
@@ -110,9 +110,8 @@ class BlockValues:
             clipped[list(clip.indices)] = True
             if clip.call.kind == "norm":
                 factors[list(clip.indices)] *= clip.factor(fetched)
-        with np.errstate(invalid="ignore"):
-            # Measured again where something else changed a gradient after the clip.
-            seen = fetched.get(CLIPPED, raw * factors)
+        # Measured again where something else changed a gradient after the clip.
+        seen = fetched.get(CLIPPED, raw * factors)
         if clipped.any():
             there = self.reducer.any(clipped & present)
             self.write(values, "norm/clipped", self.reducer.norms(seen, present), there)
@@ -140,8 +139,7 @@ class BlockValues:
         if LARGE_FOURTHS in fetched.present:
             whole |= fetched.present[LARGE_FOURTHS]
         fourths = fetched.get(LARGE_FOURTHS, fetched.values[FOURTHS])
-        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            found = norms**4 / self.reducer.sums(fourths, present)
+        found = norms**4 / self.reducer.sums(fourths, present)
         return np.where(self.reducer.any(present & ~whole), np.nan, found)
 
     def terms(self, values: dict[str, float], fetched: Fetched, seen: SeenTerms | None) -> None:
@@ -177,9 +175,8 @@ class BlockValues:
         seen: SeenTerms,
     ) -> None:
         """Norms, shares and cosines of each block, from inner products [parameters, n, n]."""
-        with np.errstate(over="ignore", invalid="ignore"):
-            blocks = self.reducer.add(products)
-            norms, shares, cosines = gram.norms(blocks), gram.shares(blocks), gram.cosines(blocks)
+        blocks = self.reducer.add(products)
+        norms, shares, cosines = gram.norms(blocks), gram.shares(blocks), gram.cosines(blocks)
         finite = np.isfinite(blocks).all((1, 2))
         there = [self.reducer.any(self._mask(seen.reached[f"{kind}/{name}"])) for name in names]
         for a, name in enumerate(names):
@@ -223,8 +220,9 @@ class Directions:
         self._seen: Numbers | None = None
         """Gradient norms of the last measured step, for a scratch that was filled in it."""
         self._ema: dict[str, Numbers] = {}
-        self._window: dict[str, deque[Numbers]] = {}
-        self._cosines: dict[str, deque[float]] = {}
+        self._window: dict[str, deque[tuple[Numbers, float]]] = {}
+        """The last sketches, each with its length."""
+        self._cosines: dict[str, noise.CosineBand] = {}
 
     def write(self, values: dict[str, float], fetched: Fetched, seen: Numbers) -> None:
         """cos_prev and cos_update; `seen`: gradient norms as the optimizer saw them."""
@@ -252,9 +250,8 @@ class Directions:
     ) -> None:
         """Σ<a_p, b_p> / (‖a‖‖b‖) over the members that have both."""
         reducer = self._block_values.reducer
-        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            size = reducer.norms(a, present) * reducer.norms(b, present)
-            cosines = reducer.sums(dots, present) / size
+        size = reducer.norms(a, present) * reducer.norms(b, present)
+        cosines = reducer.sums(dots, present) / size
         self._block_values.write(values, name, cosines, (size > 0) & np.isfinite(cosines))
 
     def write_sketched(
@@ -284,9 +281,11 @@ class Directions:
             cosine = values.get(f"grad/{block}/cos_prev")
             if cosine is None:
                 continue
-            past = self._cosines.setdefault(block, deque(maxlen=COSINES))
-            _put(values, f"grad/{block}/cos_noise", noise.cosine_band(list(past)))
-            past.append(cosine)
+            past = self._cosines.get(block)
+            if past is None:
+                past = self._cosines[block] = noise.CosineBand(COSINES)
+            _put(values, f"grad/{block}/cos_noise", past.half_width())
+            past.add(cosine)
 
     def _by_block(self, sketch: Numbers) -> list[Numbers]:
         """Sums of atoms, not a matrix product: a NaN in the actor is not the critic's."""
@@ -296,36 +295,41 @@ class Directions:
         past = self._ema.get(block, np.zeros_like(sketch))
         self._ema[block] = SKETCH_BETA * past + (1 - SKETCH_BETA) * sketch
         window = self._window.setdefault(block, deque(maxlen=WINDOW))
-        window.append(sketch)
+        window.append(_with_length(sketch))
         if len(window) == WINDOW:
-            lengths = sum(float(np.linalg.norm(part)) for part in window)
-            values[f"grad/{block}/alignment_window"] = (
-                float(np.linalg.norm(np.sum(window, axis=0))) / lengths
-            )
+            total = np.sum([part for part, _ in window], axis=0)
+            lengths = sum(length for _, length in window)
+            values[f"grad/{block}/alignment_window"] = float(np.linalg.norm(total)) / lengths
 
     def state_dict(self) -> dict[str, Any]:
         """Plain lists, which every way of saving a checkpoint takes."""
         return {
             "ema": {block: past.tolist() for block, past in self._ema.items()},
             "window": {
-                block: [part.tolist() for part in window] for block, window in self._window.items()
+                block: [part.tolist() for part, _ in window]
+                for block, window in self._window.items()
             },
-            "cosines": {block: list(past) for block, past in self._cosines.items()},
+            "cosines": {block: list(past.cosines) for block, past in self._cosines.items()},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on with the past of before."""
         self._cosines = {
-            block: deque(past, maxlen=COSINES) for block, past in state.get("cosines", {}).items()
+            block: noise.CosineBand(COSINES, past)
+            for block, past in state.get("cosines", {}).items()
         }
         sizes = {len(past) for past in state["ema"].values()}
         if sizes - {self._size}:  # sketches of another size are of another run
             return
         self._ema = {block: np.asarray(past) for block, past in state["ema"].items()}
         self._window = {
-            block: deque((np.asarray(part) for part in window), maxlen=WINDOW)
+            block: deque((_with_length(np.asarray(part)) for part in window), maxlen=WINDOW)
             for block, window in state["window"].items()
         }
+
+
+def _with_length(sketch: Numbers) -> tuple[Numbers, float]:
+    return sketch, float(np.linalg.norm(sketch))
 
 
 def _put(values: dict[str, float], name: str, value: float | None) -> None:
@@ -383,14 +387,17 @@ class BlockHistory:
         self._block_values = block_values
         blocks = block_values.blocks
         self._named = list(blocks.named)
-        self._layers_inside = [
-            [blocks.names.index(layer) for layer in blocks.layers_inside(block)]
-            for block in self._named
-        ]
+        places = {name: place for place, name in enumerate(blocks.names)}
+        inside = [[places[layer] for layer in blocks.layers_inside(name)] for name in self._named]
+        self._compared = np.array([bool(part) for part in inside])
+        """Which named blocks have layers, and below where those lie among the blocks."""
+        sizes = [len(part) for part in inside if part]
+        self._inside = np.array([place for part in inside for place in part], np.int64)
+        self._starts_inside = np.cumsum([0, *sizes])[: len(sizes)]
         self._tensors = Ring(TENSOR_HISTORY, len(block_values.reducer.sizes))
         self._blocks = Ring(BLOCK_HISTORY, 2 + TREND_COLUMNS * len(self._named))
         self._late_advantages: dict[int, float] = {}
-        self._low = self._high = np.empty(0)
+        self._log_low = self._log_high = np.empty(0)
         self._emas: dict[str, tuple[float, float]] = {}
         self._clips: dict[str, Ring] = {}
         self._measured = 0
@@ -406,11 +413,11 @@ class BlockHistory:
     ) -> None:
         """Severity and health of all blocks, the EMA of named ones; now and then trends."""
         raw, present = fetched.values[RAW], fetched.present[RAW]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            self._tensors.add(np.where(present, np.log10(raw), np.nan))
+        log_norms = np.log10(raw)
+        self._tensors.add(np.where(present, log_norms, np.nan))
         if self._measured % REFRESH == 0 or len(self._tensors) <= health.MIN_OBSERVATIONS:
             self._refresh_bands()
-        self._write_severities(values, raw, fetched, norms)
+        self._write_severities(values, log_norms, fetched, norms)
         for block in self._named:
             self._write_ema(values, block)
         row = [self._late_advantages.pop(step, np.nan)]
@@ -420,10 +427,10 @@ class BlockHistory:
                 values.get(f"grad/{block}/norm/update", np.nan),
                 rate,
             ]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            self._blocks.add(np.array([step, *np.log10(row)]))
+        self._blocks.add(np.array([step, *np.log10(row)]))
         self._late_advantages = {at: std for at, std in self._late_advantages.items() if at > step}
-        if self._measured % TRENDS_EVERY == 0:
+        full = self._measured >= BLOCK_HISTORY
+        if self._measured % (TRENDS_LATER if full else TRENDS_EVERY) == 0:
             self._write_trends(values)
         self._measured += 1
 
@@ -443,17 +450,16 @@ class BlockHistory:
 
     def _refresh_bands(self) -> None:
         rows = self._tensors.rows()
-        self._low, self._high = health.band(rows, np.full(rows.shape[1], len(rows)))
+        low, high = health.band(rows, np.full(rows.shape[1], len(rows)))
+        self._log_low, self._log_high = np.log10(low), np.log10(high)
 
     def _write_severities(
-        self, values: dict[str, float], raw: Numbers, fetched: Fetched, norms: Numbers
+        self, values: dict[str, float], log_norms: Numbers, fetched: Fetched, norms: Numbers
     ) -> None:
         present, reducer = fetched.present[RAW], self._block_values.reducer
-        number = reducer.counts(present)
-        there = number > 0
-        vanishing = reducer.sums(health.vanishing_severity(raw, self._low), present)
-        exploding = reducer.sums(health.exploding_severity(raw, self._high), present)
-        vanishing, exploding = _ratio(vanishing, number), _ratio(exploding, number)
+        number, there = reducer.counts(present), reducer.any(present)
+        each = health.severities(log_norms, self._log_low, self._log_high)
+        vanishing, exploding = (_ratio(reducer.sums(x, present), number) for x in each)
         write = self._block_values.write
         write(values, "vanishing_severity", vanishing, there)
         write(values, "exploding_severity", exploding, there)
@@ -462,11 +468,17 @@ class BlockHistory:
         imbalance[: len(self._named)] = self._imbalance(norms, present)
         write(values, "health", health.scores(vanishing, exploding, imbalance, bad), there)
 
-    def _imbalance(self, norms: Numbers, present: Mask) -> list[float]:
+    def _imbalance(self, norms: Numbers, present: Mask) -> Numbers:
         """How far apart the layers of each named block are, per element."""
         sizes = self._block_values.reducer.elements(present)
-        rms = np.divide(norms, np.sqrt(sizes), out=np.full_like(norms, np.nan), where=sizes > 0)
-        return [health.depth_imbalance(rms[inside]) for inside in self._layers_inside]
+        rms = (norms / np.sqrt(sizes))[self._inside]  # NaN of a block of nothing
+        rms[~np.isfinite(rms)] = np.nan
+        found = np.zeros(len(self._named))
+        if len(rms):
+            smallest = np.fmin.reduceat(rms, self._starts_inside)
+            largest = np.fmax.reduceat(rms, self._starts_inside)
+            found[self._compared] = health.imbalances(smallest, largest)
+        return found
 
     def _write_ema(self, values: dict[str, float], block: str) -> None:
         norm = values.get(f"grad/{block}/norm/raw")
@@ -549,9 +561,10 @@ class StepAnalysis:
         self._history = BlockHistory(self.block_values)
         self._named = {name: frozenset(members) for name, members in blocks.named.items()}
         self._noise: dict[str, noise.NoiseState] = {}
-        self._layer_norms = [f"grad/{layer}/norm/raw" for layer in blocks.layers]
+        self._first_layer = blocks.num_named
         self._pairs = {name: _pair(name, pair, parameters) for name, pair in settings.pairs.items()}
 
+    @silent
     def analyse(
         self, current: Round, fetched: Fetched, *, epoch: int | None, data_ranks: int
     ) -> tuple[dict[str, float], dict[str, NDArray[Any]]]:
@@ -570,7 +583,8 @@ class StepAnalysis:
             values[f"optimizer/{number}/lr"] = current.learning_rate((number, 0))
         if self._standard:
             self.block_values.ratios(values, fetched, reduced)
-            self._concentration(values)
+            there = self.block_values.reducer.any(fetched.present[RAW])
+            self._concentration(values, reduced[RAW], there)
             self._directions.write(values, fetched, seen)
             vectors.update(self._directions.write_sketched(values, fetched))
             self._directions.write_noise(values)
@@ -630,10 +644,10 @@ class StepAnalysis:
                 written.append(block)
         self._history.note_clips(values, written)
 
-    def _concentration(self, values: dict[str, float]) -> None:
+    def _concentration(self, values: dict[str, float], norms: Numbers, there: Mask) -> None:
         """1 when the layers share the gradient evenly, 0 when one has it all."""
-        norms = [values[name] for name in self._layer_norms if name in values]
-        share = health.concentration(np.square(norms))
+        layers = norms[self._first_layer :][there[self._first_layer :]]
+        share = health.concentration(np.square(layers))
         if share is not None:
             values["grad/all/concentration"] = share
 

@@ -93,7 +93,8 @@ class ClearedGradients:
     def stepped(self, optimizer: int) -> None:
         """An optimizer has stepped: what it left is looked at, if it is due."""
         number = self._steps[optimizer] = self._steps.get(optimizer, 0) + 1
-        if self._log.state(ID) == "found" or not (number <= LOOKS or number & (number - 1) == 0):
+        is_due = number <= LOOKS or number & (number - 1) == 0
+        if not is_due or self._log.state(ID) == "found":
             return
         for place in self._of(optimizer):
             gradient = self._sentinels[place].grad
@@ -121,6 +122,8 @@ class ClearedGradients:
 
     def stepping(self, optimizer: int) -> None:
         """The optimizer steps again: were its gradients cleared in between?"""
+        if not self._left:
+            return
         looked = {place: self._left.pop(place, None) for place in self._of(optimizer)}
         seen = {place: left for place, left in looked.items() if left and self._was_reached(left)}
         kept = [place for place, left in seen.items() if left.is_kept()]

@@ -135,7 +135,8 @@ class CreditReader:
     def __init__(self, recorder: Recorder, *, measuring: Callable[[], bool]) -> None:
         self._recorder, self._measuring = recorder, measuring
         self.seconds = self.entered = 0.0
-        self._pending = _Backward()
+        self._pending: _Backward | None = None
+        """What the backward in progress brings, where its graph was looked at."""
         self._kept: list[tuple[int, _Backward]] = []
         """By round."""
         self._num_nodes = 0
@@ -184,7 +185,7 @@ class CreditReader:
     def graph_ready(self, call: hooks.BackwardCall) -> None:
         """A loss is about to go backward: hook what it is made of."""
         tensors = call.tensors
-        self._pending = _Backward()
+        into = self._pending = _Backward()
         if not self.reduces():
             self._unmeasurable = "this backward is not reduced (set_requires_gradient_sync(False))"
             return
@@ -193,20 +194,22 @@ class CreditReader:
             return
         roots = [x.grad_fn for x in tensors if isinstance(x, Tensor) and x.grad_fn is not None]
         with torch.no_grad():
-            self._hook(logprobs.look(roots))
+            self._hook(logprobs.look(roots), into)
 
     def backward_ended(self, number: int | None) -> None:
         """A backward has reached the model that is watched: what came with it is of this round,
         None where that is not measured."""
-        pending, self._pending = self._pending, _Backward()
-        if number is not None and (pending.samples or pending.entropy or pending.values):
+        pending, self._pending = self._pending, None
+        if pending is None or number is None:
+            return
+        if pending.samples or pending.entropy or pending.values:
             self._kept.append((number, pending))
 
     def give_up(self, problem: str) -> None:
         """A fault of ours inside the user's forward or backward: all else goes on."""
         self.unhook()
         self.forget()
-        self._pending = _Backward()
+        self._pending = None
         self._recorder.event("fault", problem)
 
     def unhook(self) -> None:
@@ -233,10 +236,9 @@ class CreditReader:
             resampled=resampled,
         )
 
-    def _hook(self, seen: SeenGraph) -> None:
+    def _hook(self, seen: SeenGraph, into: _Backward) -> None:
         if not seen.whole:
             self._unmeasurable = "the graph above the layers is too large"
-        into = self._pending
         ratios = [node._saved_result.detach() for node in seen.ratios]
         every = math.ceil(len(seen.log_probs) / MOST_OBSERVED) or 1
         for place, found in enumerate(seen.log_probs):

@@ -46,6 +46,8 @@ SAME = 0.995
 """Rank correlation from which on one action is a function of the other: squashed or scaled."""
 MISMATCH = 0.02
 """Mean |log ratio| before the first update; half precision and fused kernels stay below."""
+CLIPPED = 0.005
+"""A ratio this far from 1 whose sample has no credit at all: the clip took it."""
 EPOCHS = 1.2
 """Times that the samples of a rollout must have been used for a ratio to have moved."""
 SURE = 4
@@ -66,6 +68,8 @@ class _Matched:
 
     rows: NDIndex
     places: NDIndex
+    certain: NDArray[np.bool_]
+    """Whether a row can be of no other transition: who stays where he is sees the same again."""
     fresh: float
     never: float | None
     """Share of actions that were never taken at their observation; None where they cannot be
@@ -86,7 +90,7 @@ class CreditNotices:
         """Rows that were looked for among the observations after a step too: how many there were,
         how many have the action that led there, and how many the one that was taken there."""
         self._mismatched: dict[int, float] = {}
-        self._num_one = self._num_punished = 0
+        self._num_one = self._num_punished = self._searches = 0
         self._moved = self._rewarded = False
 
     def note(self, current: Round) -> dict[str, float]:
@@ -106,6 +110,7 @@ class CreditNotices:
             values |= self._correlations(batch.samples, found, collection)
             values |= self._scores(batch.samples, found)
             values |= self._gain(batch.samples, found, collection)
+            values |= self._stale(batch.samples, found)
             self._judge_actions(batch.samples, found, collection, current.step)
             self._judge_ratio(batch.samples, found, collection, current)
             self._keep_credit(batch.samples, found, collection, current)
@@ -132,13 +137,16 @@ class CreditNotices:
         candidates = collection.places(seen)
         there = [row for row, places in enumerate(candidates) if places]
         chosen = [candidates[row][0] for row in there]
+        certain = np.array([len(candidates[row]) == 1 for row in there], dtype=bool)
         never = None
         taken, trained = collection.actions, samples.actions
         if taken is not None and trained is not None and there:
-            never, chosen = _compare(trained, taken, candidates, there, collection.space)
+            never, chosen, alone = _compare(trained, taken, candidates, there, collection.space)
+            certain |= alone
         return _Matched(
             rows=np.array(there, dtype=np.int64),
             places=np.array(chosen, dtype=np.int64),
+            certain=certain,
             fresh=len(there) / len(seen),
             never=never,
         )
@@ -194,6 +202,28 @@ class CreditNotices:
         moved = ratio > 0
         gain = correlation(np.log(ratio[moved]), collection.returns[places][moved])
         return {} if gain is None else {"credit/reward_gain": gain}
+
+    def _stale(self, samples: list[SampledRows], found: list[_Matched | None]) -> dict[str, float]:
+        """Share of the samples that are of earlier rollouts, where all are of the environment."""
+        rows = stale = 0
+        for one, match in zip(samples, found, strict=True):
+            if match is None or one.observations is None:
+                continue
+            number = len(one.observations)
+            search = match.fresh < FRESH and self._searches < LOOKS
+            old = self._num_older(one.observations, match) if search else 0
+            if len(match.rows) + old >= FRESH * number:
+                rows, stale = rows + number, stale + old
+        return {"credit/stale_share": stale / rows} if rows else {}
+
+    def _num_older(self, observations: Floats, match: _Matched) -> int:
+        """Of the rows that are not in the newest rollout, those that an earlier one has."""
+        self._searches += 1
+        history = self._view.history()
+        if history is None:
+            return 0
+        others = np.delete(observations, match.rows, axis=0)
+        return sum(bool(places) for places in history.places(others))
 
     def _judge_actions(
         self,
@@ -359,9 +389,9 @@ class CreditNotices:
             self._rollouts.begin(collection, current.step)
         starts = np.cumsum([0, *(one.rows for one in samples)])
         parts = [
-            (one.credit[match.rows], match.places, start + one.stride * match.rows)
+            _certain_part(one, match, int(start))
             for one, match, start in zip(samples, found, starts, strict=False)
-            if match is not None and match.fresh >= FRESH
+            if match is not None and match.fresh >= FRESH and match.certain.any()
         ]
         if parts:
             self._rollouts.add(collection, current.number, parts)
@@ -388,6 +418,20 @@ class CreditNotices:
         self._put(Vector(step=step, name="credit/pairs", values=table.reshape(-1)))
 
 
+def _certain_part(
+    samples: SampledRows, match: _Matched, start: int
+) -> tuple[Floats, NDIndex, NDIndex]:
+    """Credit, transition and place in the batch of the rows that are of one transition alone.
+
+    The credit of a ratio is ratio · A: it is divided out, and what was clipped away is left out.
+    """
+    ratio = np.ones_like(samples.credit) if samples.ratio is None else samples.ratio
+    clipped = (samples.credit == 0) & (np.abs(ratio - 1.0) > CLIPPED)
+    kept = match.certain & ~clipped[match.rows] & (ratio[match.rows] > 0)
+    rows = match.rows[kept]
+    return samples.credit[rows] / ratio[rows], match.places[kept], start + samples.stride * rows
+
+
 def _certain(samples: SampledRows) -> bool:
     """Whether every action had probability 1: the ratio of such a policy is 1 however it moves."""
     return samples.log_probs is not None and bool(np.all(np.abs(samples.log_probs) < CERTAIN))
@@ -405,24 +449,27 @@ def _compare(
     candidates: list[list[int]],
     there: list[int],
     space: tuple[Floats, Floats] | None,
-) -> tuple[float | None, list[int]]:
-    """Share of the rows whose action was never taken at their observation, and of each row the
-    transition that it is most likely of."""
+) -> tuple[float | None, list[int], NDArray[np.bool_]]:
+    """Share of the rows whose action was never taken at their observation; of each row the
+    transition that it is most likely of, and whether its action was taken in no other."""
     if trained.shape[1] != taken.shape[1]:
-        return None, [candidates[row][0] for row in there]
+        return None, [candidates[row][0] for row in there], np.zeros(len(there), dtype=bool)
     clipped = trained if space is None else np.clip(trained, *space)
     equal = _same_actions(trained, taken, candidates, there)
     if clipped is not trained:
         equal = equal | _same_actions(clipped, taken, candidates, there)
-    chosen, same = [], []
-    of_rows = np.split(equal, np.cumsum([len(candidates[row]) for row in there])[:-1])
-    for row, its in zip(there, of_rows, strict=True):
-        same.append(bool(its.any()))
-        chosen.append(candidates[row][int(its.argmax())])  # the first of equals, or of none
-    never = 1.0 - float(np.mean(same))
+    counts = [len(candidates[row]) for row in there]
+    starts = np.cumsum([0, *counts[:-1]])
+    times = np.add.reduceat(equal.astype(np.int64), starts)
+    never = float(np.mean(times == 0))
+    chosen = [candidates[row][0] for row in there]
+    if max(counts) > 1:
+        of_rows = zip(there, np.split(equal, starts[1:]), strict=True)
+        # the first of equals, or of none
+        chosen = [candidates[row][int(its.argmax())] for row, its in of_rows]
     if never > 0 and _is_function(trained[there], taken[chosen]):
-        return 0.0, chosen
-    return never, chosen
+        never = 0.0
+    return never, chosen, times == 1
 
 
 def _same_actions(

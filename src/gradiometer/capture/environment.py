@@ -16,7 +16,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import islice
 from threading import get_ident
 from typing import Any, NamedTuple
@@ -62,6 +62,7 @@ MAX_SHARE = 0.01
 """Of the thread's own time: beyond it only returns are kept, until half of it."""
 GAMMA = 0.99
 NUMBERS = frozenset({float, int, np.float64, np.float32})
+FLAG = np.dtype(np.bool_)
 WHOLE = frozenset({int, np.int64, np.int32})
 
 
@@ -211,8 +212,11 @@ class EnvironmentRecorder:
             stream = self._new_stream(environment, reward)
         stream.total += 1
         if stream.num is not None:
-            reward, terminated = reward.copy(), terminated.copy()
-            truncated = None if truncated is None else _rows(truncated).copy()
+            reward, nobody = reward.copy(), _nobody(stream.num)
+            if terminated is not nobody:
+                terminated = _kept_flags(terminated)
+            if truncated is not nobody and truncated is not None:
+                truncated = _kept_flags(_rows(truncated))
         if self._keep:
             following = observation.copy() if stream.plain else _thin(observation, stream)
             seen, stream.observation = stream.observation, following
@@ -225,9 +229,10 @@ class EnvironmentRecorder:
             if terminated or truncated:
                 self._end_one(stream, info)
         else:
-            ends = terminated if truncated is None else terminated | truncated
-            if b"\x01" in ends.tobytes():
-                self._end_parts(stream, ends, info)
+            if terminated is not nobody or truncated is not nobody:
+                ends = terminated if truncated is None else terminated | truncated
+                if b"\x01" in ends.tobytes():
+                    self._end_parts(stream, ends, info)
         if len(stream.paid) > 1024:
             _fold(stream)
 
@@ -292,6 +297,8 @@ def _array(x: Any) -> Any:
 
 def _rows(x: Any) -> Any:
     """One number a part, where a wrapper gives columns."""
+    if type(x) is np.ndarray and x.ndim == 1:  # nearly always
+        return x
     x = _array(x)
     return x.reshape(-1) if type(x) is np.ndarray and x.ndim == 2 and x.shape[1] == 1 else x
 
@@ -299,8 +306,9 @@ def _rows(x: Any) -> Any:
 def _told_apart(done: Any, info: Any) -> tuple[Any, Any]:
     """Ends and time limits of an environment that has one flag for both, as its info says."""
     if isinstance(info, (list, tuple)) and isinstance(done, np.ndarray) and done.ndim == 1:
-        if done.dtype == np.bool_ and b"\x01" not in done.tobytes():  # nearly always
-            return done, np.zeros(len(done), np.bool_)
+        done = _kept_flags(done)
+        if done is _nobody(len(done)):
+            return done, done
         told = (isinstance(each, Mapping) and each.get("TimeLimit.truncated") for each in info)
         cuts = done.astype(np.bool_) & np.fromiter(map(bool, told), np.bool_, len(done))
         return done.astype(np.bool_) & ~cuts, cuts
@@ -308,6 +316,21 @@ def _told_apart(done: Any, info: Any) -> tuple[Any, Any]:
         cut = bool(done) and bool(info.get("TimeLimit.truncated", False))
         return done and not cut, cut
     return done, None
+
+
+def _kept_flags(flags: Any) -> Any:
+    """A copy; of flags that nobody has set, the one array that all steps share."""
+    if flags.dtype is FLAG and flags.ndim == 1 and b"\x01" not in flags.tobytes():
+        return _nobody(len(flags))
+    return flags.copy()
+
+
+@cache
+def _nobody(num: int) -> NDArray[np.bool_]:
+    """The flags of so many parts of which none has ended."""
+    flags = np.zeros(num, np.bool_)
+    flags.setflags(write=False)
+    return flags
 
 
 def _told(told: Any) -> EndedEpisode | None:

@@ -25,9 +25,9 @@ from gradiometer.capture.pools import (
     Grouping,
     Loaded,
     PoolPart,
-    add_rows,
     pools_of,
     put_segments,
+    sample_columns,
     segment_columns,
 )
 from gradiometer.capture.rounds import Round, SeenClip, WatchedModel
@@ -42,6 +42,7 @@ from gradiometer.capture.statistics import (
 )
 from gradiometer.maths import stats
 from gradiometer.maths.histogram import log_histogram
+from gradiometer.maths.segments import Rows
 from gradiometer.maths.sketch import Joined, Sketcher, Tiles, key_of, shift_of
 
 __all__ = [
@@ -146,7 +147,10 @@ class GradientReader:
     def first_of(self, tensors: Iterable[Tensor]) -> int | None:
         """The first watched one among `tensors`; None when they are another model's."""
         index = self.index
-        return next((index[id(t)] for t in tensors if id(t) in index), None)
+        for tensor in tensors:
+            if (found := index.get(id(tensor))) is not None:
+                return found
+        return None
 
     def with_grad(self, indices: Iterable[int]) -> list[int]:
         """Those that hold a gradient now."""
@@ -513,7 +517,8 @@ class GradientSamples:
     @torch.no_grad()
     def read(self, reading: Reading, indices: Sequence[int], now: Tensor, *, step: int) -> None:
         """Counts and moments of each sample: a thousand numbers a tensor, whatever its size."""
-        add_rows(reading, "sample", indices, Sample.of(now))
+        for each, column in sample_columns("sample", Sample(now, Rows())).items():
+            reading.add_column(each, indices, column)
         held = [
             place
             for place, i in enumerate(indices)
@@ -522,8 +527,10 @@ class GradientSamples:
         if held:
             before = torch.stack([self._previous[indices[place]][1] for place in held])
             rows = now if len(held) == len(indices) else torch.stack([now[place] for place in held])
-            product = rows.sign() * before.sign()
-            add_rows(reading, "signs", [indices[place] for place in held], product)
+            product = Sample(rows.sign() * before.sign(), Rows())
+            compared = [indices[place] for place in held]
+            for each, column in sample_columns("signs", product).items():
+                reading.add_column(each, compared, column)
         self.keep(indices, now, step=step)
 
     def keep(self, indices: Sequence[int], samples: Tensor, *, step: int) -> None:
@@ -693,6 +700,13 @@ class SentinelGradients:
 
     def __init__(self, reader: GradientReader, watched: WatchedModel) -> None:
         self._reader, self._watched = reader, watched
+        parameters = reader.parameters
+        # nobody zeroes what no optimizer has
+        self._noted = {
+            number: (i, parameters[i])
+            for number, i in enumerate(watched.sentinels)
+            if i in watched.trained
+        }
         self._left: dict[int, Version] = {}
         self._weights: dict[int, int] = {}
         """The change counters of the weights they were made at."""
@@ -707,12 +721,12 @@ class SentinelGradients:
         return None
 
     def note(self, reached: Iterable[int]) -> None:
-        """After a backward, of the sentinels it reached; nobody zeroes what no optimizer has."""
+        """After a backward, of the sentinels it reached."""
         for number in reached:
-            left = self._sentinel(number)
-            if left is not None and left[0] in self._watched.trained:
-                self._left[number] = left
-                self._weights[number] = self._weight(number)
+            i, parameter = self._noted.get(number, (0, None))
+            if parameter is not None and (grad := parameter.grad) is not None:
+                self._left[number] = i, id(grad), version_of(grad)
+                self._weights[number] = version_of(parameter)
                 if self._sizes is not None:
                     self._sizes[number] = self._size(number)
 

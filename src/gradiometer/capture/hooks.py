@@ -23,7 +23,17 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TextIO, TypeVar, cast
+from typing import (
+    Any,
+    Concatenate,
+    Literal,
+    NamedTuple,
+    ParamSpec,
+    Protocol,
+    TextIO,
+    TypeVar,
+    cast,
+)
 
 import torch
 from torch import Tensor, nn
@@ -341,18 +351,21 @@ def observe_backward(sentinels: Sequence[Tensor], listener: BackwardListener) ->
             told.after_backward(seen)
 
     def hook_for(number: int) -> Callable[[Tensor], None]:
+        # Not `harmless`, which is one more call for every sentinel of every backward.
         @uncompiled
-        @harmless
         def accumulated(_: Tensor) -> None:
             nonlocal task
-            if is_own_pass():
-                return
-            current = task_id()
-            if current != task:  # also after a backward that raised and never ended
-                task = current
-                reached.clear()
-                engine.queue_callback(ended)
-            reached.add(number)
+            try:
+                current = task_id()
+                if current != task:  # also after a backward that raised and never ended
+                    if is_own_pass():
+                        return
+                    task = current
+                    reached.clear()
+                    engine.queue_callback(ended)
+                reached.add(number)
+            except Exception:
+                report_fault()
 
         return accumulated
 
@@ -430,6 +443,8 @@ def observe_forward(module: nn.Module, note: Callable[..., None]) -> Remove:
 
 def observe_layer(module: nn.Module, note: Callable[[Tensor, Tensor], None]) -> Remove:
     """Call `note(input, output)` after each forward of a layer on the CPU. Must not raise."""
+    global _num_own_hooks
+    _num_own_hooks += 1
     return module.register_forward_hook(LayerListener(note)).remove
 
 
@@ -898,12 +913,8 @@ def _observe_norm(inner: Callable[..., Any]) -> Callable[..., Any]:
         if torch.compiler.is_compiling():
             _note_compiled_clip()
             return inner(listed, max_norm, total_norm, foreach)
-        calls: list[ClipCall] = []
         how = {"kind": "norm", "threshold": max_norm, "total_norm": total_norm}
-        harmless(lambda: _tell_before(calls, listed, **how))()
-        result = inner(listed, max_norm, total_norm, foreach)
-        harmless(lambda: _tell_after(calls))()
-        return result
+        return observed_clip(lambda: inner(listed, max_norm, total_norm, foreach), listed, **how)
 
     return observed
 
@@ -916,12 +927,8 @@ def _observe_value(inner: Callable[..., Any]) -> Callable[..., Any]:
         if torch.compiler.is_compiling():
             _note_compiled_clip()
             return inner(listed, clip_value, foreach)
-        calls: list[ClipCall] = []
         how = {"kind": "value", "threshold": clip_value}
-        harmless(lambda: _tell_before(calls, listed, **how))()
-        result = inner(listed, clip_value, foreach)
-        harmless(lambda: _tell_after(calls))()
-        return result
+        return observed_clip(lambda: inner(listed, clip_value, foreach), listed, **how)
 
     return observed
 
@@ -929,11 +936,10 @@ def _observe_value(inner: Callable[..., Any]) -> Callable[..., Any]:
 def observed_clip(clip: Callable[[], Any], parameters: Iterable[Tensor], **how: Any) -> Any:
     """What `clip` returns, the listeners told of it: for trainers that scale gradients themselves;
     `how` are the fields of a `ClipCall`."""
-    calls: list[ClipCall] = []
-    listed = tuple(parameters)
-    harmless(lambda: _tell_before(calls, listed, **how))()
+    call = _tell_before(tuple(parameters), how)
     result = clip()
-    harmless(lambda: _tell_after(calls))()
+    if call is not None:
+        _tell_after(call)
     return result
 
 
@@ -956,15 +962,24 @@ def _note_compiled_clip() -> bool:
 _note_compiled_clip._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def _tell_before(calls: list[ClipCall], listed: tuple[Tensor, ...], **how: Any) -> None:
-    calls.append(ClipCall(parameters=listed, **{**how, "threshold": float(how["threshold"])}))
+def _tell_before(listed: tuple[Tensor, ...], how: Mapping[str, Any]) -> ClipCall | None:
+    """The call as the listeners know it; None after a fault of ours."""
+    try:
+        call = ClipCall(parameters=listed, **{**how, "threshold": float(how["threshold"])})
+        for listener in _living(_clip_listeners):
+            listener.before_clip(call)
+    except PASSED_ON:
+        raise
+    except Exception:
+        report_fault()
+        return None
+    return call
+
+
+@harmless
+def _tell_after(call: ClipCall) -> None:
     for listener in _living(_clip_listeners):
-        listener.before_clip(calls[0])
-
-
-def _tell_after(calls: list[ClipCall]) -> None:
-    for listener in _living(_clip_listeners) if calls else ():
-        listener.after_clip(calls[0])
+        listener.after_clip(call)
 
 
 # Inside the graph of a loss: who else listens there, whose gradient is kept, and whether a backward
@@ -1059,8 +1074,7 @@ def own_pass() -> Iterator[None]:
             del _own_passes[thread]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HookMark:
+class HookMark(NamedTuple):
     """Where torch's counter of hooks stood."""
 
     next_id: int
@@ -1069,9 +1083,7 @@ class HookMark:
     @classmethod
     def now(cls) -> HookMark:
         """At this moment."""
-        return cls(
-            next_id=RemovableHandle.next_id, not_ours=RemovableHandle.next_id - _num_own_hooks
-        )
+        return cls(RemovableHandle.next_id, RemovableHandle.next_id - _num_own_hooks)
 
 
 def hooked_since(mark: HookMark, modules: Iterable[nn.Module] = ()) -> bool:
@@ -1099,9 +1111,13 @@ def _num_on(modules: Iterable[nn.Module], since: int) -> int:
         held
         for part in parts.values()
         for name, held in vars(part).items()
-        if name.endswith("_hooks") and held
+        if name.endswith("_hooks") and isinstance(held, dict)  # some models have lists
     ]
-    return sum(type(number) is int and number >= since for held in tables for number in held)
+    return sum(
+        type(number) is int and number >= since and not isinstance(hook, LayerListener)
+        for held in tables
+        for number, hook in held.items()
+    )
 
 
 def _has_newer(held: OrderedDict[Any, Any], since: int) -> bool:

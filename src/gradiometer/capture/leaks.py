@@ -156,6 +156,8 @@ class TermLeaks:
 
     def stepped(self, optimizer: int) -> None:
         """What was in its gradients is used."""
+        if not self._reached:
+            return
         mine = {i for i, owner in self._owner.items() if owner == optimizer}
         self._reached = {name: left for name, i in self._reached.items() if (left := i - mine)}
         self._waiting = [leak for leak in self._waiting if leak.place not in mine]

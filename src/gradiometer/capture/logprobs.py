@@ -23,6 +23,7 @@ __all__ = [
     "SeenGraph",
     "SeenLogProbs",
     "TrainedValues",
+    "activation_below",
     "layer_below",
     "layer_weights",
     "look",
@@ -58,6 +59,8 @@ CHOICES = ("GatherBackward0", "IndexBackward0", "SelectBackward0")
 BOUNDS = ("MinimumBackward0", "MaximumBackward0")
 NEAR = 8
 """Nodes between a bound and the clip in it, or between an error and the layer of its value."""
+BOUNDED = ("TanhBackward0", "SigmoidBackward0", "ReluBackward0")
+"""Activations that do not give every number."""
 ERRORS = ("MseLossBackward0", "SmoothL1LossBackward0", "HuberLossBackward0")
 
 
@@ -355,6 +358,17 @@ def layer_below(node: Any) -> Any:
     return node
 
 
+def activation_below(node: Any) -> Any:
+    """The activation that gave this, perhaps with a choice among its outputs; None where something
+    else is between."""
+    for _ in range(NEAR):
+        name = type(node).__name__
+        if node is None or name in BOUNDED:
+            return node
+        node = _first(node) if VIEWS.fullmatch(name) or name in CHOICES else None
+    return None
+
+
 def _has_one_child(node: Any) -> bool:
     name = type(node).__name__
     return bool(VIEWS.fullmatch(name)) or name in ("SumBackward1", "SumBackward0", "MeanBackward1")
@@ -441,7 +455,10 @@ def _through_views(node: Any) -> Any:
 
 
 def _result_of(node: Any) -> Tensor | None:
-    """What a choice or a linear layer gave."""
+    """What a choice, an activation or a linear layer gave."""
+    if type(node).__name__ in BOUNDED:
+        result: Tensor = node._saved_result
+        return result.detach()
     if _is(node, "GatherBackward0"):
         return _gathered(node)
     if not _is(node, "AddmmBackward0"):

@@ -4,13 +4,14 @@ with its value."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gradiometer.capture import hooks
-from gradiometer.capture.logprobs import SeenGraph
+from gradiometer.capture.logprobs import SeenGraph, activation_below, trained_towards
 from gradiometer.capture.proofs import ProofLog
 
 __all__ = ["LossForm"]
@@ -18,6 +19,15 @@ __all__ = ["LossForm"]
 CLIPPED, RECIPE = "ppo-clip-saturated", "recipe-mismatch"
 ENOUGH = 8
 """Backward calls that must all say the same."""
+BOUNDS = {
+    "TanhBackward0": ("a tanh", -1.0, 1.0),
+    "SigmoidBackward0": ("a sigmoid", 0.0, 1.0),
+    "ReluBackward0": ("a ReLU", 0.0, math.inf),
+}
+"""Activations, and what they give."""
+MOST_JUDGED = 64
+BEYOND = 0.5
+"""Share of the targets that must lie beyond what the activation gives."""
 
 
 class LossForm:
@@ -27,13 +37,14 @@ class LossForm:
         self._proofs = proofs
         self._wrong: list[Tensor] = []
         """Of each bound: above 0 where what is taken is the larger loss of both, as it must be."""
-        self._closed = self._attached = 0
+        self._closed = self._attached = self._beyond = self._judged = 0
         self._is_over = False
 
     def graph_seen(self, seen: SeenGraph) -> None:
         """A loss is about to go backward."""
         self._look_at_range(seen)
         self._look_at_target(seen)
+        self._look_at_output(seen)
         if self._is_over:
             return
         if len(self._wrong) >= ENOUGH:
@@ -66,6 +77,33 @@ class LossForm:
                 subject="targets",
                 recipe="target-attached",
             )
+
+    def _look_at_output(self, seen: SeenGraph) -> None:
+        """Can the value become what it is trained towards?"""
+        if self._judged >= MOST_JUDGED or self._beyond >= ENOUGH:
+            return
+        for error in seen.errors[:2]:
+            told = trained_towards(*error)
+            node = None if told is None else activation_below(told.below)
+            bounds = None if node is None else BOUNDS.get(type(node).__name__)
+            if told is None or bounds is None or told.targets.device.type != "cpu":
+                continue
+            self._judged += 1
+            what, low, high = bounds
+            out = (told.targets < low) | (told.targets > high)
+            if float(out.float().mean()) < BEYOND:
+                self._judged = MOST_JUDGED  # it can
+                return
+            self._beyond += 1
+            if self._beyond == ENOUGH:
+                span = f"[{low:g}, {high:g}]"
+                self._proofs.found(
+                    RECIPE,
+                    f"the values come out of {what}, which gives {span}, and in {ENOUGH} losses"
+                    " most targets lie beyond",
+                    subject="output",
+                    recipe="output-bounded",
+                )
 
     def _note(self, sign: float) -> Any:
         def note(gradients: tuple[Any, ...]) -> None:

@@ -141,14 +141,14 @@ class Meter:
         held = weakref.ref(credit)  # a module's hooks must not keep the meter
         answers = NextAnswers(lambda: (reader := held()) is not None and reader.listening)
         batches = TargetBatches(self._put_targets, answers)
-        self._targets = TargetReader(proofs, self._environment, batches)
+        self._choices = ActingChoices(proofs, self._environment, answers)
+        self._targets = TargetReader(proofs, self._environment, batches, self._choices)
         self._groups = GroupCreditKeeper(self._put)
         values = UntrainedValues(proofs, sharded=bool(self._observer.reader.pieces))
         forms = (ActorSign(proofs), LossForm(proofs), values)
         readers = (self._rollouts, self._targets, *forms, self._groups)
         credit.on_graph += [each.graph_seen for each in readers]
         credit.on_graph.append(TemperatureSign(proofs, answers).graph_seen)
-        self._choices = ActingChoices(proofs, self._environment, answers)
         credit.on_graph.append(self._choices.graph_seen)
         self._credit_notices = CreditNotices(self._put, proofs, self._environment, self._rollouts)
         return [critic.stop, answers.stop]

@@ -187,7 +187,9 @@ class StepObserver:
         self._dropped = False
         current = self.current()
         current.num_backwards += 1
-        self._note_finite(current)
+        if self._settings.on_nonfinite == "raise" and not self.paused:
+            # a norm of each gradient, and no sync
+            current.finite.append(self.reader.are_finite())
         if current.in_step and not self.paused:
             self._stop_if_nonfinite(range(len(self.reader.parameters)))
         self._left.note(reached)
@@ -468,7 +470,12 @@ class StepObserver:
         if self.open is not None and not self.open.stepped:
             return None if self.open.reading is None else self.open.number
         number = self._coming_round()
-        return number if self.cadence.due(number) else None
+        if self.cadence.due(number):
+            return number
+        # the loss of an actor whose critic has stepped: `_settle` finds out whether it is of this
+        # round
+        current = self.open
+        return None if current is None or current.reading is None else current.number
 
     def _coming_round(self) -> int:
         if self.open is None:
@@ -704,12 +711,6 @@ class StepObserver:
     @guarded
     def _stop_inside_backward(self, i: int) -> None:
         self._raise_if_nonfinite([i], inside=True)
-
-    @torch.no_grad()
-    def _note_finite(self, current: Round) -> None:
-        """With on_nonfinite="raise", a norm of each gradient after each backward, and no sync."""
-        if self._settings.on_nonfinite == "raise" and not self.paused:
-            current.finite.append(self.reader.are_finite())
 
     # Terms.
 

@@ -40,10 +40,9 @@ __all__ = [
     "Loaded",
     "Pool",
     "PoolPart",
-    "SampleRows",
-    "add_rows",
     "pools_of",
     "put_segments",
+    "sample_columns",
     "segment_columns",
     "views_of",
 ]
@@ -54,9 +53,6 @@ FEWEST_ON_HOST = 3  # the same where numpy reads them
 HOST = (torch.float32, torch.float64)  # what numpy knows
 MARK_BITS = 32  # a mark of a gradient is its address and, in these bits, its change counter
 NEVER = -2  # a step that comes before none
-FEW_ELEMENTS = 32_768  # of samples that are not worth more than one table
-WIDTHS = (1, 16, 128, SAMPLE_SIZE)
-"""Columns of the tables that samples lie in; a sample is filled up to the next of them."""
 
 
 class Pool:
@@ -74,11 +70,11 @@ class Pool:
         )
         """The gradient of the step before, or the weights before the step, or what it did."""
         self.views = views_of(self.held, self.shapes)
-        sizes = [_sample_size(shape) for shape in self.shapes]
-        widths = WIDTHS if len(sizes) * max(sizes) > FEW_ELEMENTS else (max(sizes),)
-        self.widths = [next(width for width in widths if size <= width) for size in sizes]
-        self.samples: dict[int, Column] = {}
-        """The last sample of each, a table a width."""
+        self.sample_sizes = [_sample_size(shape) for shape in self.shapes]
+        self.signs: Any = np.zeros(sum(self.sample_sizes), np.float32)
+        """Of the last sample of each, one after the other."""
+        if not self.on_host:
+            self.signs = torch.from_numpy(self.signs).to(self.device)
         self.sampled = np.full(len(self.members), NEVER)
         """Of which round that is."""
         self.numbers: Columns = {}
@@ -104,13 +100,16 @@ class PoolPart:
         """To choose among columns of all members."""
         self.shapes = [pool.shapes[place] for place in places]
         sizes = [math.prod(shape) for shape in self.shapes]
-        self.segments = HostSegments(sizes) if pool.on_host else Segments(sizes, pool.device)
-        # One element more, a zero that fills up short samples.
-        self._room = torch.zeros(sum(sizes) + 1, dtype=pool.dtype, device=pool.device)
-        self.now = self._room[:-1]
+        self.segments = _segments(pool, sizes)
+        self.now = torch.zeros(sum(sizes), dtype=pool.dtype, device=pool.device)
         self._views = views_of(self.now, self.shapes)
         self._held_views = [pool.views[place] for place in places]
-        self._samples = _sample_rows(pool, places, self.shapes)
+        self._sampled = pool.rows(_sampled_elements(self.shapes))
+        self._sample_segments = _segments(pool, [pool.sample_sizes[place] for place in places])
+        ends = np.cumsum([0, *pool.sample_sizes])
+        ranges = [np.arange(ends[place], ends[place + 1]) for place in places]
+        self._signs: Any = slice(None) if self._whole else pool.rows(np.concatenate(ranges))
+        """To choose among the signs of all members."""
         self._among: dict[int, tuple[Collection[int], Mask]] = {}
 
     def among(self, chosen: Collection[int]) -> Mask:
@@ -166,41 +165,27 @@ class PoolPart:
     def read_samples(self, reading: Reading, *, step: int) -> None:
         """Counts and moments of each sample, and how its signs agree with those of the step
         before."""
-        for width, rows in self._samples.items():
-            now = self._sampled(rows)
-            add_rows(reading, "sample", rows.indices, Sample.of(now))
-            lag_1 = self.pool.sampled[rows.places] == step - 1
-            if lag_1.any():
-                table = self.pool.samples[width]
-                before = table if rows.rows is None else table[rows.rows]
-                indices, product = rows.indices, _sign(now) * _sign(before)
-                if not lag_1.all():
-                    there = np.flatnonzero(lag_1)
-                    indices = [indices[place] for place in there]
-                    product = product[self.pool.rows(there)]
-                add_rows(reading, "signs", indices, product)
-            self._keep_sample(width, rows, now, step)
+        now = self._take_samples()
+        put_segments(reading, self, sample_columns("sample", Sample(now, self._sample_segments)))
+        signs, lag_1 = _sign(now), self.pool.sampled[self._places] == step - 1
+        if lag_1.any():
+            product = Sample(signs * self.pool.signs[self._signs], self._sample_segments)
+            put_segments(reading, self, sample_columns("signs", product), lag_1)
+        self._keep_signs(signs, step)
 
     def keep_samples(self, *, step: int) -> None:
         """For the next step to be compared with."""
-        for width, rows in self._samples.items():
-            self._keep_sample(width, rows, self._sampled(rows), step)
+        self._keep_signs(_sign(self._take_samples()), step)
 
-    def _sampled(self, rows: SampleRows) -> Column:
+    def _take_samples(self) -> Column:
         if self.pool.on_host:
-            taken: NDArray[Any] = self._room.numpy().take(rows.elements)
+            taken: NDArray[Any] = self.now.numpy().take(self._sampled)
             return taken.astype(np.float32, copy=False)
-        return self._room[rows.elements].float()
+        return self.now[self._sampled].float()
 
-    def _keep_sample(self, width: int, rows: SampleRows, now: Column, step: int) -> None:
-        self.pool.sampled[rows.places] = step
-        if rows.rows is None:
-            self.pool.samples[width] = now
-            return
-        if width not in self.pool.samples:
-            self.pool.samples[width] = _zeros_like(now, (rows.num_rows, width))
-        table: Any = self.pool.samples[width]
-        table[rows.rows] = now
+    def _keep_signs(self, signs: Column, step: int) -> None:
+        self.pool.sampled[self._places] = step
+        self.pool.signs[self._signs] = signs
 
 
 class Grouping:
@@ -303,32 +288,14 @@ def put_segments(
             reading.add_column(each, indices, column[rows])
 
 
-def add_rows(
-    reading: Reading, source: Source, indices: Sequence[int], rows: Sample | Column
-) -> None:
-    """Statistics that are read of all parameters at once, a row each."""
+def sample_columns(source: Source, sample: Sample) -> Columns:
+    """The statistics of samples, of all of them at once."""
+    columns: Columns = {}
     for read, statistics in passes(source):
+        found = read(sample)
         for each in statistics:
-            reading.add_column(each, indices, read(rows))
-
-
-class SampleRows:
-    """The members of a part whose samples have one width."""
-
-    def __init__(
-        self, pool: Pool, places: Sequence[int], elements: NDArray[np.int64], width: int
-    ) -> None:
-        self.places = np.array(places)
-        """In the pool."""
-        self.indices = [pool.members[place] for place in places]
-        self.elements = pool.rows(elements)
-        """Of the part's vector, [rows, width]."""
-        ours = [place for place, each in enumerate(pool.widths) if each == width]
-        self.num_rows = len(ours)
-        """Of the table of the pool."""
-        found = np.searchsorted(ours, places)
-        self.rows = None if len(places) == len(ours) else pool.rows(found)
-        """Where in that table; None for all of it."""
+            columns[each] = found if each.part is None else found[each.part]
+    return columns
 
 
 def pools_of(parameters: Sequence[Tensor]) -> list[Pool]:
@@ -384,20 +351,15 @@ def _sample_size(shape: tuple[int, ...]) -> int:
     return -(-math.prod(shape) // stride_of(shape, SAMPLE_SIZE))
 
 
-def _sample_rows(
-    pool: Pool, places: Sequence[int], shapes: Sequence[tuple[int, ...]]
-) -> dict[int, SampleRows]:
-    """Which elements are sampled, by the width of the table they go to."""
-    by_width: dict[int, list[tuple[int, NDArray[np.int64]]]] = {}
-    first, zero = 0, sum(map(math.prod, shapes))
-    for place, shape in zip(places, shapes, strict=True):
-        size, width = math.prod(shape), pool.widths[place]
-        taken = np.arange(first, first + size, stride_of(shape, SAMPLE_SIZE))
-        filled = np.full(width, zero)
-        filled[: len(taken)] = taken
-        by_width.setdefault(width, []).append((place, filled))
+def _sampled_elements(shapes: Sequence[tuple[int, ...]]) -> NDArray[np.int64]:
+    """Which elements of a vector of such tensors are sampled."""
+    taken, first = [], 0
+    for shape in shapes:
+        size = math.prod(shape)
+        taken.append(np.arange(first, first + size, stride_of(shape, SAMPLE_SIZE)))
         first += size
-    return {
-        width: SampleRows(pool, [place for place, _ in rows], np.stack([x for _, x in rows]), width)
-        for width, rows in by_width.items()
-    }
+    return np.concatenate(taken)
+
+
+def _segments(pool: Pool, sizes: Sequence[int]) -> HostSegments | Segments:
+    return HostSegments(sizes) if pool.on_host else Segments(sizes, pool.device)

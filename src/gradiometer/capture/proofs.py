@@ -372,6 +372,7 @@ NORMALISES = re.compile(r"(_?Softmax|_?LogSoftmax|Logsumexp)Backward\d*")
 PROBABILITIES = re.compile(r"_?SoftmaxBackward\d*")
 LOGITS_LOSS = re.compile(r"BinaryCrossEntropyWithLogitsBackward\d*")
 SIGMOID = re.compile(r"SigmoidBackward\d*")
+RELU, LAYER = re.compile(r"ReluBackward\d*"), re.compile(r"AddmmBackward\d*")
 HANDED_ON = re.compile(
     r"(View|UnsafeView|ReshapeAlias|Reshape|Squeeze|Unsqueeze|ToCopy|Clone|Alias|Contiguous|Slice"
     r"|MaskedFill|Add|Sub|Mul|Div)Backward\d*"
@@ -381,7 +382,7 @@ HANDED_ON = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Twice:
-    """Probabilities that are taken for logits."""
+    """Probabilities that are taken for logits, or a ReLU of logits."""
 
     node: Any
     """That normalises the second time."""
@@ -408,7 +409,8 @@ def _plain(node: Any) -> str:
 def normalised_twice(roots: Iterable[Any]) -> Iterator[Twice]:
     """Places where softmax comes after softmax, or a sigmoid before a loss that takes logits.
 
-    A softmax of log-probabilities changes nothing, and is not told.
+    A softmax of log-probabilities changes nothing, and is not told. A ReLU between a layer and the
+    softmax of what it gave is.
     """
     for node in every_node(roots):
         name = node.name()
@@ -416,6 +418,10 @@ def normalised_twice(roots: Iterable[Any]) -> Iterator[Twice]:
             below = _handed_on(node, PROBABILITIES)
             if below is not None and _same_dimension(node, below):
                 yield Twice(node=node, below=below)
+            # of a layer alone: some attention has a ReLU of its scores
+            cut = _handed_on(node, RELU)
+            if cut is not None and _handed_on(cut, LAYER) is not None:
+                yield Twice(node=node, below=cut)
         elif LOGITS_LOSS.fullmatch(name) and (below := _handed_on(node, SIGMOID)) is not None:
             yield Twice(node=node, below=below)
 

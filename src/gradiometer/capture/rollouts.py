@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from gradiometer.capture import hooks
 from gradiometer.capture.environment import Collection, EnvironmentView
-from gradiometer.capture.logprobs import SeenGraph, value_weights
+from gradiometer.capture.logprobs import SeenGraph, observations, trained_towards, value_weights
 from gradiometer.records import Table
 
 __all__ = ["CriticListener", "RolloutKeeper"]
@@ -37,6 +37,7 @@ MOST_VALUES = 65_536
 KNOWN = 0.98
 """Of the transitions, whose values must have been heard."""
 DIGITS = 7
+MOST_ERRORS = 4
 
 
 class CriticListener:
@@ -104,6 +105,8 @@ class _Open:
     rows: list[Ints] = field(default_factory=list)
     calls: list[Ints] = field(default_factory=list)
     places: list[Ints] = field(default_factory=list)
+    targets: list[Floats] = field(default_factory=list)
+    """What the values of the same samples were trained towards; NaN where that is not known."""
     seen: set[int] = field(default_factory=set)
 
 
@@ -116,6 +119,8 @@ class RolloutKeeper:
         self._put, self._critic, self._view = put, critic, view
         self._open: _Open | None = None
         self.kept = self._samples = 0
+        self._towards: tuple[Tensor, Tensor] | None = None
+        """Observations of the newest error of values, and its targets."""
 
     @property
     def done(self) -> bool:
@@ -127,6 +132,7 @@ class RolloutKeeper:
         """A loss goes backward: if it has an error of values, whose values they are."""
         if seen.errors and not self.done and self._view.width:
             self._critic.learn(value_weights(seen), self._view.width)
+            self._towards = _told_of(seen)
 
     def round_ended(self, step: int) -> None:
         """An update is over: from here on the critic says something else. Is its rollout done?"""
@@ -165,7 +171,8 @@ class RolloutKeeper:
     ) -> None:
         """Credit of one backward: of each node its values, the transitions and their places in the
         batch."""
-        held = self._open
+        held, towards = self._open, self._towards
+        self._towards = None
         if held is None or held.collection.number != collection.number:
             return
         rows = np.concatenate([rows for _, rows, _ in parts])
@@ -176,6 +183,7 @@ class RolloutKeeper:
         held.rows.append(rows)
         held.calls.append(np.full(len(rows), call, dtype=np.int64))
         held.places.append(np.concatenate([places for _, _, places in parts]))
+        held.targets.append(_targets_of(rows, towards, collection))
 
     def _end(self, step: int) -> None:
         """The first epoch of the rollout is over."""
@@ -191,9 +199,35 @@ class RolloutKeeper:
     def _heard(self, rows: Sequence[bytes], needed: NDArray[np.bool_]) -> Floats | None:
         """Values of these observations; None where too many of those needed were not heard."""
         found = np.array([self._critic.values.get(row, np.nan) for row in rows])
-        if len(found) != len(needed) or not needed.any():
+        if len(found) != len(needed):
             return None
+        if not needed.any():  # each step is an episode
+            return np.zeros(len(needed)) if self._critic.values else None
         return np.nan_to_num(found) if np.isfinite(found[needed]).mean() >= KNOWN else None
+
+
+def _told_of(seen: SeenGraph) -> tuple[Tensor, Tensor] | None:
+    """Observations and targets of the first error that tells them: of a clipped value's two, one
+    does."""
+    for error in seen.errors[:MOST_ERRORS]:
+        told = trained_towards(*error)
+        data = None if told is None else observations(told.below, told.targets.numel())
+        if told is not None and data is not None and data.ndim == 2 and told.actions is None:
+            return data.detach(), told.targets.detach()
+    return None
+
+
+def _targets_of(
+    rows: Ints, towards: tuple[Tensor, Tensor] | None, collection: Collection
+) -> Floats:
+    """The target of each of these transitions, NaN where it is not known."""
+    found = np.full(len(rows), np.nan)
+    if towards is None or towards[1].device.type != "cpu":
+        return found
+    data, targets = towards[0].double().numpy(), towards[1].double().reshape(-1).numpy()
+    places = collection.places(data)
+    known = {its[0]: targets[n] for n, its in enumerate(places) if len(its) == 1}
+    return np.array([known.get(int(row), np.nan) for row in rows])
 
 
 def _content(held: _Open) -> dict[str, Any]:
@@ -209,6 +243,8 @@ def _content(held: _Open) -> dict[str, Any]:
         "calls": np.concatenate(held.calls),
         "places": np.concatenate(held.places),
     }
+    targets = np.concatenate(held.targets)
+    arrays["targets"] = targets if np.isfinite(targets).all() else None
     return {name: None if x is None else _short(x) for name, x in arrays.items()}
 
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -61,20 +61,52 @@ Mask: TypeAlias = NDArray[np.bool_]
 Column: TypeAlias = Tensor | NDArray[Any]
 """A number for each of some parameters, on their device; of the host's own they may be numpy's."""
 
+MOST_PRESENCES = 32
 SAMPLE_SIZE = 1024
 """Elements of each tensor; a fraction read off them has a standard error of at most 0.016."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Presence:
+    """What a mask of parameters tells of the blocks."""
+
+    everyone: bool
+    there: Mask
+    """Blocks with a member in it, [blocks]; `counts`: how many; `elements`: how many those have."""
+    counts: Numbers
+    elements: Numbers
+    weight: Numbers
+    """How many elements each sampled one of a parameter stands for, [parameters]."""
+
+
 class BlockReducer:
-    """Numbers per parameter become numbers per block, [parameters] to [blocks]."""
+    """Numbers per parameter become numbers per block, [parameters] to [blocks]. What is infinite or
+    NaN stays so; the caller silences numpy, once for all of a step."""
 
     def __init__(self, blocks: Blocks, shapes: Sequence[tuple[int, ...]]) -> None:
         self._order, self._starts = blocks.order(), blocks.starts()
         self.sizes = np.array([math.prod(shape) for shape in shapes], dtype=np.float64)
         strides = np.array([stats.stride_of(shape, SAMPLE_SIZE) for shape in shapes])
         self._sample_sizes = np.maximum(np.ceil(self.sizes / strides), 1.0)
-        self._present = b""
-        self._weight = self._elements = np.zeros(0)
+        self._presences: dict[bytes, Presence] = {}
+
+    def presence(self, mask: Mask) -> Presence:
+        """What a mask of parameters tells of the blocks. Few masks are ever asked for."""
+        key = mask.tobytes()
+        found = self._presences.get(key)
+        if found is None:
+            if len(self._presences) >= MOST_PRESENCES:
+                self._presences.clear()
+            counts = self.add(mask.astype(np.float64))
+            sizes = np.where(mask, self.sizes, 0.0)
+            found = self._presences[key] = Presence(
+                everyone=bool(mask.all()),
+                there=counts > 0,
+                counts=counts,
+                elements=self.add(sizes),
+                weight=sizes / self._sample_sizes,
+            )
+        return found
 
     def add(self, numbers: Numbers) -> Numbers:
         """Σ over the members of each block, of [parameters, ...]."""
@@ -82,24 +114,23 @@ class BlockReducer:
 
     def any(self, mask: Mask) -> Mask:
         """Which blocks have a member in `mask`."""
-        return np.logical_or.reduceat(mask[self._order], self._starts)
+        return self.presence(mask).there
 
     def counts(self, mask: Mask) -> Numbers:
         """How many members of each block are in `mask`."""
-        return self.add(mask.astype(np.float64))
+        return self.presence(mask).counts
 
     def sums(self, numbers: Numbers, present: Mask) -> Numbers:
         """Σ over the members that are there."""
-        return self.add(np.where(present, numbers, 0.0))
+        return self.add(self._there(numbers, present))
 
     def largest(self, numbers: Numbers, present: Mask) -> Numbers:
         """Largest over the members that are there, at least 0; a NaN stays."""
-        return np.maximum.reduceat(np.where(present, numbers, 0.0)[self._order], self._starts)
+        return np.maximum.reduceat(self._there(numbers, present)[self._order], self._starts)
 
     def norms(self, numbers: Numbers, present: Mask) -> Numbers:
         """Norm of each block from the norms of its members: sqrt(Σ n_p²), in float64."""
-        with np.errstate(over="ignore", invalid="ignore"):
-            total: Numbers = np.sqrt(self.add(np.where(present, numbers, 0.0) ** 2))
+        total: Numbers = np.sqrt(self.add(self._there(numbers, present) ** 2))
         return total
 
     def means(self, numbers: Numbers, present: Mask) -> Numbers:
@@ -108,9 +139,7 @@ class BlockReducer:
 
     def sampled(self, numbers: Numbers, present: Mask) -> Numbers:
         """Sum over the elements of a block, from sums over the samples of its members."""
-        self._weigh(present)
-        with np.errstate(over="ignore", invalid="ignore"):
-            return self.add(self._weight * numbers)
+        return self.add(self.presence(present).weight * numbers)
 
     def fractions(self, counts: Numbers, present: Mask) -> Numbers:
         """The share of a block's elements, from counts in the samples of its members."""
@@ -122,40 +151,40 @@ class BlockReducer:
 
     def elements(self, present: Mask) -> Numbers:
         """How many elements the members that are there have, by block."""
-        self._weigh(present)
-        return self._elements
+        return self.presence(present).elements
 
-    def _weigh(self, present: Mask) -> None:
-        """How many elements each sampled one stands for. Who is present hardly ever changes."""
-        if (key := present.tobytes()) != self._present:
-            self._present = key
-            self._weight = np.where(present, self.sizes / self._sample_sizes, 0.0)
-            self._elements = self.sums(self.sizes, present)
+    def _there(self, numbers: Numbers, present: Mask) -> Numbers:
+        """Zero where a member is not there."""
+        return numbers if self.presence(present).everyone else np.where(present, numbers, 0.0)
 
 
 def _ratio(a: Numbers, b: Numbers) -> Numbers:
     return np.divide(a, b, out=np.zeros_like(a), where=b != 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """A fixed strided sample of each gradient, [n, SAMPLE_SIZE], filled up with zeros."""
+class Sample(NamedTuple):
+    """A fixed strided sample of each gradient, or what is made of two: one number after the other,
+    or rows of a table; at most SAMPLE_SIZE of each."""
 
-    values: Column
-    scale: Column
-    """The largest element of each row, [n]."""
-    squares: Column
-    """Of the values divided by it, so that fourth powers neither vanish nor overflow."""
+    values: Any
+    segments: Any
+    """Segments, HostSegments or Rows: how the numbers of each are found and added up."""
 
-    @classmethod
-    def of(cls, values: Column) -> Sample:
-        """With what several statistics need."""
-        if isinstance(values, np.ndarray):
-            scale = np.maximum(np.abs(values).max(1), np.finfo(values.dtype).tiny)
-            with np.errstate(all="ignore"):  # what is infinite or NaN shall be so here
-                return cls(values, scale, np.square(values / scale[:, None]))
-        largest = values.abs().amax(1).clamp_min(torch.finfo(values.dtype).tiny)
-        return cls(values, largest, (values / largest[:, None]).square())
+
+def sample_fourths(sample: Sample) -> Any:
+    """m = max|x| and Σ(x/m)⁴ of each: fourth powers neither vanish nor overflow."""
+    return sample.segments.fourths(sample.values)
+
+
+def sample_nonzeros(sample: Sample) -> Any:
+    """How many are not zero. Not the zeros: those that fill up a short row would have to be taken
+    out again."""
+    return sample.segments.add(sample.values != 0)
+
+
+def sample_positives(sample: Sample) -> Any:
+    """How many are above zero."""
+    return sample.segments.add(sample.values > 0)
 
 
 Source = Literal[
@@ -175,8 +204,8 @@ Source = Literal[
 of a tensor with more elements than a sample has. `previous`: that and the
 one of the step before. `kept`: a gradient kept for the next step. `clipped`: as the optimizer is
 about to see it. `local`: this rank's own, before it is averaged. `weight`: before the step.
-`update`: −Δw. `step`: the gradient and −Δw. `sample`: a `Sample`. `signs`: the product of the signs
-of two steps' samples."""
+`update`: −Δw. `step`: the gradient and −Δw. `sample`: a `Sample`. `signs`: one of the products of
+the signs of two steps' samples."""
 
 When = Literal["light", "standard", "long"]
 """At every measured step of every tier, of the tiers above `light`, or at every fourth of those."""
@@ -275,11 +304,10 @@ UPDATE = Statistic(
 UPDATE_DOT = Statistic(
     name="update_dot", source="step", read=stats.dot, when="long", over_ranks="sum"
 )
-# Not the zeros: those that fill up a short sample would have to be taken out again.
 NONZEROS = Statistic(
     name="nonzeros",
     source="sample",
-    read=lambda sample: (sample.values != 0).sum(1),
+    read=sample_nonzeros,
     over_ranks="sum",
     reduce=BlockReducer.other_fractions,
     metric="zero_fraction",
@@ -287,18 +315,19 @@ NONZEROS = Statistic(
 POSITIVES = Statistic(
     name="positives",
     source="sample",
-    read=lambda sample: (sample.values > 0).sum(1),
+    read=sample_positives,
     over_ranks="sum",
     reduce=BlockReducer.fractions,
     metric="positive_fraction",
 )
 SAMPLE_SCALE = Statistic(
-    name="sample_scale", source="sample", read=lambda sample: sample.scale, over_ranks="own"
+    name="sample_scale", source="sample", read=sample_fourths, part=0, over_ranks="own"
 )
 FOURTHS = Statistic(
     name="fourths",
     source="sample",
-    read=lambda sample: (sample.squares * sample.squares).sum(1),
+    read=sample_fourths,
+    part=1,
     unit=SAMPLE_SCALE,
     unit_power=4,
     over_ranks="sum",
@@ -322,14 +351,14 @@ LARGE_FOURTHS = Statistic(
 AGREEING = Statistic(
     name="agreeing",
     source="signs",
-    read=lambda product: (product > 0).sum(1),
+    read=sample_positives,
     over_ranks="sum",
     reduce=BlockReducer.sampled,
 )
 COMPARED = Statistic(
     name="compared",
     source="signs",
-    read=lambda product: (product != 0).sum(1),
+    read=sample_nonzeros,
     over_ranks="sum",
     reduce=BlockReducer.sampled,
 )

@@ -29,9 +29,11 @@ from gradiometer.capture.proofs import (
     normalised_twice,
 )
 from gradiometer.capture.rounds import Recorder, WatchedModel
+from gradiometer.capture.seensettings import note_settings
 from gradiometer.capture.twins import TargetNetworks
 from gradiometer.capture.untrained import (
     HandMoved,
+    IdleOptimizers,
     UnreachedOptimizers,
     UntrainedParameters,
     held_by,
@@ -89,6 +91,7 @@ class Structure:
         self._untrained = UntrainedParameters(log)
         self._unreached = UnreachedOptimizers(log)
         self._hand_moved = HandMoved(recorder)
+        self._idle = IdleOptimizers(log, optimizers)
         self._leaks = TermLeaks(log)
         self._walks = 0
         self._number: int | None = None
@@ -124,6 +127,7 @@ class Structure:
             spaces = namespaces(nn.Module, Optimizer)
             around = [x for space in spaces for x in space.values() if isinstance(x, Optimizer)]
             self._targets.find(spaces, held_by([*self._optimizers, *around]), number)
+            note_settings(namespaces(float, int), self.recorder)
         self._targets.look(number, measured)
 
     @_contained
@@ -153,6 +157,7 @@ class Structure:
     def finish(self, number: int) -> None:
         """The training is over, after so many rounds."""
         self._targets.finish(number)
+        self._idle.finish()
 
     @_contained
     def graph_ready(self, tensors: Iterable[Any], measured: int) -> None:
@@ -195,6 +200,7 @@ class Structure:
     @_contained
     def stepped(self, optimizer: int) -> None:
         """A step is over."""
+        self._idle.stepped(optimizer)
         self._leaks.stepped(optimizer)
         self._cleared.stepped(optimizer)
 

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gradiometer.capture.actingchoices import ActingChoices
 from gradiometer.capture.environment import Collection, EnvironmentView
 from gradiometer.capture.leaks import leaves_of
 from gradiometer.capture.logprobs import SeenGraph, TrainedValues, observations, trained_towards
@@ -66,8 +67,15 @@ OTHER_REWARDS = (
 class TargetReader:
     """Looks at a few losses of a training, and writes down what they prove."""
 
-    def __init__(self, proofs: ProofLog, view: EnvironmentView, batches: TargetBatches) -> None:
+    def __init__(
+        self,
+        proofs: ProofLog,
+        view: EnvironmentView,
+        batches: TargetBatches,
+        choices: ActingChoices,
+    ) -> None:
         self._proofs, self._view, self._batches = proofs, view, batches
+        self._choices = choices
         self._looks, self._next = 0, float(FIRST_LOOK)
         self._losses = self._near = self._near_rows = 0
         self._ended: deque[tuple[float, float, int]] = deque(maxlen=MOST_ENDS)
@@ -201,15 +209,23 @@ class TargetReader:
         """Have all samples of a loss one observation, where the environment shows many?"""
         if len(data) < NEAR_ROWS // 2 or not history.varies:
             return
-        same = bool((data == data[:1]).all())
+        rows = _host(data)
+        share = _share_of_one(rows)
+        same = share >= WRONG  # all but the first steps, before it froze
         self._frozen, self._moving = self._frozen + same, self._moving + (not same)
         if self._frozen >= LEAST_FROZEN and not self._moving:
+            shown = bool(np.ptp(np.median(rows, axis=0)) > 0)  # zeros come from no environment
             self._proofs.found(
                 STORED,
-                f"all samples of {self._frozen} losses have one and the same observation, where the"
-                " environment shows many: the observation is not replaced after a step",
+                f"{'all' if share == 1.0 else f'{share:.0%} of the'} samples of {self._frozen}"
+                " losses have one and the same observation, where the environment shows many: "
+                + (
+                    "the observation is not replaced after a step"
+                    if shown
+                    else "what it shows does not reach the network"
+                ),
                 subject="observations",
-                how="first",
+                how="first" if shown else "one",
                 samples=self._frozen * len(data),
             )
 
@@ -271,7 +287,9 @@ class TargetReader:
             return False
         same, earlier, _ = np.array(self._taken).mean(0)
         several = len({b for _, b in pairs}) > 1
-        return several and max(same, earlier) < OTHER and not _is_renumbered(pairs)
+        # numbers of their own are no fault, unless the network acts by those of the environment
+        renumbered = _is_renumbered(pairs) and not self._choices.takes_best
+        return several and max(same, earlier) < OTHER and not renumbered
 
     def _judge_next(self) -> None:
         """Is what comes next in a sample what came next?"""
@@ -328,6 +346,11 @@ class TargetReader:
                 how="after",
                 samples=rows,
             )
+
+
+def _share_of_one(rows: Floats) -> float:
+    """Of the rows, those that are equal to the one in the middle of them, column by column."""
+    return float((rows == np.sort(rows, axis=0)[len(rows) // 2]).all(1).mean())
 
 
 def _is_renumbered(pairs: list[tuple[float, float]]) -> bool:

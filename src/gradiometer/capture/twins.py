@@ -1,7 +1,8 @@
 """Target networks: a copy of a trained network that is called a target, and how it follows.
 
-Told are four facts. Both names hold the same network; the target equals the trained one before
-every step although that one moves; it has never changed although that one has moved far; it is
+Told are five facts. Both names hold the same network; the target equals the trained one before
+every step although that one moves, or is never further from it than that one moves in a step (a
+rate τ that is exchanged with 1 − τ); it has never changed although that one has moved far; it is
 updated, and nobody ever asks it. Frozen references, old policies and teachers are called otherwise,
 and are nobody's business.
 """
@@ -32,7 +33,7 @@ __all__ = [
 ]
 
 ID = "target-network"
-TARGET = {"target", "targets", "targ", "tgt"}
+TARGET = {"target", "targets", "targ", "tgt", "slow", "lagged", "delayed"}
 PREDICTED = {"predictor", "predictors", "rnd"}
 """Random network distillation has a target that never changes, on purpose."""
 DEEPEST = 2
@@ -40,18 +41,22 @@ DEEPEST = 2
 MOST_TENSORS, MOST_ELEMENTS = 6, 32
 EQUAL_ROUNDS = 8
 """Rounds in a row, with a step between each two, that a target must equal its network."""
+CLOSE_PAIRS, CLOSE, LATER, LATER_CLOSE = 6, 1.5, 4, 3.0
+"""Pairs of looks in a row at a moving network, how many of its steps its target may be behind in
+all of them, later looks that must say so too, and what it may be behind there, where the size of a
+step is that of the pairs. A target that follows by 0.1 of the way is 5 steps behind and more."""
 DENSE, RARELY = 16, 8
 """Looks in a row; then every eighth measured round. When the training is over its networks may be
 gone, and what the last look has shown must do."""
 LONG, OVER = 5_000, 1_000
 """Steps without a change that are told while it trains, and when it is over: the longest intervals
 of public settings are 2,500 updates (SB3's DQN) and 10,000 of a much longer training."""
-PLAYED, FEW = 5_000, 300
+PLAYED, FEW = 3_000, 300
 """Or so many steps of the environment, and of the optimizer, when it is over: a program that
 learns at every tenth step counts its intervals in steps of the environment, 500 or 1,000."""
 UNASKED = 200
 """Steps after which somebody has asked a target that is asked at all."""
-FAR = 0.1
+FAR = 0.03
 """Of its own size, that the trained network must have moved."""
 
 Spaces = Sequence[Mapping[str, Any]]
@@ -168,6 +173,16 @@ class TargetTwin:
     """The round and the trained network of the last one."""
     equal: int = 0
     was_apart: bool = False
+    pairs: int = 0
+    """Looks in a row between which the network moved."""
+    largest: float = 0.0
+    """Its largest step between two of them."""
+    behind: float = 0.0
+    """Of its steps, how far the target was behind at most; without an end once it was far."""
+    later: int = 0
+    """Looks after those in which it was as close."""
+    was_copied: bool = False
+    """It equalled the network that had moved: a copy, however seldom."""
     has_changed: bool = False
     moved: float = 0.0
     rounds: int = 0
@@ -207,11 +222,36 @@ class TargetTwin:
         self.has_changed = self.has_changed or not torch.equal(now, self.first_target)
         same = torch.equal(now, weights)
         self.was_apart = self.was_apart or not same
+        self._note_distance(number, now, weights)
         if same and self.last is not None and self.last[0] == number - 1:
             self.equal += not torch.equal(self.last[1], weights)
         self.last = number, weights
         self.moved = max(self.moved, distance(self.first_online, weights))
         self.rounds = number - self.begun
+
+    def _note_distance(self, number: int, now: Tensor, weights: Tensor) -> None:
+        """How many steps of the network the target is behind."""
+        if self.last is None:
+            return
+        before, last = self.last
+        gap, step = (float((weights - other).norm()) for other in (now, last))
+        if step == 0.0:
+            return
+        self.was_copied = self.was_copied or gap == 0.0
+        if before == number - 1:
+            self.pairs += 1
+            self.largest = max(self.largest, step)
+            self.behind = max(self.behind, gap / step)
+        elif self.largest > 0.0:
+            self.later += 1
+            far = gap > LATER_CLOSE * self.largest
+            self.behind = float("inf") if far else self.behind
+
+    @property
+    def is_close(self) -> bool:
+        """Whether it follows within a step, without being a copy."""
+        long = self.pairs >= CLOSE_PAIRS and self.later >= LATER
+        return long and self.behind <= CLOSE and not self.was_copied
 
     @property
     def is_equal(self) -> bool:
@@ -297,6 +337,14 @@ class TargetNetworks:
                     f"{twin.name!r} equals the network it is a copy of before each of"
                     f" {twin.equal + 1} steps in a row: it is updated at every step",
                 )
+            elif twin.is_close and self._log.state(ID) != "ok":
+                self._tell(
+                    twin,
+                    "close",
+                    f"{twin.name!r} was never further than {twin.behind:.2g} steps from the network"
+                    f" it is a copy of, in {twin.pairs + twin.later} looks: it takes over nearly"
+                    " all of it at once",
+                )
             elif twin.stands_still(over=over):
                 self._tell(
                     twin,
@@ -310,7 +358,7 @@ class TargetNetworks:
                     "ignored",
                     f"{twin.name!r} is updated, and was not asked once in {twin.rounds} steps",
                 )
-        if twins and all(twin.asked and twin.has_changed and twin.was_apart for twin in twins):
+        if twins and all(_is_well(twin) for twin in twins):
             self._log.ok(ID)
 
     def _tell(self, twin: TargetTwin, how: str, message: str) -> None:
@@ -323,6 +371,12 @@ class TargetNetworks:
             steps=twin.rounds,
             moved=twin.moved,
         )
+
+
+def _is_well(twin: TargetTwin) -> bool:
+    """It is asked, and follows neither never nor at once."""
+    slowly = twin.was_copied or twin.behind > CLOSE
+    return twin.asked and twin.has_changed and twin.was_apart and slowly
 
 
 def _is_predicted(spaces: Iterable[Mapping[str, Any]], online: nn.Module) -> bool:

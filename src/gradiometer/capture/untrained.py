@@ -26,6 +26,7 @@ from gradiometer.words import some
 
 __all__ = [
     "HandMoved",
+    "IdleOptimizers",
     "UnreachedOptimizers",
     "UntrainedParameters",
     "UntrainedValues",
@@ -46,6 +47,8 @@ MOST_BACKWARDS = 12
 LAST_LOSS = 8
 """Errors of values until the second look."""
 MOVED = "moved-by-hand"
+MANY_STEPS = 100
+"""Steps of the others, in which one that waits for its turn has had it."""
 MOST_LAYERS = 64
 
 
@@ -218,6 +221,45 @@ class UnreachedOptimizers:
                 blocks=[],
                 reaches=self._lost,
             )
+
+
+class IdleOptimizers:
+    """An optimizer that never stepped while the others did: its `step()` is missing where its
+    parameters have gradients, and its loss, or what leads to it, where they have none."""
+
+    def __init__(self, log: ProofLog, optimizers: Sequence[Optimizer]) -> None:
+        self._log, self._optimizers = log, optimizers
+        self._steps = [0] * len(optimizers)
+
+    def stepped(self, number: int) -> None:
+        """It has stepped."""
+        self._steps[number] += 1
+
+    def finish(self) -> None:
+        """The training is over."""
+        if max(self._steps, default=0) < MANY_STEPS:
+            return
+        pairs = list(zip(self._optimizers, self._steps, strict=True))
+        busy = held_by(one for one, steps in pairs if steps)
+        for number, (one, steps) in enumerate(pairs):
+            own = [p for group in one.param_groups for p in group["params"]]
+            alone = [p for p in own if id(p) not in busy]
+            if not steps and any(p.grad is not None for p in alone):
+                self._tell(number, "though its parameters have gradients")
+            elif not steps and len(alone) == len(own) and any(p.requires_grad for p in own):
+                self._tell(number, "and no backward reached its parameters", how="no-gradient")
+
+    def _tell(self, number: int, why: str, **detail: Any) -> None:
+        one = self._optimizers[number]
+        held = sum(len(group["params"]) for group in one.param_groups)
+        self._log.found(
+            "never-trained",
+            f"optimizer {number} ({type(one).__name__}, {held} tensors) never stepped, {why};"
+            f" another made {max(self._steps)} steps",
+            step=0,
+            subject=f"optimizer {number}",
+            **detail,
+        )
 
 
 class UntrainedValues:

@@ -119,15 +119,15 @@ def _print(name: str, found: AnyReplayed) -> None:
     rows = [
         (
             said(fit),
+            "right" if _is_right(fit) else "",
             f"{fit.r2:.1%}" if not isinstance(fit, TargetFit) else _explained(fit),
             *map(_cell, _fitted(fit).values()),
-            "right" if _is_right(fit) else "",
         )
         for fit in found.fits
     ]
     out = console()
     out.print(f"{name}: {_verdict(found)}", highlight=False)
-    out.print(table("recipe", "explains", *columns, "", rows=rows, right=right))
+    out.print(table("recipe", "", "explains", *columns, rows=rows, right=right))
     out.print(f"{found.samples} {how}", highlight=False)
 
 

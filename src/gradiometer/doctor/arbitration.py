@@ -286,7 +286,7 @@ def reason(cause: str, effect: str) -> str:
 FirstStep: TypeAlias = Callable[[str], int | None]
 
 SEVERITY = {"critical": 0, "warn": 1, "info": 2}
-OUTCOMES = ("reward-plateau", "reward-declining")
+OUTCOMES = ("reward-plateau", "reward-declining", "episodes-end-at-once")
 """What became of it is no cause: it comes after whatever might be one."""
 LINES = frozenset(
     {
@@ -475,13 +475,13 @@ def _poor(finding: Finding) -> bool:
 
 def _urgency(
     finding: Finding,
-) -> tuple[int, bool, bool, bool, int, bool, float, int, str, str, str]:
+) -> tuple[int, bool, bool, bool, int, bool, float, int, str, str, str, int]:
     """Critical and proved first; a wrong sign; causes before outcomes, rules with a good record
     before those with a poor one; proved, of a line, earlier; then what explains more, and names:
     never chance."""
     since = math.inf if finding.since_step is None else finding.since_step
     explains = -len(brings(finding))
-    named = finding.id, finding.block or "", finding.title
+    named = finding.id, finding.block or "", finding.title, SEVERITY[finding.severity]
     rank = SEVERITY[finding.severity] + (finding.severity == "info" and finding.id in HISTORY)
     if finding.severity == "warn" and finding.basis == "proved":
         rank = SEVERITY["critical"]  # what is certain before what a threshold says

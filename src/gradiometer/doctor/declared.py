@@ -11,7 +11,7 @@
         metric="clip_fraction",
         sign=Stays(above=("stepsize/saturated", "stepsize/half")),
         title="PPO clips {percent} of the samples",
-        setting=("step", "the learning rate or the epochs over a rollout"),
+        settings={"key": ("step", "the learning rate or the epochs over a rollout")},
     )
 
 A sign has a strength, a since and a reading, whatever the reward does; up to three thresholds, by
@@ -19,7 +19,8 @@ their names in thresholds.toml, are where it is present, strong and total. `role
 outcome has to do with it and `severity.weigh` what follows. `{key}` in the words is what the
 trainer of the log calls the setting. `over` looks at many series, one for each block or layer, and
 tells the worst; a test is corrected for how many were looked at. `beside` adds what the rest of the
-run says. A rule that needs more is a function (`rule.py`), which may use the same signs.
+run says, and `also` other metrics in which the same fault shows. A rule that needs more is a
+function (`rule.py`), which may use the same signs.
 """
 
 from __future__ import annotations
@@ -32,7 +33,16 @@ from typing import TypeAlias
 import numpy as np
 
 from gradiometer.doctor.outcome import outcome_of
-from gradiometer.doctor.rule import CannotSay, Draft, Verdict, finding, needed, rule, too_short
+from gradiometer.doctor.rule import (
+    CannotSay,
+    Draft,
+    Verdict,
+    Words,
+    finding,
+    needed,
+    rule,
+    too_short,
+)
 from gradiometer.doctor.rundata import RunData, Series
 from gradiometer.doctor.severity import Role, Strength
 from gradiometer.doctor.signs import (
@@ -56,6 +66,7 @@ __all__ = [
     "Constant",
     "Detector",
     "FallsTo",
+    "Look",
     "RisesPast",
     "Sign",
     "Stays",
@@ -65,6 +76,7 @@ __all__ = [
     "worst",
 ]
 
+NO_SETTINGS: Mapping[str, tuple[str, str]] = {}
 STRENGTHS: tuple[Strength, ...] = ("present", "strong", "total")
 
 
@@ -98,6 +110,7 @@ class Sign:
 
 Detector: TypeAlias = Callable[[Series], Sign | None]
 Beside: TypeAlias = Callable[[RunData, Sign], Sign | None]
+Fact: TypeAlias = Callable[[RunData], Verdict]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,6 +297,31 @@ def worst(series: Sequence[Series], sign: Detector, level: str | None = None) ->
     return replace(most, reading=most.reading + count, said=said)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """One place where a rule's fault may show, with a title of its own."""
+
+    metric: str
+    sign: Detector
+    title: str
+    role: Role | None = None
+    """Instead of the rule's."""
+    words: Words | None = None
+    """The same of its words."""
+    over: Callable[[RunData], Sequence[Series]] | None = None
+    """The series that are looked at where they are several."""
+    level: str | None = None
+    """What their p-values must reach together."""
+    beside: Beside | None = None
+    """The sign with what else the run shows, or None."""
+
+    def seen(self, run: RunData) -> Sign | None:
+        """The sign, where it shows; ends the rule where it cannot be told."""
+        series = [needed(run, self.metric)] if self.over is None else self.over(run)
+        found = worst(series, self.sign, self.level)
+        return self.beside(run, found) if found is not None and self.beside is not None else found
+
+
 def declare(
     id: str,
     text: str,
@@ -294,29 +332,51 @@ def declare(
     title: str,
     role: Role = "plain",
     basis: Basis = "heuristic",
-    setting: tuple[str, str] | None = None,
+    settings: Mapping[str, tuple[str, str]] = {},
     fields: tuple[Field, ...] = (),
     unless: Callable[[RunData, Sign], bool] | None = None,
     over: Callable[[RunData], Sequence[Series]] | None = None,
     level: str | None = None,
     beside: Beside | None = None,
+    also: tuple[Look, ...] = (),
+    fact: Fact | None = None,
+    about: str = "",
 ) -> None:
-    """Register a rule that is data. `setting`: an entry of trainers.SETTINGS and our own words for
-    it; `fields`: where it applies, everywhere without; `unless`: what excuses the sign; `over`: the
-    series that are looked at where they are several, `level` what their p-values must reach
-    together; `beside`: the sign with what else the run shows, or None."""
+    """Register a rule that is data. `settings`: a brace of the words, an entry of trainers.SETTINGS
+    and our own words for it; `fields`: where it applies, everywhere without; `unless`: what excuses
+    the sign; `also`: where else it may show, in order; `fact`: a finding that needs no sign;
+    `about`: what the docs say of it, instead of its title."""
+    first = Look(metric=metric, sign=sign, title=title, over=over, level=level, beside=beside)
+    looks = (first, *also)
 
     def judge(run: RunData) -> Verdict:
         if fields and field_of(run) not in fields:
             return None
-        series = [needed(run, metric)] if over is None else over(run)
-        found = worst(series, sign, level)
-        if found is not None and beside is not None:
-            found = beside(run, found)
+        if fact is not None and (proved := fact(run)) is not None:
+            return proved
+        look, found = _first_seen(run, looks)
         if found is None or (unless is not None and unless(run, found)):
             return None
-        key = "" if setting is None else key_for(run, *setting, found.series)
-        return drafted(run, found, title, role=role, basis=basis, values={"key": key})
+        keys = {name: key_for(run, *named, found.series) for name, named in settings.items()}
+        said = drafted(run, found, look.title, role=look.role or role, basis=basis, values=keys)
+        return said if look.words is None else replace(said, words=look.words)
 
-    judge.__doc__ = re.sub(r"\{\w+\}", "…", title.replace("{block}", "a block")) + "."
-    rule(id, text, needs=(metric,), family=family)(judge)
+    judge.__doc__ = about or re.sub(r"\{\w+\}", "…", title.replace("{block}", "a block")) + "."
+    one = fact is None and all(look.metric == metric for look in looks)
+    rule(id, text, needs=(metric,) if one else (), family=family)(judge)
+
+
+def _first_seen(run: RunData, looks: Sequence[Look]) -> tuple[Look, Sign | None]:
+    """The first look that shows something; where none could look, why the first could not."""
+    lacking: list[CannotSay] = []
+    for look in looks:
+        try:
+            found = look.seen(run)
+        except CannotSay as why:
+            lacking.append(why)
+        else:
+            if found is not None:
+                return look, found
+    if len(lacking) == len(looks):
+        raise lacking[0]
+    return looks[0], None

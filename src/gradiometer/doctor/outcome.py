@@ -19,6 +19,7 @@ from gradiometer.doctor import thresholds
 from gradiometer.doctor.rundata import RunData, Series
 from gradiometer.doctor.signs import level, number, robust_sigma, shown
 from gradiometer.maths.gains import LIKELY, Gain, gain, stands_apart, without_tails
+from gradiometer.maths.students import t_quantile
 from gradiometer.maths.trends import LEVEL, Drift, drift, monotone
 from gradiometer.records import Evidence
 from gradiometer.store.reader import Floats, Ints
@@ -180,8 +181,10 @@ class Outcome:
 
     @property
     def collapsed(self) -> bool:
-        """Whether it ended far below where it started."""
-        return self.course == "fell" and -self.way >= limits.large_loss * self.unit
+        """Whether it ended far below where it started, or lost all of a rise of its own size."""
+        below = -self.way >= limits.large_loss * self.unit
+        rise = abs(self.top - self.start) >= self.unit and self.lost >= limits.all_lost
+        return self.course == "fell" and (below or (self.came_down and rise))
 
     @property
     def then(self) -> str:
@@ -207,7 +210,7 @@ class Outcome:
         steps = f"from step {self.series.steps[0]} to {self.series.steps[-1]}"
         if self.course == "best":
             return f"the {self.noun} stands at its maximum, {fmt(self.end)}"
-        if self.constant:
+        if self.constant and self.spread <= limits.no_spread * abs(self.end):
             return f"the {self.noun} is constant at {fmt(self.end)} {steps}"
         best = f"best {fmt(self.top)} at step {self.top_step}, {fmt(self.end)} now"
         if self.came_down and self.course in ("gained", "fell"):
@@ -251,13 +254,21 @@ class Outcome:
     @property
     def rests(self) -> bool:
         """Something was gained, and hardly any of it from the third quarter to the last, where a
-        straight rise gains a quarter."""
-        quarter = max(2, len(self.series) // 4)
-        third, last = self.series.values[-2 * quarter : -quarter], self.series.values[-quarter:]
+        straight rise gains a quarter; or from the second third to the last, which tells it from
+        noise where the rise was early."""
+        if self.stuck:
+            return False
+        late, early = self._since(0.25, 0.25), self._since(0.3, 0.4)
+        return late <= limits.rests * abs(self.way) or early <= limits.rests_early * abs(self.way)
+
+    def _since(self, share: float, back: float) -> float:
+        """What the last share gained over the same share that lies so much further back."""
+        count, step = max(2, int(share * len(self.series))), int(back * len(self.series))
+        values = self.series.values
+        before = values[: len(values) - step][-count:]
         with np.errstate(over="ignore", invalid="ignore"):
-            since = float(without_tails(last).mean() - without_tails(third).mean())
-        up = -since if self.lower_is_better else since
-        return not self.stuck and up <= limits.rests * abs(self.way)
+            up = float(without_tails(values[-count:]).mean() - without_tails(before).mean())
+        return -up if self.lower_is_better else up
 
     @property
     def short(self) -> bool:
@@ -620,15 +631,13 @@ def detectable_rise(series: Series, found: Drift) -> float:
     √(12(k−1)/(k(k+1))), and the test at α sees t_{1−α/2} + t_{power} of those (Mann–Kendall needs 2
     % more data than least squares).
     """
-    from scipy.special import stdtrit  # 40 ms to import
-
     k, values = found.num_blocks, series.finite.values
     means = values[len(values) - k * found.block :].reshape(k, found.block).mean(axis=1)
     place = np.arange(k) - (k - 1) / 2.0
     residual = means - means.mean() - place * float(place @ means) / float(place @ place)
     spread = math.sqrt(float(residual @ residual) / (k - 2))
     error = spread * math.sqrt(12.0 * (k - 1) / (k * (k + 1)))
-    return error * float(stdtrit(k - 2, 1.0 - LEVEL / 2.0) + stdtrit(k - 2, limits.power))
+    return error * (t_quantile(k - 2, 1.0 - LEVEL / 2.0) + t_quantile(k - 2, limits.power))
 
 
 def suffers(outcome: Outcome | None) -> Evidence | None:
@@ -652,7 +661,10 @@ def suffers(outcome: Outcome | None) -> Evidence | None:
 def _clearly_down(outcome: Outcome) -> bool:
     jitter = robust_sigma(np.diff(outcome.series.values))
     fell = outcome.top - outcome.end
-    return outcome.top - outcome.start >= outcome.spread and fell >= max(
+    # an evaluation is measured anew: its spread in the last half is mostly the fall itself
+    anew = outcome.series.metric.name.startswith("val/")
+    noise = min(jitter, outcome.spread) if anew else outcome.spread
+    return outcome.top - outcome.start >= noise and fell >= max(
         limits.clearly * jitter, limits.min_gain * outcome.unit
     )
 

@@ -10,6 +10,7 @@ one batch of answers, several to a prompt: `rewards` by name, `groups`, and `row
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -18,7 +19,16 @@ import numpy as np
 from gradiometer.doctor.rundata import RunData
 from gradiometer.doctor.signs import number
 from gradiometer.maths.grouprecipes import GroupBatch, Lengths, ReplayedGroups, replay_groups
-from gradiometer.maths.recipes import Credit, ReplayedRecipes, Rollout, replay
+from gradiometer.maths.recipes import (
+    EXPLAINS,
+    GAP,
+    TIMES,
+    Credit,
+    ReplayedRecipes,
+    Rollout,
+    replay,
+    replay_values,
+)
 from gradiometer.maths.targetrecipes import (
     LogProbs,
     ReplayedTargets,
@@ -30,15 +40,21 @@ __all__ = [
     "GROUPS",
     "TABLE",
     "TARGET_BATCHES",
+    "LostTraces",
+    "is_credited_alike",
+    "lost_traces",
     "replayed",
     "replayed_groups",
     "replayed_targets",
+    "replayed_values",
     "rollouts_of",
+    "seen_setting",
     "set_discount",
     "set_lengths",
 ]
 
 TABLE, GROUPS, TARGET_BATCHES = "replay", "group-replay", "target-replay"
+SEEN = "settings-seen"
 LEAST_DISCOUNT = 0.5
 """A smaller one in the settings is a fault to be found, not a fact to start from."""
 GAMMA = ("gamma", "discount", "discount_factor")
@@ -48,6 +64,8 @@ LENGTHS: Mapping[str, Lengths] = {
 }
 """What settings of TRL (loss_type) and verl (loss_agg_mode) let weigh the same."""
 LAMBDA = ("gae_lambda", "lam", "lmbda", "lambda")
+MIN_ALIKE = 48
+"""Samples that must all have been given the same."""
 
 _KNOWN_TARGETS: WeakKeyDictionary[RunData, ReplayedTargets | None] = WeakKeyDictionary()
 _KNOWN_GROUPS: WeakKeyDictionary[RunData, ReplayedGroups | None] = WeakKeyDictionary()
@@ -60,6 +78,56 @@ def replayed(run: RunData) -> ReplayedRecipes | None:
         lam = number(run.fact(*LAMBDA))
         _KNOWN[run] = replay(rollouts_of(run), gamma=set_discount(run), lam=lam)
     return _KNOWN[run]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostTraces:
+    """Advantages that end with the next step, although the program sets a trace decay."""
+
+    decay: float
+    """As it is set."""
+    r2: float
+    """What advantages without a decay explain, and below those with it."""
+    r2_set: float
+    samples: int
+
+
+def lost_traces(run: RunData) -> LostTraces | None:
+    """Whether the update has a trace decay of 0, where the program names another one; None also
+    where its rollouts cannot tell one from the other."""
+    told = number(run.fact(*LAMBDA))
+    decay = seen_setting(run, "gae_lambda") if told is None else told
+    if decay is None or not LEAST_DISCOUNT <= decay <= 1.0:
+        return None
+    rollouts, gamma = rollouts_of(run), set_discount(run)
+    free = replay(rollouts, gamma=gamma)
+    bound = replay(rollouts, gamma=gamma, lam=decay)
+    if free is None or bound is None or not free.checked or free.right.lam > 0.0:
+        return None
+    r2 = free.right.r2
+    r2_set = 0.0 if bound.right.flipped else bound.right.r2
+    clearly = r2 - r2_set >= GAP and 1.0 - r2_set >= TIMES * (1.0 - r2)
+    if bound.wrong is not None or r2 < EXPLAINS or not clearly:
+        return None
+    return LostTraces(decay=decay, r2=r2, r2_set=r2_set, samples=free.samples)
+
+
+def is_credited_alike(run: RunData) -> int | None:
+    """How many samples were given the same, in updates where what was still to come differs; None
+    where they were not."""
+    pairs = rollouts_of(run)
+    given = [float(x) for _, credit in pairs for x in credit.values]
+    if len(given) < MIN_ALIKE or any(run.values is not None for run, _ in pairs):
+        return None
+    alike = np.ptp(given) <= 1e-4 * abs(float(np.mean(given)))
+    return len(given) if alike and any(len(run.rewards) > 1 for run, _ in pairs) else None
+
+
+def seen_setting(run: RunData, name: str) -> float | None:
+    """What the program's own variables say (capture/seensettings.py)."""
+    kept = run.source.tables(SEEN) if SEEN in run.source.table_names() else []
+    content = kept[-1].content if kept else None
+    return number(content.get(name)) if isinstance(content, Mapping) else None
 
 
 def set_discount(run: RunData) -> float | None:
@@ -167,6 +235,26 @@ def rollouts_of(run: RunData) -> list[tuple[Rollout, Credit]]:
         return []
     found = (_rollout(table.content) for table in run.source.tables(TABLE))
     return [each for each in found if each is not None]
+
+
+def replayed_values(run: RunData) -> ReplayedRecipes | None:
+    """What values are trained towards, where that is no return; None where it is, or nobody can
+    tell."""
+    if TABLE not in run.source.table_names():
+        return None
+    found = [_with_targets(table.content) for table in run.source.tables(TABLE)]
+    return replay_values([each for each in found if each is not None], gamma=set_discount(run))
+
+
+def _with_targets(content: Any) -> tuple[Rollout, Credit] | None:
+    targets = content.get("targets") if isinstance(content, Mapping) else None
+    known = _rollout(content) if isinstance(targets, list) else None
+    if known is None or not isinstance(targets, list) or len(targets) != len(known[1]):
+        return None
+    try:
+        return known[0], replace(known[1], values=np.array(targets, np.float64))
+    except (TypeError, ValueError):
+        return None
 
 
 def _rollout(content: Any) -> tuple[Rollout, Credit] | None:

@@ -336,6 +336,9 @@ def how_to_log(template: str) -> str:
 
 
 def _log_it(template: str) -> str:
+    quantity, _, statistic = template.partition("/")
+    if statistic == "<statistic>":  # meter.log takes the whole tensor of these
+        return f"log it: meter.log({quantity}={quantity})"
     if "<" in template:
         return f"log {template}"
     return (

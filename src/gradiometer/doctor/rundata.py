@@ -24,6 +24,7 @@ __all__ = ["Named", "RunData", "Series", "first_step"]
 
 NOT_EVIDENCE = ("lab", "fault", "run")
 """Facts no rule may see: which lab this is and which fault it was given would be the answer."""
+NORM = "grad/<block>/norm/raw"
 CERTAINLY_PER_CENT = 1.5
 """A share is at most 1; rounding and smoothing do not take it here."""
 
@@ -114,6 +115,9 @@ class RunData:
         """Series the catalogue does not know: listed, never dropped in silence."""
         for reading in found.values():
             self._names.setdefault(reading.metric.name, []).append(reading)
+        # before the clip or after it: who logs one norm alone means the whole gradient's
+        if own := self._names.get("total_grad_norm"):
+            self._names.setdefault(NORM, [replace(own[0], parts={"block": "all"})])
 
     def get(self, template: str, **parts: str) -> Series | None:
         """The series of a catalogue's name with these parts; of several origins the first."""
@@ -122,7 +126,7 @@ class RunData:
         there = self._names.get(template, [])
         wanted = [x for x in there if all(x.parts.get(k) == v for k, v in parts.items())]
         # other trainers log the whole one only
-        if template == "grad/<block>/norm/raw" and parts.get("block") == "all":
+        if template == NORM and parts.get("block") == "all":
             wanted = wanted or [x for x in there if x.alias is not None]
         return self._series(wanted[0]) if wanted else None
 

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from gradiometer.doctor import thresholds
-from gradiometer.doctor.rundata import Series
+from gradiometer.doctor.rundata import NORM, Series
 from gradiometer.maths import trends
 from gradiometer.records import Evidence
 from gradiometer.store.reader import Floats, Ints
@@ -139,9 +139,6 @@ def number(value: object) -> float | None:
     ):
         return None
     return float(value)
-
-
-NORM = "grad/<block>/norm/raw"
 
 
 def where(series: Series) -> str:

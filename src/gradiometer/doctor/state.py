@@ -20,6 +20,7 @@ from gradiometer.doctor.outcome import (
     Outcome,
     judge_series,
     outcome_of,
+    trained_for,
 )
 from gradiometer.doctor.rundata import RunData, Series
 from gradiometer.doctor.signs import level
@@ -200,7 +201,9 @@ def _all_at_once(outcome: Outcome) -> bool:
 
 def _no_signal(run: RunData, outcome: Outcome) -> str:
     """What leaves nothing to learn from; empty where there is something."""
-    if outcome.constant and field_of(run) != "control":  # there a reward that nobody found yet
+    # in control it is a reward that nobody found yet; an evaluation is not what is trained on
+    only_seen = outcome.series.metric.name.startswith("val/") and trained_for(run) is not None
+    if outcome.constant and field_of(run) != "control" and not only_seen:
         return "nothing can be learned from it"
     idle = run.get("zero_variance_groups")
     if idle is not None and len(idle.finite) >= thresholds.value("course/min_rewards"):

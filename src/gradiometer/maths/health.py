@@ -27,8 +27,10 @@ __all__ = [
     "has_exploding",
     "has_vanishing",
     "health",
+    "imbalances",
     "robust_level",
     "scores",
+    "severities",
     "state_of",
     "vanishing_severity",
 ]
@@ -89,22 +91,27 @@ def vanishing_severity(norm: npt.ArrayLike, threshold: npt.ArrayLike) -> Array:
 
     A norm of 0 has severity 1; one that is not finite has 0, being no small one.
     """
-    n = array(norm)
-    finite = np.isfinite(n)
-    distance = _log10(threshold) - _log10(np.where(finite, n, 1.0))
-    return np.where(finite, np.clip(distance / DECADES, 0.0, 1.0), 0.0)
+    return severities(_log10(norm), _log10(threshold), 0.0)[0]
 
 
 def exploding_severity(norm: npt.ArrayLike, threshold: npt.ArrayLike) -> Array:
     """How far a norm n is above τ: clip((log10 n − log10 τ)/6, 0, 1); 1 when it is not finite."""
-    n = array(norm)
-    finite = np.isfinite(n)
-    distance = _log10(np.where(finite, n, 1.0)) - _log10(threshold)
-    return np.where(finite, np.clip(distance / DECADES, 0.0, 1.0), 1.0)
+    return severities(_log10(norm), 0.0, _log10(threshold))[1]
+
+
+def severities(
+    log10_norm: Array, log10_low: Array | float, log10_high: Array | float
+) -> tuple[Array, Array]:
+    """Both of them, from logarithms."""
+    finite = log10_norm < math.inf  # and no NaN
+    log10_norm = np.where(finite, log10_norm, 0.0)
+    vanishing = np.minimum(np.maximum((log10_low - log10_norm) / DECADES, 0.0), 1.0)
+    exploding = np.minimum(np.maximum((log10_norm - log10_high) / DECADES, 0.0), 1.0)
+    return np.where(finite, vanishing, 0.0), np.where(finite, exploding, 1.0)
 
 
 def _log10(x: npt.ArrayLike) -> Array:
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore"):
         return np.log10(array(x))
 
 
@@ -155,12 +162,16 @@ def depth_imbalance(layer_rms: npt.ArrayLike) -> float:
     """
     rms = array(layer_rms)
     rms = rms[np.isfinite(rms)]
-    if rms.size < 2 or float(rms.max()) == 0.0:
-        return 0.0
-    if float(rms.min()) == 0.0:
-        return 1.0
-    decades = math.log10(float(rms.max())) - math.log10(float(rms.min()))
-    return min(1.0, max(0.0, (decades - IMBALANCE_ALLOWANCE) / IMBALANCE_SPAN))
+    return float(imbalances(rms.min(), rms.max())) if rms.size else 0.0
+
+
+def imbalances(smallest: npt.ArrayLike, largest: npt.ArrayLike) -> Array:
+    """The same of several sets of layers, by their least and largest RMS gradient [B]; 0 of a set
+    without any, where both are NaN."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        decades = np.log10(array(largest)) - np.log10(array(smallest))
+        found = np.clip((decades - IMBALANCE_ALLOWANCE) / IMBALANCE_SPAN, 0.0, 1.0)
+    return np.nan_to_num(found)
 
 
 def health(
@@ -211,9 +222,10 @@ def concentration(block_energies: npt.ArrayLike) -> float | None:
     that is not finite.
     """
     energies = array(block_energies)
-    if energies.size < 2 or not np.all(np.isfinite(energies)) or float(energies.max()) <= 0.0:
+    largest = float(energies.max()) if energies.size > 1 else 0.0
+    if not 0.0 < largest < math.inf:  # a NaN is none of these
         return None
-    share = energies / energies.max()  # before the sum, which could overflow
+    share = energies / largest  # before the sum, which could overflow
     share = share[share > 0.0] / share.sum()
     return min(1.0, max(0.0, -float((share * np.log(share)).sum()) / math.log(energies.size)))
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from gradiometer.maths.students import t_below, t_quantile
 from gradiometer.maths.trends import (
     Array,
     array,
@@ -73,11 +74,9 @@ class MeanInterval:
         return self._tail(bound - self.mean)
 
     def _tail(self, distance: float) -> float:
-        from scipy.special import stdtr  # 40 ms to import
-
         if self.error == 0.0:  # a constant: no doubt on either side, and none about a tie
             return 0.0 if distance > 0.0 else 1.0
-        return float(stdtr(self.num_blocks - 1, -distance / self.error))
+        return t_below(self.num_blocks - 1, -distance / self.error)
 
 
 def mean_interval(values: npt.ArrayLike) -> MeanInterval | None:
@@ -185,6 +184,4 @@ def _growth(tau: float, m: int) -> float:
 
 
 def _quantile(freedom: int, tests: int = 1) -> float:
-    from scipy.special import stdtrit  # 40 ms to import
-
-    return float(stdtrit(freedom, 1.0 - LEVEL / 2.0 / tests))
+    return t_quantile(freedom, 1.0 - LEVEL / 2.0 / tests)

@@ -12,7 +12,10 @@ appendix A.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import sys
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -21,6 +24,7 @@ from numpy.typing import ArrayLike
 
 __all__ = [
     "MIN_COSINES",
+    "CosineBand",
     "NoiseScale",
     "NoiseState",
     "SignalNoise",
@@ -184,12 +188,43 @@ def cosine_band(cosines: ArrayLike) -> float | None:
     the ⌈0.95 (n + 1)⌉-th of n, so that the coverage is right for few of them too.
     """
     found = np.asarray(cosines, dtype=np.float64)
-    if len(found) < MIN_COSINES:
-        return None
-    bound = 1.0 - np.finfo(np.float64).eps
-    steps = np.sort(np.abs(np.diff(np.arctanh(np.clip(found, -bound, bound))))) / math.sqrt(2)
-    place = min(math.ceil(COVERED * (len(steps) + 1)), len(steps)) - 1
-    return math.tanh(float(steps[place]))
+    return CosineBand(max(len(found), 1), found.tolist()).half_width()
+
+
+class CosineBand:
+    """The same of the last `length` cosines, kept in order as they come."""
+
+    def __init__(self, length: int, cosines: Iterable[float] = ()) -> None:
+        self.cosines: deque[float] = deque(maxlen=length)
+        self._steps: deque[float] = deque()
+        self._ordered: list[float] = []
+        """The steps |z_t − z_{t−1}|, smallest first."""
+        for cosine in cosines:
+            self.add(cosine)
+
+    def add(self, cosine: float) -> None:
+        """The next one; the oldest goes."""
+        if self.cosines:
+            step = abs(_fisher(cosine) - _fisher(self.cosines[-1]))
+            step = math.inf if math.isnan(step) else step  # it has a place in an order
+            self._steps.append(step)
+            insort(self._ordered, step)
+        self.cosines.append(cosine)
+        if len(self._steps) >= len(self.cosines):
+            del self._ordered[bisect_left(self._ordered, self._steps.popleft())]
+
+    def half_width(self) -> float | None:
+        """That of `cosine_band`."""
+        if len(self.cosines) < MIN_COSINES:
+            return None
+        number = len(self._ordered)
+        place = min(math.ceil(COVERED * (number + 1)), number) - 1
+        return math.tanh(self._ordered[place] / math.sqrt(2))
+
+
+def _fisher(cosine: float) -> float:
+    bound = 1.0 - sys.float_info.epsilon
+    return math.atanh(min(max(cosine, -bound), bound))
 
 
 def signal_margin(state: NoiseState) -> float:

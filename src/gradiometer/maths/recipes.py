@@ -36,6 +36,7 @@ __all__ = [
     "Rollout",
     "advantages",
     "replay",
+    "replay_values",
 ]
 
 Floats = npt.NDArray[np.float64]
@@ -51,6 +52,11 @@ values move a little within the first epoch."""
 EXPLAINS, GAP, TIMES = 0.98, 0.01, 4.0
 """R² of a wrong recipe that proves it; by how much it has to beat every right one, and how many
 times as much these leave unexplained: a mistake at the ends of episodes touches few samples."""
+EXACT, CLEAR, TIMES_EXACT = 1e-6, 1e-4, 100.0
+"""Of the spread of the credit, as variance, in the first backward over a rollout, where nothing has
+moved yet: what the recipe that made it may leave (rounding), what the right ones must leave before
+a wrong one is proved, and how many times as much. While a critic says little yet, recipes differ in
+the fourth digit, and this tells them apart."""
 FEWEST_SPLIT = 6
 """Samples of a backward, in each half, for a factor of its own for rewards and one for values."""
 MIN_SAMPLES = 48
@@ -220,6 +226,16 @@ def _shifted(by: int) -> Callable[[Rollout, Factor, Factor], Floats]:
     return shifted
 
 
+def _early_in_episodes(run: Rollout, gamma: Factor, lam: Factor) -> Floats:
+    """Each reward a step early, and none is taken from another episode: in the place of the last
+    one stands what is expected to follow, `rews[1:]` of a list that ends with it."""
+    over = np.maximum(run.ends, run.cuts)
+    over[-1] = 1.0
+    expected = 0.0 if run.next_values is None else (1.0 - run.ends) * run.next_values
+    early = np.where(over > 0, expected, np.roll(run.rewards, -1, axis=0))
+    return advantages(replace(run, rewards=early), gamma, lam)
+
+
 def _cut_ends(run: Rollout, gamma: Factor, lam: Factor) -> Floats:
     over = np.maximum(run.ends, run.cuts)
     return advantages(run, gamma, lam, ends=over, stops=over)
@@ -249,6 +265,18 @@ def _mixed(run: Rollout, gamma: Factor, lam: Factor) -> Floats:
     return np.moveaxis(turned.reshape(*turned.shape[:-2], rows, columns), -2, 0)
 
 
+def _mixed_back(run: Rollout, gamma: Factor, lam: Factor) -> Floats:
+    """Steps by environments, read as environments by steps."""
+    right = np.moveaxis(advantages(run, gamma, lam), 0, -2)  # [..., T, E]
+    rows, columns = right.shape[-2:]
+    return np.moveaxis(right.reshape(*right.shape[:-2], columns, rows), -1, 0)
+
+
+def _moved(by: int) -> Callable[[Rollout, Factor, Factor], Floats]:
+    """Each sample has the advantage of its neighbour in time."""
+    return lambda run, gamma, lam: np.roll(advantages(run, gamma, lam), by, axis=0)
+
+
 def _by_step(run: Rollout, gamma: Factor, lam: Factor) -> Floats:
     """Centred and scaled over environments at each step, not over the batch."""
     right = advantages(run, gamma, lam)
@@ -263,6 +291,12 @@ def _clipped(run: Rollout, gamma: Factor, lam: Factor) -> Floats:
 
 def _negated(run: Rollout, gamma: Factor, lam: Factor) -> Floats:
     return advantages(replace(run, rewards=-run.rewards), gamma, lam)
+
+
+def _no_baseline(run: Rollout, gamma: Factor, lam: Factor) -> Floats:
+    """What is expected to be paid: the advantage with the value of its state added again."""
+    assert run.values is not None
+    return advantages(run, gamma, lam) + run.values
 
 
 def _values_alone(run: Rollout, _: Factor, __: Factor) -> Floats:
@@ -282,6 +316,7 @@ def _recipe(
 
 
 ONLY = (1.0,)
+RETURNS, NO_BASELINE = "returns", "no-baseline"
 RECIPES: Mapping[str, AdvantageRecipe] = {
     each.name: each
     for each in (
@@ -293,7 +328,7 @@ RECIPES: Mapping[str, AdvantageRecipe] = {
             right=True,  # the habit of many trainers, and harmless where limits are long
         ),
         _recipe(
-            "returns",
+            RETURNS,
             "what was paid from each step on, without a baseline",
             _returns,
             right=True,
@@ -325,6 +360,12 @@ RECIPES: Mapping[str, AdvantageRecipe] = {
             "rewards-one-early", "with each reward one step early", _shifted(-1), needs_values=False
         ),
         _recipe(
+            "rewards-one-early-in-episodes",
+            "with each reward one step early",
+            _early_in_episodes,
+            needs_values=False,
+        ),
+        _recipe(
             "gamma-zero",
             "with a discount of 0: only the next reward counts",
             advantages,
@@ -352,6 +393,14 @@ RECIPES: Mapping[str, AdvantageRecipe] = {
             needs_values=False,
         ),
         _recipe(
+            "steps-mixed",
+            "with steps and environments mixed up by a reshape",
+            _mixed_back,
+            needs_values=False,
+        ),
+        _recipe("advantages-one-late", "of the step before", _moved(1), needs_values=False),
+        _recipe("advantages-one-early", "of the step after", _moved(-1), needs_values=False),
+        _recipe(
             "wrong-axis",
             "normalised over environments at each step",
             _by_step,
@@ -373,6 +422,11 @@ RECIPES: Mapping[str, AdvantageRecipe] = {
             advantages,
             needs_values=False,
             order="running",
+        ),
+        _recipe(
+            NO_BASELINE,
+            "from which the critic's value is not subtracted",
+            _no_baseline,
         ),
         _recipe(
             "values-for-advantages",
@@ -403,23 +457,95 @@ def replay(
     critic = all(run.values is not None and run.next_values is not None for run, _ in pairs)
     known = [recipe for recipe in RECIPES.values() if critic or not recipe.needs_values]
     found = _judged([_fit(recipe, pairs, gamma=gamma, lam=lam) for recipe in known], count)
-    if not critic or found.checked or found.wrong is not None:
+    if not critic:
+        return found
+    bare = found.wrong is not None and found.wrong.recipe.name in (RETURNS, NO_BASELINE)
+    if found.wrong is None:
+        found = _exactly(known, pairs, gamma=gamma, lam=lam) or found
+    if found.checked or (found.wrong is not None and not bare):
         return found
     apart = [_fit(recipe, pairs, gamma=gamma, lam=lam, split=recipe.splits) for recipe in known]
     again = _judged(apart, count)
     return again if again.checked or again.wrong is not None else found
 
 
+def _exactly(
+    known: Sequence[AdvantageRecipe],
+    pairs: Sequence[tuple[Rollout, Credit]],
+    *,
+    gamma: float | None,
+    lam: float | None,
+) -> ReplayedRecipes | None:
+    """A wrong recipe that leaves nothing of first backwards, where each right one leaves more."""
+    firsts = [(run, _first_call(credit)) for run, credit in pairs]
+    count = sum(len(credit) for _, credit in firsts)
+    if count < 2 * MIN_SAMPLES:
+        return None
+    fits = [_fit(recipe, firsts, gamma=gamma, lam=lam) for recipe in known]
+    found = _judged(fits, count)
+    best, upright = found.fits[0], 0.0 if found.right.flipped else found.right.r2
+    left, missing = 1.0 - best.r2, 1.0 - upright
+    if best is found.right or left > EXACT or missing < max(CLEAR, TIMES_EXACT * left):
+        return None
+    return replace(found, checked=False, wrong=best)
+
+
+VALUE_RECIPES = (
+    _recipe("returns-by-decay", "the returns", _no_baseline, right=True),
+    _recipe(
+        "returns-cut",
+        "the returns",
+        lambda run, gamma, lam: _cut_ends(run, gamma, lam) + _known(run.values),
+        right=True,
+    ),
+    _recipe(RETURNS, "the returns", _returns, right=True, lambdas=ONLY),
+    _recipe("advantages", "the advantages, not the returns", advantages),
+    _recipe("advantages", "the advantages, not the returns", _cut_ends),
+    _recipe(
+        "rewards", "the reward of one step", lambda run, *_: run.rewards, gammas=ONLY, lambdas=ONLY
+    ),
+)
+"""What values are trained towards."""
+
+
+def _known(values: Floats | None) -> Floats:
+    assert values is not None
+    return values
+
+
+def replay_values(
+    rollouts: Sequence[tuple[Rollout, Credit]], *, gamma: float | None = None
+) -> ReplayedRecipes | None:
+    """What values are trained towards, where it is exactly something else than a return; here the
+    `values` of a credit are targets."""
+    pairs = [(run, credit) for run, credit in rollouts if len(credit) and run.values is not None]
+    pairs = [(run, credit) for run, credit in pairs if run.next_values is not None]
+    return _exactly(VALUE_RECIPES, pairs, gamma=gamma, lam=None) if pairs else None
+
+
+def _first_call(credit: Credit) -> Credit:
+    at = credit.calls == credit.calls.min()
+    return Credit(
+        values=credit.values[at],
+        rows=credit.rows[at],
+        calls=credit.calls[at],
+        places=credit.places[at],
+    )
+
+
 def _judged(fits: list[Fit], count: int) -> ReplayedRecipes:
     """What follows from how well each recipe fits."""
     fits.sort(key=lambda fit: -fit.r2)
-    right = max(
-        (fit for fit in fits if fit.recipe.right), key=lambda fit: -1.0 if fit.flipped else fit.r2
+    # beside a critic a return without its baseline is no advantage
+    critic = any(fit.recipe.name == NO_BASELINE for fit in fits)
+    legal = (
+        fit for fit in fits if fit.recipe.right and not (critic and fit.recipe.name == RETURNS)
     )
+    right = max(legal, key=lambda fit: -1.0 if fit.flipped else fit.r2)
     upright = 0.0 if right.flipped else right.r2
     # the best of all explains it; a right recipe with a minus before it is a wrong one
     best = fits[0]
-    guilty = best.flipped or not best.recipe.right
+    guilty = best.flipped or not best.recipe.right or (critic and best.recipe.name == RETURNS)
     clearly = best.r2 - upright >= GAP and 1.0 - upright >= TIMES * (1.0 - best.r2)
     proved = guilty and best.r2 >= EXPLAINS and clearly
     return ReplayedRecipes(

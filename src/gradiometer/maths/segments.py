@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gradiometer.maths import stats
 
-__all__ = ["SEGMENTED", "HostSegments", "Segments"]
+__all__ = ["SEGMENTED", "HostSegments", "Rows", "Segments", "silent"]
 
 Array: TypeAlias = NDArray[np.floating[Any]]
 P = ParamSpec("P")
@@ -124,6 +124,19 @@ class HostSegments:
 
     def _added(self) -> Array:
         return np.add.reduceat(self._products, self._starts)
+
+
+class Rows:
+    """The same of tensors that are the rows of a table, [n, width], filled up with zeros."""
+
+    def add(self, x: Tensor) -> Tensor:
+        """Σ over each row."""
+        return x.sum(1)
+
+    def fourths(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """m = max|x| and Σ(x/m)⁴ of each."""
+        largest = x.abs().amax(1).clamp_min(torch.finfo(x.dtype).tiny)
+        return largest, (x / largest[:, None]).square().square().sum(1)
 
 
 SEGMENTED: dict[Callable[..., Any], str] = {

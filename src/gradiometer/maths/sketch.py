@@ -70,10 +70,12 @@ class Placing(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """What all tiles share: T [TILE], and the order in which buckets are dealt [⌈WIDTH/k⌉ · k]."""
+    """What all tiles share: T [TILE], the order in which buckets are dealt [⌈WIDTH/k⌉ · k], and the
+    bucket of each column of the plane [⌈WIDTH/k⌉ · k]."""
 
     signs: Tensor
     order: Tensor
+    buckets: Tensor
 
 
 class Tiles(NamedTuple):
@@ -85,7 +87,8 @@ class Tiles(NamedTuple):
     places: Tensor
     """Of each element within its tile, [L]."""
     signs: Tensor
-    longest: int
+    buckets: Tensor
+    """Where each element goes, [L], without a shift: few elements need no plane."""
 
 
 class Joined(NamedTuple):
@@ -150,6 +153,23 @@ class Sketcher:
             )
         vectors = [*tensors, *(each.vector for each in joined)]
         device = vectors[0].device if vectors else torch.device("cpu")
+        sketches = torch.zeros(len(groups), self.k, device=device)
+        if tensors:
+            self._sketch_tiles(sketches, tensors, keys, groups, shift)
+        for each in joined:
+            found = each.vector.float() * each.tiles.signs
+            sketches[each.group].index_add_(0, self._buckets(each.tiles, shift, device), found)
+        return sketches
+
+    def _sketch_tiles(
+        self,
+        sketches: Tensor,
+        tensors: Sequence[Tensor],
+        keys: Sequence[int],
+        groups: Sequence[Sequence[int]],
+        shift: int,
+    ) -> None:
+        device = sketches.device
         tables = self._tables_on(device)
         # A new megabyte is 256 page faults, a tenth of the time. Popped, not read, so that no two
         # threads share it.
@@ -157,17 +177,14 @@ class Sketcher:
         if plane is None:
             plane = torch.zeros(ROWS * WIDTH, device=device)
         folded = torch.zeros(len(tables.order), device=device)
-        sketches = torch.empty(len(groups), self.k, device=device)
-        for number, (group, row) in enumerate(zip(groups, sketches, strict=True)):
+        for group, row in zip(groups, sketches, strict=True):
             ends = [self._place(plane, tables.signs, tensors[i], keys[i], shift) for i in group]
-            ends += [_place_joined(plane, each, shift) for each in joined if each.group == number]
             stop = max(ends, default=0)
             used = plane[: math.ceil(stop / WIDTH) * WIDTH]
             torch.sum(used.view(-1, WIDTH), 0, out=folded[:WIDTH])
             torch.sum(folded.index_select(0, tables.order).view(-1, self.k), 0, out=row)
             used.zero_()
         self._planes[device] = plane
-        return sketches
 
     def _place(self, plane: Tensor, signs: Tensor, x: Tensor, key: int, shift: int) -> int:
         """plane[s_t + p] += u_t T[p] x_t[p] for each tile; gives where the last of them ends."""
@@ -189,13 +206,24 @@ class Sketcher:
         places = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         at = torch.from_numpy(places).to(device)
         own = np.repeat(np.array([each.sign for each in first], np.float32), counts)
+        starts = np.array([each.start for each in first])
+        columns = torch.from_numpy((np.repeat(starts, counts) + places) % WIDTH).to(device)
+        tables = self._tables_on(device)
         return Tiles(
-            torch.tensor([each.start for each in first], device=device),
+            torch.from_numpy(starts).to(device),
             torch.tensor(lengths, device=device),
             at,
-            self._tables_on(device).signs[at] * torch.from_numpy(own).to(device),
-            max(lengths),
+            tables.signs[at] * torch.from_numpy(own).to(device),
+            tables.buckets[columns],
         )
+
+    def _buckets(self, tiles: Tiles, shift: int, device: torch.device) -> Tensor:
+        """Where each element goes."""
+        if shift == 0:
+            return tiles.buckets
+        starts = (tiles.starts + shift) % SHIFTS
+        at = torch.repeat_interleave(starts, tiles.lengths, output_size=len(tiles.places))
+        return self._tables_on(device).buckets[at.add_(tiles.places) % WIDTH]
 
     def _placings_of(self, key: int, numel: int) -> tuple[Placing, ...]:
         if (key, numel) not in self._placings:
@@ -212,20 +240,13 @@ class Sketcher:
             signs = signs_of(random_words(TILE, self.seed, SIGN_STREAM))
             words = random_words(-(-WIDTH // self.k) * self.k, self.seed, ORDER_STREAM)
             order = np.argsort(words, kind="stable")
+            buckets = np.argsort(order) % self.k  # where `order` puts each column
             self._tables[device] = Tables(
                 torch.from_numpy(signs.astype(np.float32)).to(device),
                 torch.from_numpy(order).to(device),
+                torch.from_numpy(buckets).to(device),
             )
         return self._tables[device]
-
-
-def _place_joined(plane: Tensor, joined: Joined, shift: int) -> int:
-    """The same as `_place` of each tensor; gives a bound of where the last of them ends."""
-    tiles = joined.tiles
-    starts = (tiles.starts + shift) % SHIFTS
-    at = torch.repeat_interleave(starts, tiles.lengths, output_size=len(joined.vector))
-    plane.index_add_(0, at.add_(tiles.places), joined.vector.float() * tiles.signs)
-    return SHIFTS + tiles.longest
 
 
 def shift_of(number: int) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -256,9 +257,16 @@ def noise_time(y: Array, *, rising: bool) -> float:
 
 def monotone(y: Array) -> Array:
     """The non-decreasing series nearest to y in the mean square: neighbours are pooled."""
+    means, sizes = _pooled(np.ascontiguousarray(y, dtype=np.float64).tobytes())
+    return np.repeat(means, sizes)
+
+
+@lru_cache(maxsize=64)
+def _pooled(content: bytes) -> tuple[Array, npt.NDArray[np.int64]]:
+    """The levels and how long each is; many rules ask for those of the same series."""
     means: list[float] = []
     sizes: list[int] = []
-    for value in y.tolist():
+    for value in np.frombuffer(content).tolist():
         mean, size = value, 1
         while means and means[-1] >= mean:
             pooled = sizes.pop()
@@ -266,7 +274,7 @@ def monotone(y: Array) -> Array:
             size += pooled
         means.append(mean)
         sizes.append(size)
-    return np.repeat(np.array(means, dtype=np.float64), sizes)
+    return np.array(means, dtype=np.float64), np.array(sizes, dtype=np.int64)
 
 
 def _mann_kendall(x: Array) -> float:

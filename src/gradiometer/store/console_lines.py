@@ -41,7 +41,11 @@ BEHIND = rf"(%|[kKM](?![\w/])|/\d++)?(?=[\s,;|)\]}}'\"<>±]|\.(?:\s|$)|$){SIZES}
 WORD = r"[^\W\d][\w/.@%+\-]*+"
 DIGIT = re.compile("[0-9]")
 FIGURES = re.compile("[0-9]+")
+FIGURE = re.compile(r"[0-9]+|\b(?:nan|inf)\b", re.IGNORECASE)
+"""The same with what is no number: `loss nan | reward nan` is a row, not prose."""
 NUMERAL = re.compile(NUMBER)
+OF_ONE = re.compile(rf"\[\(0, '({NUMBER})'\)\]")
+"""What Sample Factory prints of its only policy: `Avg episode reward: [(0, '4.1')]`."""
 VALUE = re.compile(rf"[:=][ \t]*+([\[('\"]*+)({NUMBER}){BEHIND}")
 NAME_AT_END = re.compile(rf"(?:^|[^\w/.@%+\-])({WORD}(?:[ ]{WORD})*+(?:[ ]?\([^()]{{1,24}}\))?)$")
 BARE = re.compile(rf"({WORD}(?:[ ]{WORD}){{0,4}}?)[ \t]+([#\[(]?)({NUMBER}){BEHIND}[)\]]?:?[ \t]*+")
@@ -539,7 +543,8 @@ def _is_prose(line: str) -> bool:
     """Too many words for its numbers; only for a line without `name: 1`."""
     if len(line) > 400 or not _says_something(line):
         return True
-    return line.count(" ") - 2 * line.count("  ") > 4 * len(FIGURES.findall(line)) + 1
+    words = line.count(" ") - 2 * line.count("  ")
+    return words > 4 * len(FIGURES.findall(line)) + 1 and words > 4 * len(FIGURE.findall(line)) + 1
 
 
 def _says_something(line: str) -> bool:
@@ -577,9 +582,11 @@ def pairs(line: str) -> dict[str, float]:
 
 
 def _in_pairs(line: str) -> str:
-    """Two ways to say pairs, as `name: 1`."""
+    """Three ways to say pairs, as `name: 1`."""
     if "/" in line and BOTH.search(line):
         line = BOTH.sub(r"\1 \3: \4, \2 \3: \5", line)
+    if "[(" in line:
+        line = OF_ONE.sub(r" \1", line)
     if (" is " in line or " are " in line) and len(line) < 400 and _has_counter(line):
         line = SAYS.sub(": ", line)
     return line

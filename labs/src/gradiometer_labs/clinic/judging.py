@@ -29,7 +29,7 @@ from gradiometer.store.database import DATABASE_NAME
 from gradiometer.store.logs import Log
 from gradiometer.store.reader import Run, load
 from gradiometer_labs.clinic.grid import ClinicTraining
-from gradiometer_labs.clinic.patients import unpacked
+from gradiometer_labs.clinic.patients import READINGS, unpacked
 from gradiometer_labs.clinic.thresholds import public_findings
 from gradiometer_labs.clinic.training import TrainingRecord, kept_record
 from gradiometer_labs.wards.ward import Patient
@@ -81,6 +81,16 @@ class JudgeTask:
         folder = Path(self.out) / self.training.name
         record = kept_record(folder, self.training)
         assert record is not None, f"{folder} was not trained"
+        if record.ended and not (folder / READINGS).exists() and not (folder / "run").exists():
+            return JudgedTraining(
+                training=self.training,
+                record=record,
+                measured=0,
+                last_step=0,
+                full=[],
+                scalars=[],
+                public=[],
+            )
         with unpacked(folder) as place, load(place) as run:
             assert isinstance(run, Run)
             steps = run.series(NORM)[0] if NORM in run.names() else np.zeros(0, np.int64)

@@ -1,7 +1,7 @@
 """Patients of the wards: trained where they are missing, and stored small.
 
 A patient's folder holds its record (`admission.json`: what it drew, what it came to) and its
-readings (`run.db.xz`, at most 200 kB): judging again needs no training.
+readings (`run.db.xz`, 121 kB in the median): judging again needs no training.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from gradiometer.errors import GradiometerWarning, UnknownName
+from gradiometer.errors import GradiometerWarning, UnknownName, UsageError
 from gradiometer.store.database import DATABASE_NAME
 from gradiometer_labs.clinic.training import RECORD, TrainingRecord, kept_record
 from gradiometer_labs.wards.ward import HEALTHY, WARDS, Patient, find_ward
@@ -69,7 +69,8 @@ class PatientTask:
             folder.mkdir(parents=True)
             with TemporaryDirectory(prefix="gradiometer-ward-") as scratch:
                 made = _train(self.patient, Path(scratch) / "run")
-                _pack(Path(scratch) / "run" / DATABASE_NAME, folder / READINGS)
+                if (database := Path(scratch) / "run" / DATABASE_NAME).exists():
+                    _pack(database, folder / READINGS)
             (folder / RECORD).write_text(json.dumps(asdict(made)), encoding="utf-8")
         return str(folder)
 
@@ -84,7 +85,8 @@ def _train(patient: Patient, run: Path) -> TrainingRecord:
         try:
             returns = patient.train(run)
         except (RuntimeError, ValueError, ArithmeticError) as problem:
-            if not (run / DATABASE_NAME).exists():
+            # what we refuse to watch is a patient too: nothing was said of it
+            if not isinstance(problem, UsageError) and not (run / DATABASE_NAME).exists():
                 raise
             ended = f"{type(problem).__name__}: {str(problem).splitlines()[0][:200]}"
     count = max(1, int(SHARE * len(returns)))
@@ -100,6 +102,7 @@ def _train(patient: Patient, run: Path) -> TrainingRecord:
 def _pack(database: Path, readings: Path) -> None:
     with closing(sqlite3.connect(database, isolation_level=None)) as db:
         db.execute("PRAGMA journal_mode = DELETE")
+        db.execute("DELETE FROM vectors")  # sketches and pairs, for the page: no rule reads them
         db.execute("VACUUM")
     readings.write_bytes(lzma.compress(database.read_bytes()))
 

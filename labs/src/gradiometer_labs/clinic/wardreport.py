@@ -81,6 +81,10 @@ def _lead(found: Document) -> Iterator[str]:
     """Three sentences: how often it is right, in whose trainers, and how often it is wrong."""
     full, scalars = (found["accuracy"][view] for view in ("full", "scalars"))
     names = ", ".join(TRAINERS[name] for name in found["left_out"])
+    if not found["left_out"]:
+        yield "Rules were tuned on all of these trainers: their rows below say more than they would"
+        yield "elsewhere."
+        return
     if full["top1"] is None:
         yield "No training with a fault that lowers the return was diagnosed."
         return

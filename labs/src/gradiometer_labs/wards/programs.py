@@ -19,7 +19,7 @@ from typing import Any
 from gradiometer.errors import UsageError
 from gradiometer.integrations.script.running import Program, RunOptions
 from gradiometer.integrations.script.watched import WatchedScript
-from gradiometer_labs.wards.ward import Patient, Ranges, Ward, WardFault
+from gradiometer_labs.wards.ward import BUDGET, Patient, Ranges, Ward, WardFault
 
 __all__ = ["WARD"]
 
@@ -30,7 +30,7 @@ WARD = Ward(
     name="programs",
     summary="single-file programs in other people's styles",
     setups={
-        ("ppo_gaussian", "reach"): Ranges(fixed={"iterations": 12}, drawn={"lr": (7e-4, 2e-3)}),
+        ("ppo_gaussian", "reach"): Ranges(fixed={"iterations": 20}, drawn={"lr": (7e-4, 2e-3)}),
         ("dqn_agent", "CartPole"): Ranges(fixed={"total-timesteps": 5000}),
         ("episodes_gae", "CartPole"): Ranges(
             fixed={"rounds": 14},
@@ -42,15 +42,15 @@ WARD = Ward(
             },
         ),
         ("sac_steps", "Pendulum"): Ranges(
-            fixed={"total-steps": 2400, "random-steps": 400},
+            fixed={"total-steps": 1600, "random-steps": 400},
             drawn={"batch": [64, 128], "gamma": [0.96, 0.98]},
         ),
-        ("td3_steps", "Pendulum"): Ranges(fixed={"total-timesteps": 2400}),
+        ("td3_steps", "Pendulum"): Ranges(fixed={"total-timesteps": 1600}),
         ("grpo_tokens", "language"): Ranges(
             fixed={"steps": 60},
             drawn={"lr": (2e-3, 4e-3), "num-generations": [6, 8, 12], "beta": (0.005, 0.02)},
         ),
-        ("bandit_helper", "bandit"): Ranges(fixed={"steps": 300}),
+        ("bandit_helper", "bandit"): Ranges(fixed={"steps": 600}),
     },
 )
 
@@ -87,7 +87,7 @@ def train(patient: Patient, run: Path) -> Sequence[float]:
     arguments = tuple(
         word for name, value in patient.settings.items() for word in (f"--{name}", str(value))
     )
-    options = RunOptions(folder=run.resolve(), budget=None, doctor=False, every=4)
+    options = RunOptions(folder=run.resolve(), budget=BUDGET, doctor=False)
     printed = io.StringIO()
     with _as_before(), contextlib.redirect_stdout(printed):
         watched = WatchedScript(options, listen=True)

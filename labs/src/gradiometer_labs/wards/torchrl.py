@@ -15,7 +15,7 @@ import torch
 
 from gradiometer.integrations.torchrl import GradiometerHook
 from gradiometer_labs.wards.tasks import make_task
-from gradiometer_labs.wards.ward import Patient, Ranges, Ward, replaced
+from gradiometer_labs.wards.ward import BUDGET, Patient, Ranges, Ward, replaced
 
 # isort: split
 with warnings.catch_warnings():
@@ -30,7 +30,6 @@ with warnings.catch_warnings():
 
 __all__ = ["WARD"]
 
-MEASURED = 60
 NETWORK: dict[str, Any] = {
     "width": [32, 64],
     "activation": ["Tanh", "ReLU"],
@@ -42,9 +41,9 @@ WARD = Ward(
     name="torchrl",
     summary="torchrl's PPO and SAC losses",
     setups={
-        ("PPO", "walk"): Ranges(fixed={"frames": 1536}, drawn=PPO),
-        ("PPO", "bandit"): Ranges(fixed={"frames": 1024}, drawn=PPO),
-        ("SAC", "reach"): Ranges(fixed={"frames": 450}, drawn=SAC),
+        ("PPO", "walk"): Ranges(fixed={"frames": 4096}, drawn=PPO),
+        ("PPO", "bandit"): Ranges(fixed={"frames": 4096}, drawn=PPO),
+        ("SAC", "reach"): Ranges(fixed={"frames": 1200}, drawn=SAC),
     },
 )
 PER_BATCH = {"PPO": 256, "SAC": 10}
@@ -114,19 +113,12 @@ def train(patient: Patient, run: Path) -> Sequence[float]:
         auto_register_policy_transforms=False,
     )
     config = {"algorithm": patient.algorithm, **drawn, "learning_rate": setup.learning_rate}
-    every = max(1, _updates(patient.algorithm, drawn) // MEASURED)
-    hook = GradiometerHook(run, quiet=True, budget=None, keep=4, every=every)
+    hook = GradiometerHook(run, quiet=True, budget=BUDGET, keep=4)
     with hook.watch(loss, optimizer, config=config, seed=drawn["seed"]) as meter:
         learn = _learn_ppo if patient.algorithm == "PPO" else _learn_sac
         learn(collector, loss, optimizer, drawn, setup, hook, meter)
     collector.shutdown()
     return returns
-
-
-def _updates(algorithm: str, drawn: dict[str, Any]) -> int:
-    if algorithm == "SAC":
-        return int(drawn["frames"] - START)
-    return int(drawn["frames"] // drawn["batch_size"] * drawn["epochs"])
 
 
 def _network(inputs: int, outputs: int, drawn: dict[str, Any]) -> Any:

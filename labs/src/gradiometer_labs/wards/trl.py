@@ -21,7 +21,7 @@ from datasets import Dataset, disable_progress_bars
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from gradiometer.integrations.trl import GradiometerCallback
-from gradiometer_labs.wards.ward import Patient, Ranges, Ward, replaced
+from gradiometer_labs.wards.ward import BUDGET, Patient, Ranges, Ward, replaced
 
 __all__ = ["WARD"]
 
@@ -122,7 +122,7 @@ def train(patient: Patient, run: Path) -> Sequence[float]:
         setup.arguments["max_completion_length"] = MOST
     if patient.ward_fault is not None:
         patient.ward_fault.breaks(setup)
-    callback = GradiometerCallback(run, quiet=True, budget=None, keep=4)
+    callback = GradiometerCallback(run, quiet=True, budget=BUDGET, keep=4)
     made = _groups if patient.algorithm in GROUPS else _pairs
     trainer, returns = made(patient, str(folder), setup, callback, seed)
     for change in setup.after:

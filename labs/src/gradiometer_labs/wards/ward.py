@@ -20,11 +20,24 @@ import numpy as np
 
 from gradiometer.errors import UnknownName
 
-__all__ = ["WARDS", "Choices", "Patient", "Ranges", "Ward", "WardFault", "find_ward", "replaced"]
+__all__ = [
+    "BUDGET",
+    "WARDS",
+    "Choices",
+    "Patient",
+    "Ranges",
+    "Ward",
+    "WardFault",
+    "find_ward",
+    "replaced",
+]
 
 WARDS = ("sb3", "torchrl", "trl", "programs")
 """The files of this folder that are wards."""
 HEALTHY = "none"
+BUDGET = 1e-6
+"""Measured are the steps that every training has guaranteed, as a user's script has them; a share
+of the time would make a patient another one on another day."""
 
 Breaks = TypeVar("Breaks", bound=Callable[..., Any])
 Drawn = Mapping[str, Any]

@@ -26,7 +26,7 @@ from gradiometer.doctor.rule import (
     words,
 )
 from gradiometer.doctor.rundata import RunData, Series
-from gradiometer.doctor.signs import level, number, persists, shown, since, trend
+from gradiometer.doctor.signs import level, log10, number, persists, shown, since, trend
 from gradiometer.doctor.trainers import key_of
 from gradiometer.maths.means import MeanInterval, mean_interval
 from gradiometer.maths.trends import LEVEL
@@ -244,9 +244,11 @@ def critic_diverges(run: RunData) -> Verdict:
         return too_short(there[0], limits.min_series)
     progress = outcome_of(run)
     values = [series for series in long if series.metric.name in VALUES]
-    # where the values themselves are known, the loss need not be asked
-    for series in values or long:
-        found = beyond_reach(run, series, progress) if values else loss_grows(run, series)
+    # where the values themselves are known, a loss must have grown by more than any returns explain
+    least = limits.past_all if values else limits.growth
+    for series in long:
+        of_values = series.metric.name in VALUES
+        found = beyond_reach(run, series, progress) if of_values else loss_grows(run, series, least)
         if found is not None:
             return _diverging(series, found, progress)
     return None
@@ -314,11 +316,7 @@ DIVERGING_WORDS = words(
 def _diverging(series: Series, found: tuple[str, int | None], progress: Outcome | None) -> Draft:
     seen, step = found
     what = "values" if series.metric.name in VALUES else "value loss"
-    # a loss grows with the returns of a policy that learns, by the square of what they grow
-    size = np.abs(series.finite.values)
-    tenth = max(2, len(size) // 10)
-    start, end = float(np.median(size[:tenth])), float(np.median(size[-tenth:]))
-    beyond = what == "value loss" and end >= 10.0**limits.past_all * start
+    beyond = what == "value loss" and not _of_returns(series, progress)
     return finding(
         f"The critic runs away: {what} {seen}",
         shown(series, seen),
@@ -330,6 +328,18 @@ def _diverging(series: Series, found: tuple[str, int | None], progress: Outcome 
         words=DIVERGING_WORDS,
         key=key_of(series, "target", "target update interval, tau, learning rate"),
     )
+
+
+def _of_returns(loss: Series, progress: Outcome | None) -> bool:
+    """Whether the returns of a policy that learns may make it grow: by the square of what they
+    grow, and no longer than they do."""
+    size = replace(loss.finite, values=np.abs(loss.finite.values))
+    far = level(size.last(0.1)) >= 10.0**limits.past_all * level(size.first(0.1))
+    half = log10(size).last(0.5)
+    grows = trend(half).direction == "rises" and (
+        level(half.last(0.2)) - level(half.first(0.2)) >= limits.still_grows
+    )
+    return not (far or (grows and progress is not None and progress.rests))
 
 
 MASK_FIX = (
@@ -455,7 +465,7 @@ def target_network(run: RunData) -> Verdict:
     """The target network is the online one, or is never updated.
 
     Proved where the meter compares the weights themselves: two names of one network, a copy that
-    is the same before every step, or one that never changes.
+    is the same before every step or a step behind at most, or one that never changes.
     """
     facts = proved_events(run, "target-network")
     if not isinstance(facts, Skipped) and (facts or not run.has("target_distance")):
@@ -504,6 +514,11 @@ TARGET_FACTS = {
     "equal": (
         "equals the trained network before every step",
         "Targets move with every update, as if there were no target network.",
+    ),
+    "close": (
+        "takes over nearly all of the trained network at each update",
+        "The rate of its updates is near 1: τ and 1 − τ (or polyak) may be exchanged. Targets move"
+        " with every update, as if there were no target network.",
     ),
     "ignored": (
         "is updated and never asked",
@@ -570,20 +585,21 @@ def beyond_reach(
     return seen, since(size, lambda x: x > limits.far * most)
 
 
-def loss_grows(run: RunData, loss: Series) -> tuple[str, int | None] | None:
-    """The value loss grew a hundredfold along a trend, above the returns' variance if known."""
+def loss_grows(run: RunData, loss: Series, least: float) -> tuple[str, int | None] | None:
+    """The value loss grew by so many decades along a trend, above the returns' variance if
+    known."""
     positive = loss.values > 0.0
     if int(positive.sum()) < limits.min_series:
         return None
     logs = replace(loss, steps=loss.steps[positive], values=np.log10(loss.values[positive]))
     start, end = level(logs.first(0.2)), level(logs.last(0.2))
-    if trend(logs, min_change=limits.growth).direction != "rises" or end - start < limits.growth:
+    if trend(logs, min_change=least).direction != "rises" or end - start < least:
         return None
     spread = run.get("returns/<statistic>", statistic="std")
     if spread is not None and 10.0**end < level(spread.last(0.2)) ** 2:
         return None
     return f"{fmt(10.0**start)} at the start, {fmt(10.0**end)} at the end", since(
-        logs, lambda x: x - start >= limits.growth
+        logs, lambda x: x - start >= least
     )
 
 

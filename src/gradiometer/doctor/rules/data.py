@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
 
 import numpy as np
 
 from gradiometer.doctor import thresholds
-from gradiometer.doctor.declared import Sign, Stays, drafted
+from gradiometer.doctor.declared import Look, Sign, Stays, declare, drafted
 from gradiometer.doctor.proofs import proved_events, proved_finding
-from gradiometer.doctor.rule import Draft, Skipped, Verdict, finding, rule, too_short, words
+from gradiometer.doctor.rule import (
+    CannotSay,
+    Draft,
+    Skipped,
+    Verdict,
+    finding,
+    rule,
+    too_short,
+    words,
+)
 from gradiometer.doctor.rundata import RunData, Series
 from gradiometer.doctor.signs import enough, level, persists, reads, since
 from gradiometer.maths.means import mean_interval
@@ -35,7 +44,23 @@ CONSTANT = words(
 )
 
 
-@rule(
+OBSERVED = "observation/<statistic>"
+
+
+def _observed(statistic: str) -> Callable[[RunData], list[Series]]:
+    """One statistic of the observations, where it is long enough."""
+
+    def chosen(run: RunData) -> list[Series]:
+        there = run.every(OBSERVED)
+        long = [x for x in there if enough(x, limits.min_points)]
+        if not long:
+            raise CannotSay(too_short(there, limits.min_points, metric=OBSERVED))
+        return [x for x in long if x.parts["statistic"] == statistic]
+
+    return chosen
+
+
+declare(
     "observation-scale",
     """
     cause: Large inputs saturate tanh units and make the first layer's gradient as many times larger
@@ -48,29 +73,24 @@ CONSTANT = words(
     see: arXiv 2006.05990, observation normalisation
     see: RLExplorer's observation check
     """,
+    about="Observations hardly vary or lie far outside [−10, 10].",
+    family="data",
+    metric=OBSERVED,
+    over=_observed("max_abs"),  # pixels may lie far outside and be learned from
+    sign=Stays(above=("data/max_observation",)),
+    title="Observations reach {level}, far outside [−10, 10]",
+    role="harmless",
+    also=(
+        Look(
+            metric=OBSERVED,
+            over=_observed("std"),
+            sign=Stays(below=("data/min_spread", "data/no_spread")),
+            title="Observations hardly vary: their standard deviation is {level}",
+            role="plain",
+            words=CONSTANT,
+        ),
+    ),
 )
-def observation_scale(run: RunData) -> Verdict:
-    """Observations hardly vary or lie far outside [−10, 10]. Pixels that are learned from, and
-    what a bandit sees, may do so too."""
-    found = [run.get("observation/<statistic>", statistic=name) for name in ("std", "max_abs")]
-    given = [series for series in found if series is not None]
-    if not given:
-        why = (
-            "no observation/std or observation/max_abs in this log: log them with"
-            " meter.log(observation=observations)"
-        )
-        return Skipped(why=why, metric="observation/<statistic>")
-    long = [series for series in given if enough(series, limits.min_points)]
-    for series in long:
-        if series.parts["statistic"] == "max_abs":
-            sign = Stays(above=("data/max_observation",))(series)
-            title = "Observations reach {level}, far outside [−10, 10]"
-            return None if sign is None else drafted(run, sign, title, role="harmless")
-        sign = Stays(below=("data/min_spread", "data/no_spread"))(series)
-        if sign is not None:
-            title = "Observations hardly vary: their standard deviation is {level}"
-            return replace(drafted(run, sign, title), words=CONSTANT)
-    return None if long else too_short(given, limits.min_points)
 
 
 UNRELATED_WORDS = words(
@@ -133,6 +153,9 @@ def _stored_wrongly(event: Event) -> Draft:
     if event.detail.get("how") == "first":
         title = "Every sample has the first observation of its episode"
         fix = "Replace the observation after each step: obs = next_obs"
+    elif event.detail.get("how") == "one":
+        title = "Every sample has one and the same observation, that the environment never showed"
+        fix = "Store what the environment shows; look for a factor of 0, or a normalisation"
     elif event.detail.get("how") == "action":
         title = "Values of other actions are trained than those that were taken"
         fix = "Gather the values with the stored actions: q(obs).gather(1, actions)"

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from gradiometer.doctor import thresholds
-from gradiometer.doctor.declared import FallsTo, RisesPast, Sign, Stays, declare, drafted
+from gradiometer.doctor.declared import FallsTo, Look, RisesPast, Sign, Stays, declare
 from gradiometer.doctor.outcome import outcome_of
 from gradiometer.doctor.rule import (
     CannotSay,
@@ -22,7 +22,6 @@ from gradiometer.doctor.rule import (
     needed,
     needed_outcome,
     rule,
-    too_short,
 )
 from gradiometer.doctor.rundata import RunData, Series
 from gradiometer.doctor.signs import in_words, level, number, persists, shown
@@ -42,7 +41,7 @@ COEFFICIENT = ("entropy", "the coefficient of the entropy bonus (entropy_coef)")
 CLIP_HIGH = ("clip-high", "the upper clip range alone, e.g. 0.28 above and 0.2 below")
 
 
-def _discrete(run: RunData) -> Series:
+def _discrete(run: RunData) -> list[Series]:
     """The entropy of a policy that chooses: that of a density has no zero to fall to."""
     entropy = needed(run, "entropy", limits.min_collapsed).finite
     if float(entropy.values.min()) < 0.0 or run.has("action_noise"):
@@ -51,10 +50,19 @@ def _discrete(run: RunData) -> Series:
             " nothing; watch the standard deviation of the actions"
         )
         raise CannotSay(Skipped(why=why, metric="entropy"))
-    return entropy
+    return [entropy]
 
 
-@rule(
+def _spent(run: RunData, sign: Sign) -> Sign:
+    """Next to none left under a reward that stands: more than a policy that is done gives away."""
+    start = max(float(sign.series.values[0]), level(sign.series.first(0.05)))
+    spent = level(sign.series.last(0.2)) <= limits.spent * start
+    progress = outcome_of(run)
+    stands = progress is not None and progress.fate == "stands"
+    return replace(sign, role="plain") if spent and stands else sign
+
+
+declare(
     "entropy-collapse",
     """
     cause: The policy became nearly deterministic before it found anything better: all samples are
@@ -69,37 +77,27 @@ def _discrete(run: RunData) -> Series:
     see: F17
     see: TRL #6166
     """,
-    needs=("entropy",),
+    about=(
+        "Entropy fell below a tenth of its start and stays there, or there was none from the first"
+        " measurement on."
+    ),
+    family="exploration",
+    metric="entropy",
+    over=_discrete,
+    sign=FallsTo(shares=("exploration/collapsed",)),
+    title="Entropy fell to {percent} of its start by step {since}",
+    role="convergence",
+    beside=_spent,
+    also=(
+        Look(
+            metric="entropy",
+            over=_discrete,
+            sign=Stays(below=("exploration/deterministic",)),
+            title="The policy is deterministic since step {since}: its entropy is {level}",
+        ),
+    ),
+    settings={"coefficient": COEFFICIENT, "clip_high": CLIP_HIGH},
 )
-def entropy_collapse(run: RunData) -> Verdict:
-    """Entropy fell below a tenth of its start and stays there, or there was none from the first
-    measurement on."""
-    entropy = _discrete(run)
-    fallen = FallsTo(shares=("exploration/collapsed",))(entropy)
-    start = max(float(entropy.values[0]), level(entropy.first(0.05)))
-    progress = outcome_of(run)
-    spent = level(entropy.last(0.2)) <= limits.spent * start
-    if fallen is not None and spent and progress is not None and progress.fate == "stands":
-        fallen = replace(fallen, role="plain")  # more than a policy that is done gives away
-    none = Stays(below=("exploration/deterministic",))(entropy)
-    sign = fallen or none
-    if sign is None:
-        return None
-    title = (
-        "Entropy fell to {percent} of its start by step {since}"
-        if fallen
-        else "The policy is deterministic since step {since}: its entropy is {level}"
-    )
-    return drafted(
-        run,
-        sign,
-        title,
-        role="convergence",
-        values={
-            "coefficient": key_for(run, *COEFFICIENT, entropy),
-            "clip_high": key_for(run, *CLIP_HIGH, entropy),
-        },
-    )
 
 
 declare(
@@ -116,7 +114,12 @@ declare(
     metric="action_noise",
     sign=RisesPast(times=("exploration/noise_grows",)),
     title="The standard deviation of the actions grew from {start} to {end}, {times} times",
-    setting=("action-noise", "the entropy coefficient and the bound of the log standard deviation"),
+    settings={
+        "key": (
+            "action-noise",
+            "the entropy coefficient and the bound of the log standard deviation",
+        )
+    },
 )
 
 
@@ -228,7 +231,77 @@ def _bonus_leads(run: RunData) -> Evidence | None:
     return None
 
 
-@rule(
+def _rates(run: RunData) -> list[Series]:
+    """ε over the run, as a share and long enough."""
+    series = needed(run, "exploration_rate")
+    least = limits.min_counted if series.name == COUNTED else limits.min_rates
+    rate = needed(run, "exploration_rate", least).finite
+    if (most := float(rate.values.max())) > 1.0 + 1e-6:
+        why = f"exploration_rate reads {fmt(most)}: log a share between 0 and 1"
+        raise CannotSay(Skipped(why=why, metric="exploration_rate"))
+    return [rate]
+
+
+MOSTLY_RANDOM = (
+    "Most actions stay random, so neither the data nor the score ever are the agent's own."
+)
+STEPPED = "check that the schedule is stepped, and by what"
+
+
+def scheduled(rate: Series) -> Sign | None:
+    """ε stays high, grows, starts at zero or falls at once. A small constant ε is a choice."""
+    found = _counted_schedule(rate) if rate.name == COUNTED else _schedule(rate)
+    if found is None:
+        return None
+    title, cause, change, step = found
+    first, last = float(rate.values[0]), float(rate.values[-1])
+    return Sign(
+        series=rate,
+        strength="strong",
+        since=step,
+        reading=f"{fmt(first)} at the start, {fmt(last)} at the end",
+        said={"what": title, "cause": cause, "change": change},
+    )
+
+
+def _counted_schedule(rate: Series) -> tuple[str, str, str, int] | None:
+    """The same where actions were counted, which is noisy, and nobody logged ε: only that it never
+    falls can be seen."""
+    half = len(rate) // 2
+    first, now = float(rate.values[:half].mean()), float(rate.values[half:].mean())
+    if now < limits.random or first - now > limits.counted_moves:
+        return None
+    title = f"ε never falls: {now:.0%} of the actions are random, {first:.0%} were at first"
+    return title, MOSTLY_RANDOM, STEPPED, int(rate.steps[0])
+
+
+def _schedule(rate: Series) -> tuple[str, str, str, int] | None:
+    """What is wrong with the schedule: title, cause, fix, and since which step."""
+    values, steps = rate.values, rate.steps
+    first, last, begun = float(values[0]), float(values[-1]), int(steps[0])
+    if float(values.max()) <= limits.no_exploration:
+        title = "Exploration is off from the start (ε = 0)"
+        cause = "The agent only takes the action it already thinks best, and learns of no other."
+        return title, cause, "start ε at 1 and let it fall over a tenth of the run", begun
+    if last >= limits.random and last > 1.5 * first:
+        cause = "The schedule runs backwards: the agent acts more and more at random."
+        title = f"ε grows from {fmt(first)} to {fmt(last)}"
+        return title, cause, "swap the start and the end of the schedule", begun
+    if last >= limits.random and float(np.ptp(values[len(values) // 2 :])) < limits.moves:
+        return f"ε never falls: it stands at {fmt(last)}", MOSTLY_RANDOM, STEPPED, begun
+    fallen = np.flatnonzero(values <= limits.floor)
+    if first < limits.random or last > limits.floor or not len(fallen):
+        return None
+    step, span = int(steps[fallen[0]]), max(1, int(steps[-1]) - begun)
+    if step - begun >= limits.at_once * span:
+        return None
+    share, low = 100 * (step - begun) / span, float(values[fallen[0]])
+    title = f"ε fell from {fmt(first)} to {fmt(low)} in the first {share:.1g} % of the run"
+    cause = "Exploration was over before any value was known."
+    return title, cause, "let ε fall over a tenth of the run", step
+
+
+declare(
     "exploration-schedule",
     """
     cause: {cause}
@@ -240,88 +313,12 @@ def _bonus_leads(run: RunData) -> Evidence | None:
     see: Mnih et al. 2015
     see: RLExplorer
     """,
-    needs=("exploration_rate",),
+    about=("ε stays high, grows, starts at zero or falls at once, and the reward does not rise."),
+    family="exploration",
+    metric="exploration_rate",
+    over=_rates,
+    sign=scheduled,
+    title="{what}",
+    role="harmless",
+    settings={"keys": ("epsilon", "the schedule's start, end and length")},
 )
-def exploration_schedule(run: RunData) -> Verdict:
-    """ε stays high, grows, starts at zero or falls at once, and the reward does not rise.
-
-    A small constant ε is a choice, and so is a quick schedule of an agent that learns.
-    """
-    series = needed(run, "exploration_rate")
-    rate, is_counted = series.finite, series.name == COUNTED
-    if len(rate) < (limits.min_counted if is_counted else limits.min_rates):
-        return too_short(series, limits.min_counted if is_counted else limits.min_rates)
-    if float(rate.values.max()) > 1.0 + 1e-6:
-        why = f"exploration_rate reads {fmt(float(rate.values.max()))}: log a share between 0 and 1"
-        return Skipped(why=why, metric="exploration_rate")
-    found = _counted_schedule(rate) if is_counted else _schedule(rate)
-    if found is None:
-        return None
-    title, cause, fix, step = found
-    keys = key_for(run, "epsilon", "the schedule's start, end and length", series)
-    reading = f"{fmt(float(rate.values[0]))} at the start, {fmt(float(rate.values[-1]))} at the end"
-    sign = Sign(series=rate, strength="strong", since=step, reading=reading)
-    return drafted(
-        run,
-        sign,
-        title,
-        role="harmless",
-        values={"cause": cause, "change": fix, "keys": keys},
-    )
-
-
-def _counted_schedule(rate: Series) -> tuple[str, str, str, int] | None:
-    """The same where actions were counted, which is noisy, and nobody logged ε: only that it never
-    falls can be seen."""
-    values = rate.values
-    first, now = float(values[: len(values) // 2].mean()), float(values[len(values) // 2 :].mean())
-    if now < limits.random or first - now > limits.counted_moves:
-        return None
-    cause = "Most actions stay random, so neither the data nor the score ever are the agent's own."
-    title = f"ε never falls: {now:.0%} of the actions are random, {first:.0%} were at first"
-    return title, cause, "check that the schedule is stepped, and by what", int(rate.steps[0])
-
-
-def _schedule(rate: Series) -> tuple[str, str, str, int] | None:
-    """What is wrong with the schedule: title, cause, fix, and since which step."""
-    values, steps = rate.values, rate.steps
-    first, last, begun = float(values[0]), float(values[-1]), int(steps[0])
-    if float(values.max()) <= limits.no_exploration:
-        title = "Exploration is off from the start (ε = 0)"
-        cause = (
-            "The agent only ever takes the action it already thinks best, so it learns about no"
-            " other."
-        )
-        return title, cause, "start ε at 1 and let it fall over a tenth of the run", begun
-    if last >= limits.random and last > 1.5 * first:
-        cause = "The schedule runs backwards: the agent acts more and more at random."
-        return (
-            f"ε grows from {fmt(first)} to {fmt(last)}",
-            cause,
-            "swap the start and the end of the schedule",
-            begun,
-        )
-    if last >= limits.random and float(np.ptp(values[len(values) // 2 :])) < limits.moves:
-        cause = (
-            "Most actions stay random, so neither the data nor the score ever are the agent's own."
-        )
-        return (
-            f"ε never falls: it stands at {fmt(last)}",
-            cause,
-            "check that the schedule is stepped, and by what",
-            begun,
-        )
-    fallen = np.flatnonzero(values <= limits.floor)
-    if first < limits.random or last > limits.floor or not len(fallen):
-        return None
-    step, span = int(steps[fallen[0]]), max(1, int(steps[-1]) - begun)
-    if step - begun >= limits.at_once * span:
-        return None
-    share, low = 100 * (step - begun) / span, float(values[fallen[0]])
-    title = f"ε fell from {fmt(first)} to {fmt(low)} in the first {share:.1g} % of the run"
-    return (
-        title,
-        "Exploration was over before any value was known.",
-        "let ε fall over a tenth of the run",
-        step,
-    )

@@ -11,7 +11,16 @@ from dataclasses import replace
 import numpy as np
 
 from gradiometer.doctor import thresholds
-from gradiometer.doctor.declared import Constant, FallsTo, RisesPast, Sign, Stays, declare, drafted
+from gradiometer.doctor.declared import (
+    Constant,
+    FallsTo,
+    Look,
+    RisesPast,
+    Sign,
+    Stays,
+    declare,
+    drafted,
+)
 from gradiometer.doctor.outcome import (
     at_maximum,
     held_out,
@@ -69,7 +78,7 @@ declare(
     metric="truncated_fraction",
     sign=Stays(above=("length/cut_often", "length/cut_mostly", "length/cut_all"), first="present"),
     title="{percent} of the episodes are cut off at the largest length",
-    setting=("length", "the largest length, and the mask of what was cut off"),
+    settings={"key": ("length", "the largest length, and the mask of what was cut off")},
     unless=_excused,
 )
 
@@ -108,34 +117,44 @@ def never_ends(run: RunData) -> Verdict:
     return drafted(run, sign, title, values={"key": key})
 
 
-@rule(
+def _perhaps_by_design(_: RunData, sign: Sign) -> Sign:
+    """A bandit has one step from the first episode on; so has an environment that is broken, and in
+    another tool's log nobody saw which it is."""
+    watched = sign.series.name.startswith("env/")
+    one_step = watched and float(sign.series.finite.values.max()) <= 1.0
+    return replace(sign, strength="strong") if one_step else sign
+
+
+declare(
     "episodes-end-at-once",
     """
     cause: Nothing can be learned from episodes of a few steps: a termination that is met at the
       start (a limit, a contact, a wrong unit), a reset into a state that is already over, or a
-      policy that found out that ending costs least.
+      policy that found out that ending costs least. A bandit has one step by design: there, look at
+      the other findings.
     fix: Print why the first ten episodes end, and the state they start in: {key}
     fix: Make sure that staying alive does not cost more than ending: the sum of the rewards of a
       good episode must lie above that of an early end
     confirm: Let random actions play: if their episodes are longer, the policy ends them on purpose.
     see: arXiv 1712.00378
     """,
-    needs=("episode_length",),
+    about="Episodes last a few steps, or get ever shorter, and the reward does not improve.",
+    family="length",
+    metric="episode_length",
+    sign=Stays(below=("length/at_once", "length/one_step")),
+    title="Episodes end after {level} steps",
+    role="harmless",
+    beside=_perhaps_by_design,
+    fields=("control", "unknown"),
+    also=(
+        Look(
+            metric="episode_length",
+            sign=FallsTo(shares=("length/shrunk",)),
+            title="Episodes shrank from {start} steps to {end}",
+        ),
+    ),
+    settings={"key": ("reset", "the environment's termination and reset")},
 )
-def episodes_end_at_once(run: RunData) -> Verdict:
-    """Episodes last a few steps, or get ever shorter, and the reward does not improve."""
-    if field_of(run) in ("language", "preference"):
-        return None
-    length = needed(run, "episode_length")
-    sign = Stays(below=("length/at_once", "length/one_step"))(length)
-    title = "Episodes end after {level} steps"
-    if sign is None:
-        sign = FallsTo(shares=("length/shrunk",))(length)
-        title = "Episodes shrank from {start} steps to {end}"
-    if sign is None:
-        return None
-    key = key_for(run, "reset", "the environment's termination and reset", length)
-    return drafted(run, sign, title, role="harmless", values={"key": key})
 
 
 @rule(
@@ -169,13 +188,13 @@ def length_exploit(run: RunData) -> Verdict:
     if carried:
         hardly = f"{title} and the reward with them; the held-out score hardly gained"
         return replace(drafted(run, grown, hardly, *carried), severity="warn", basis="statistical")
-    if field_of(run) != "language":
-        return unlogged("val/reward") if held is None else None
     exploded = RisesPast(times=("length/explosion", "length/explosion_far"), first="present")(
         length
     )
     if exploded is None:
-        return None
+        return unlogged("val/reward") if held is None and field_of(run) != "language" else None
+    if field_of(run) != "language":  # there a long episode may be what is asked for
+        exploded = replace(exploded, strength="present")
     return drafted(run, exploded, title)
 
 

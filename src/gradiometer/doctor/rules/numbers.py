@@ -74,7 +74,8 @@ def nonfinite_gradient(run: RunData) -> Verdict:
     scale a few such steps are by design.
     """
     events, states = run.events("nonfinite")[:1], items(run.table("states"))
-    norms = run.every(NORM) + run.every("total_grad_norm")
+    both = run.every(NORM) + run.every("total_grad_norm")
+    norms = list({series.name: series for series in both}.values())
     bad = nonfinite_steps(run, norms)
     told = [event.detail for event in events]
     tensors = [str(name) for each in told for name in each.get("tensors", ())]
@@ -232,12 +233,12 @@ def _moved(log: Series, edge: float, **more: Any) -> Sign:
 
 
 def exploded(log: Series) -> Sign | None:
-    """It has grown a hundredfold, or is above 1e4, for good; or lately a thousandfold, which the
-    returns of a policy that learns do not explain."""
+    """It has grown a hundredfold, or is above 1e4, for good; lately a thousandfold, which the
+    returns of a policy that learns do not explain, is told of those too."""
     start, edge = level(log.first(1 / 6)), math.log10(FALLBACK_HIGH)
     grown, rank = start + limits.growth, level(log.last(0.2))
-    late = stays(log.last(1 / 6), lambda x: x >= start + limits.runaway)
-    role = "usual" if late else None
+    late = stays(log.last(1 / 6), lambda x: x >= grown)
+    role = "usual" if stays(log.last(1 / 6), lambda x: x >= start + limits.runaway) else None
     if stays(log, lambda x: x >= grown):
         rise = trend(log, min_change=limits.growth / 2)
         if rise.p_value is None or rise.change > 0:
@@ -350,6 +351,8 @@ def spiking(log: Series) -> Sign | None:
     said = {"count": str(len(steps)), "of": str(len(log)), "most": fmt(float(factors.max()))}
     reading = f"{fmt(float(np.median(factors)))} times its running median at a typical spike"
     many = len(steps) >= limits.spike_share * len(log)
+    huge = float(factors.max()) >= limits.spike_huge
+    rare = len(steps) < limits.spike_rare * len(log)
     return Sign(
         series=log,
         strength="strong",
@@ -357,7 +360,7 @@ def spiking(log: Series) -> Sign | None:
         reading=reading,
         said=said,
         rank=len(steps),
-        role="plain" if many or float(factors.max()) >= limits.spike_huge else None,
+        role="plain" if many or (huge and not rare) else None,
     )
 
 

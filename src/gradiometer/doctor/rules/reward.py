@@ -71,10 +71,8 @@ def reward_hacking(run: RunData) -> Verdict:
     sided = _one_sided(run)
     if sided is not None and not _is_side(sided.carrier):
         return _by_parts(run, sided)
-    if held is None:
+    if held is None or not len(held.finite):
         return unlogged("val/reward")
-    if trend(held).direction is None and trend(held.last(0.5)).direction is None:
-        return too_short(held, "16 evaluations, 8 independent blocks of two, needed")
     for share in (1.0, 0.5):
         scores = held.finite.last(share)
         proxies = reward.finite.since(int(scores.steps[0]))
@@ -94,7 +92,31 @@ def reward_hacking(run: RunData) -> Verdict:
                 basis="statistical",
                 since_step=int(scores.steps[0]),
             )
-    return None
+    untold = trend(held).direction is None and trend(held.last(0.5)).direction is None
+    short = too_short(held, "16 evaluations, 8 independent blocks of two, needed")
+    return _parted(run, reward, held) or (short if untold else None)
+
+
+def _parted(run: RunData, reward: Series, held: Series) -> Draft | None:
+    """A held-out score that lost a good part of its best while the reward rose on: what single
+    evaluations show where they are too few for a trend."""
+    score = None if not len(held.finite) else judge_series(run, held.finite)
+    if score is None or score.fate != "fell" or score.lost < limits.parted or score.few:
+        return None
+    after, down = reward.finite.since(score.top_step), score.top - score.end
+    little = down < thresholds.value("signs/flat_share") * _size(held)
+    if little or rises(after) is not True:
+        return None
+    up = level(after.last(0.2)) - level(after.first(0.2))
+    return finding(
+        f"The held-out score fell from {fmt(score.top)} to {fmt(score.end)} since step"
+        f" {score.top_step}, while the reward rose by {fmt(up)}",
+        reads(after, f"rises by {fmt(up)} over these steps"),
+        reads(score.series.since(score.top_step), f"falls by {fmt(down)} over the same steps"),
+        severity="critical" if score.end < score.start else "warn",
+        basis="statistical",
+        since_step=score.top_step,
+    )
 
 
 def _size(series: Series) -> float:

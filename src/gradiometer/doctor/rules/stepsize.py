@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from gradiometer.doctor import thresholds
-from gradiometer.doctor.declared import Sign, Stays, drafted
+from gradiometer.doctor.declared import Look, Sign, Stays, declare, drafted
 from gradiometer.doctor.outcome import began_trained, near_best, outcome_of
 from gradiometer.doctor.proofs import proved_events, proved_finding
 from gradiometer.doctor.rule import (
@@ -32,7 +32,7 @@ from gradiometer.doctor.severity import Strength
 from gradiometer.doctor.signs import level, number, persists, shown, since, trend
 from gradiometer.doctor.terms import COEFFICIENTS, role_of
 from gradiometer.doctor.trainers import key_for
-from gradiometer.records import Basis, Evidence, Severity
+from gradiometer.records import Basis, Evidence
 from gradiometer.words import fmt
 
 __all__: list[str] = []
@@ -254,7 +254,32 @@ CLOSED_WORDS = words(
 )
 
 
-@rule(
+STEP = ("step", "the learning rate or the epochs over a rollout")
+
+
+def _closed(run: RunData) -> Verdict:
+    """The range of the clip, where the graph of the loss shows that 1 is not inside."""
+    proved = proved_events(run, "ppo-clip-saturated")
+    if isinstance(proved, Skipped) or not proved:
+        return None
+    ends = [fmt(number(proved[-1].detail.get(k)) or 0.0) for k in ("low", "high")]
+    title = f"PPO's clip leaves no room around 1: the ratio is held in [{ends[0]}, {ends[1]}]"
+    return proved_finding(proved[-1], title, fix=(OPEN_RANGE,), words=CLOSED_WORDS)
+
+
+def _uneven(run: RunData, sign: Sign) -> Sign:
+    """With both sides of the clip, where the lower one clips far more."""
+    low, high = run.get("clip_fraction_low"), run.get("clip_fraction_high")
+    if low is None or high is None or not persists(low, lambda x: x >= limits.noticeable):
+        return sign
+    at, other = level(low.last(0.5)), level(high.last(0.5))
+    if not at >= limits.lopsided * other:
+        return sign
+    reading = f"{fmt(at)} of the samples clipped from below, {fmt(other)} from above"
+    return replace(sign, more=(shown(low, f"{reading}, over the last half"),))
+
+
+declare(
     "ppo-clip-saturated",
     """
     cause: A clipped sample has no gradient: later epochs and minibatches learn from the few that
@@ -267,44 +292,23 @@ CLOSED_WORDS = words(
     see: arXiv 1707.06347
     see: arXiv 2503.14476: clip-higher
     """,
+    about="PPO clips a third of the samples, or mostly those that become less likely.",
+    family="stepsize",
+    metric="clip_fraction",
+    sign=Stays(above=("stepsize/saturated", "stepsize/half"), first="present"),
+    title="PPO clips {percent} of the samples",
+    settings={"key": STEP},
+    beside=_uneven,
+    also=(
+        Look(
+            metric="clip_fraction_low",
+            sign=Stays(above=("stepsize/noticeable",), first="present"),
+            title="PPO clips {percent} of the samples, mostly from below",
+            beside=lambda run, sign: found if (found := _uneven(run, sign)).more else None,
+        ),
+    ),
+    fact=_closed,
 )
-def ppo_clip_saturated(run: RunData) -> Verdict:
-    """PPO clips a third of the samples, or mostly those that become less likely."""
-    proved = proved_events(run, "ppo-clip-saturated")
-    if not isinstance(proved, Skipped) and proved:
-        ends = [fmt(number(proved[-1].detail.get(k)) or 0.0) for k in ("low", "high")]
-        title = f"PPO's clip leaves no room around 1: the ratio is held in [{ends[0]}, {ends[1]}]"
-        return proved_finding(proved[-1], title, fix=(OPEN_RANGE,), words=CLOSED_WORDS)
-    clipped = run.get("clip_fraction")
-    low, high = run.get("clip_fraction_low"), run.get("clip_fraction_high")
-    if clipped is None and (low is None or high is None):
-        return unlogged("clip_fraction")
-    uneven = _uneven(low, high)
-    if clipped is None or (uneven is not None and len(clipped.finite) < limits.min_points):
-        sign = None
-    else:
-        sign = Stays(above=("stepsize/saturated", "stepsize/half"), first="present")(clipped)
-    if sign is None and uneven is None:
-        return None
-    side = "" if sign is not None else ", mostly from below"
-    sign = sign or Stays(above=("stepsize/noticeable",), first="present")(low or clipped)  # type: ignore[arg-type]
-    if sign is None:
-        return None
-    key = key_for(run, "step", "the learning rate or the epochs over a rollout", sign.series)
-    title = f"PPO clips {{percent}} of the samples{side}"
-    return drafted(run, sign, title, uneven, values={"key": key})
-
-
-def _uneven(low: Series | None, high: Series | None) -> Evidence | None:
-    if low is None or high is None or not persists(low, lambda x: x >= limits.noticeable):
-        return None
-    at, other = level(low.last(0.5)), level(high.last(0.5))
-    if not at >= limits.lopsided * other:
-        return None
-    return shown(
-        low,
-        f"{fmt(at)} of the samples clipped from below, {fmt(other)} from above, over the last half",
-    )
 
 
 # How far the policy is from its reference and from its data. A KL to the reference that grows with
@@ -387,49 +391,6 @@ def _apart_at_once(run: RunData, kl: Series, bound: float) -> Sign | None:
     )
 
 
-@rule(
-    "kl-strangled",
-    """
-    cause: The penalty undoes every step of the task; or the policy does not move for another
-      reason.
-    fix: Lower {key}{known} 10 times or more
-    fix: If kl_ref is exactly zero: the reference may be the policy itself (no copy), or the
-      learning rate is too small
-    confirm: Train 50 updates with the coefficient at zero: if kl_ref and the reward move, it was
-      the penalty.
-    see: arXiv 1909.08593: adaptive KL control
-    """,
-    needs=("kl_ref",),
-)
-def kl_strangled(run: RunData) -> Verdict:
-    """The KL penalty holds the policy back: no KL, a term as strong as the task's, no reward.
-
-    At the start π = π_ref, so the KL is zero and so is the gradient of its term: that is not it.
-    """
-    kl = needed(run, "kl_ref", limits.min_points)
-    if not persists(kl, lambda x: abs(x) < limits.chained_kl):
-        return None
-    progress, rules = outcome_of(run), _kl_rules(run)
-    coefficient = number(run.fact(*COEFFICIENTS["kl"]))
-    if progress is None or not progress.stuck or (rules is None and not coefficient):
-        return None
-    start = since(kl, lambda x: abs(x) < limits.chained_kl)
-    severity: Severity = "info" if rules is None else "warn"
-    at = fmt(level(kl.last(0.5)))
-    known = "" if coefficient is None else f" (now {fmt(coefficient)})"
-    return finding(
-        f"The KL penalty holds the policy at its reference: {at} nats, and the reward"
-        f" {progress.then}",
-        shown(kl, f"median {at} over the last half", first_step=start),
-        rules,
-        progress.evidence,
-        severity=severity,
-        since_step=start,
-        key=key_for(run, "kl-penalty", "the coefficient of the KL penalty", kl),
-        known=known,
-    )
-
-
 def _kl_rules(run: RunData) -> Evidence | None:
     """The KL term where its gradient is half the task's or more, lately."""
     terms = {
@@ -454,6 +415,45 @@ def _kl_rules(run: RunData) -> Evidence | None:
     return shown(held, f"gradient norm {fmt(mine)}, the task's {fmt(theirs)}, over the last half")
 
 
+def _held_back(run: RunData, sign: Sign) -> Sign | None:
+    """Where there is a penalty and the reward does not rise; a note, unless its gradient is known.
+
+    At the start π = π_ref, so the KL is zero and so is the gradient of its term: that is not it.
+    """
+    progress, rules = outcome_of(run), _kl_rules(run)
+    coefficient = number(run.fact(*COEFFICIENTS["kl"]))
+    if progress is None or not progress.stuck or (rules is None and not coefficient):
+        return None
+    known = "" if coefficient is None else f" (now {fmt(coefficient)})"
+    more = () if rules is None else (rules,)
+    said = {**sign.said, "known": known}
+    return replace(sign, said=said, more=more, role="note" if rules is None else None)
+
+
+declare(
+    "kl-strangled",
+    """
+    cause: The penalty undoes every step of the task; or the policy does not move for another
+      reason.
+    fix: Lower {key}{known} 10 times or more
+    fix: If kl_ref is exactly zero: the reference may be the policy itself (no copy), or the
+      learning rate is too small
+    confirm: Train 50 updates with the coefficient at zero: if kl_ref and the reward move, it was
+      the penalty.
+    see: arXiv 1909.08593: adaptive KL control
+    """,
+    about=(
+        "The KL penalty holds the policy back: no KL, a term as strong as the task's, no reward."
+    ),
+    family="stepsize",
+    metric="kl_ref",
+    sign=Stays(below=("stepsize/chained_kl",), size=True),
+    title="The KL penalty holds the policy at its reference: {level} nats",
+    settings={"key": ("kl-penalty", "the coefficient of the KL penalty")},
+    beside=_held_back,
+)
+
+
 @rule(
     "stale-data",
     """
@@ -472,6 +472,8 @@ def _kl_rules(run: RunData) -> Evidence | None:
 def stale_data(run: RunData) -> Verdict:
     """The data comes from another policy: importance weights degenerate, or KL keeps growing."""
     ess, weight, kl = run.get("ess"), run.get("importance_weight"), run.get("approx_kl")
+    if (found := _of_earlier_rollouts(run)) is not None:
+        return _stale(run, *found, strength="total")
     known = [x for x in (ess, weight, kl) if x is not None]
     if not known:
         return unlogged("ess")
@@ -482,7 +484,8 @@ def stale_data(run: RunData) -> Verdict:
     if kl is None:
         return None
     if (found := _grew(run, kl)) is not None:
-        return _stale(run, *found, strength="present")
+        far = level(kl.finite.last(0.2)) >= limits.far_kl
+        return _stale(run, *found, strength="strong" if far else "present")
     found = _over_epochs(run, kl)
     progress = outcome_of(run)
     if found is None or (progress is not None and not progress.stuck):
@@ -491,6 +494,17 @@ def stale_data(run: RunData) -> Verdict:
 
 
 Stale = tuple[Series, Evidence, int | None]
+
+
+def _of_earlier_rollouts(run: RunData) -> Stale | None:
+    """Samples of the policy's loss that the environment gave before the newest rollout."""
+    share = run.get("credit/stale_share")
+    if share is None or not persists(share, lambda x: x > limits.stale_share):
+        return None
+    start = since(share, lambda x: x > limits.stale_share)
+    now = fmt(100 * level(share.last(0.5)))
+    reading = f"{now} % of the policy's samples are of earlier rollouts, over the last half"
+    return share, shown(share, reading, first_step=start), start
 
 
 def _degenerate(ess: Series | None, weight: Series | None) -> Stale | None:
@@ -659,6 +673,9 @@ def _warms_up(run: RunData) -> list[tuple[Series, int | None, Evidence]]:
     rising = float((np.diff(values) > 0.0).mean()) >= limits.warming
     if not rising or float(values[0]) > limits.warm_start * float(values[-1]):
         return []
+    update = run.get("grad/<block>/update_ratio", block="all")
+    if update is not None and len(update.finite) and level(update.finite.last(0.5)) > limits.moves:
+        return []  # it rose to more than enough
     reading = f"in its warm-up all along, {fmt(float(values[-1]))} at the end"
     return [(rate, int(rate.finite.steps[0]), shown(rate.finite, reading))]
 

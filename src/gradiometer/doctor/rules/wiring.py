@@ -23,6 +23,7 @@ from gradiometer.doctor.rule import (
     Judge,
     Skipped,
     Verdict,
+    Words,
     as_list,
     finding,
     needed,
@@ -36,12 +37,13 @@ from gradiometer.doctor.rundata import RunData, Series
 from gradiometer.doctor.signs import NORM as RAW
 from gradiometer.doctor.signs import layered, level, number, shown, since, where
 from gradiometer.doctor.terms import COEFFICIENTS, Role, role_of
+from gradiometer.maths.students import t_quantile
 from gradiometer.metrics import key
 from gradiometer.records import Basis, Event, Evidence, Finding, Severity, Table
 from gradiometer.store.reader import Floats, Ints
 from gradiometer.words import fmt
 
-__all__ = ["wired"]
+__all__ = ["fact", "wired"]
 
 ALSO: dict[str, tuple[str, ...]] = {"not-in-optimizer": ("in-two-optimizers",)}
 """Checks of the audit that have no finding of their own, by the finding they belong to."""
@@ -61,6 +63,33 @@ def wired(id: str, text: str = "") -> Callable[[Judge], Judge]:
         return rule(id, text)(both)
 
     return register
+
+
+def fact(
+    id: str,
+    text: str,
+    *,
+    about: str,
+    title: str | Callable[[Event], str],
+    words: Callable[[Event], Words | None] = lambda event: None,
+    each: bool = True,
+) -> None:
+    """Register what the meter proved as a rule: a finding for each of its events, or for the
+    first."""
+
+    def judge(run: RunData) -> Verdict:
+        events = proved_events(run, id)
+        if isinstance(events, Skipped):
+            return events
+        return [
+            proved_finding(
+                event, title if isinstance(title, str) else title(event), words=words(event)
+            )
+            for event in (events if each else events[:1])
+        ]
+
+    judge.__doc__ = about
+    wired(id, text)(judge)
 
 
 def _joined(id: str, seen: Verdict, run: RunData) -> Verdict:
@@ -150,6 +179,8 @@ ROUNDING = {"float32": 5e-3, "float16": 1e-2, "bfloat16": 2.5e-2}
 (docs/guide/meter.md). float32 has 5e-7 there, but a GPU may multiply in TF32 (5e-4): ten times
 that, and less than that of a gradient is not worth acting on."""
 
+NEEDED = ("policy", "value")
+"""What a loss cannot do without."""
 SCALAR_LOSSES = {"task": "policy"}
 """RAGEN's gradient analysis calls the task's loss `policy`."""
 FIXES: dict[Role | None, tuple[str, ...]] = {
@@ -208,7 +239,7 @@ def dead_term(run: RunData) -> Verdict:
     """
     without_path, norms = dict(_without_path(run)), list(_norms(run))
     cut = [each for each in without_path.items() if not _switched_off(run, each[0])]
-    found = [*(_no_path(run, *each) for each in cut), *_dead_rewards(run)]
+    found = [*(_no_path(run, *each) for each in cut), *_dead_rewards(run), *_times_zero(run)]
     for zeros in _zeros(run, norms):
         if zeros.term not in without_path and not _switched_off(run, zeros.term):
             found += _stationary(zeros)
@@ -259,6 +290,42 @@ def _no_path(run: RunData, term: str, step: int) -> Draft:
         confirm=f"Print {term}.requires_grad before backward(): it must be True. Then multiply its"
         " coefficient by ten: today that changes no weight.",
     )
+
+
+TIMES_ZERO_WORDS = words(
+    """
+    cause: Nothing else trains what this term is for: a critic whose loss counts for nothing stays
+      as it was initialised, and what is subtracted as its value is noise.
+    fix: Set its coefficient above 0 ({key})
+    fix: Or take the term and what it would train out of the program
+    confirm: gradiometer wiring shows the coefficient of each term and the blocks it reaches.
+    """
+)
+
+
+def _times_zero(run: RunData) -> Iterator[Draft]:
+    """A policy or value loss whose coefficient is 0 at every look: that of an entropy bonus is
+    often meant."""
+    coefficients: dict[str, list[tuple[int, float | None, Role]]] = {}
+    for table in _tables(run, "wiring"):
+        rows = _mapping(table.content).get("terms")
+        for row in map(_mapping, rows if isinstance(rows, list) else ()):
+            if row.get("role") in NEEDED:
+                held = coefficients.setdefault(str(row.get("name")), [])
+                held.append((table.step, row.get("coefficient"), row["role"]))
+    for term, seen in coefficients.items():
+        step, _, role = seen[0]
+        if all(coefficient == 0 for _, coefficient, _ in seen):
+            reading = f"{term!r} has the coefficient 0 in the loss, and no other way to the weights"
+            yield finding(
+                f"The {role} loss {term!r} is multiplied by 0: it trains nothing",
+                Evidence(series="wiring", reading=reading, first_step=step),
+                severity="critical",
+                basis="proved",
+                since_step=step,
+                words=TIMES_ZERO_WORDS,
+                key="vf_coef, value_loss_coef" if role == "value" else "its factor in the sum",
+            )
 
 
 DEAD_REWARDS_WORDS = words(
@@ -834,17 +901,10 @@ def _follows(raw: Series, scale: Series | None) -> str | None:
     if len(slopes) < limits.min_changes:
         return None
     mean, error = float(np.mean(slopes)), float(np.std(slopes, ddof=1) / math.sqrt(len(slopes)))
-    if mean - _quantile(len(slopes) - 1) * error <= limits.follows:
+    if mean - t_quantile(len(slopes) - 1, 0.975) * error <= limits.follows:
         return None
     moves = f"log2 of the norm moves {mean:.2f} ± {error:.2f} with log2 of the loss scale"
     return f"{moves}, over {len(slopes)} changes; 0 once unscaled"
-
-
-def _quantile(freedom: int) -> float:
-    """Student's 97.5 % point."""
-    from scipy.special import stdtrit  # 40 ms to import
-
-    return float(stdtrit(freedom, 0.975))
 
 
 def _jumps(raw: Series) -> str | None:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import numpy as np
 
 from gradiometer.doctor import thresholds
+from gradiometer.doctor.outcome import outcome_of
 from gradiometer.doctor.proofs import proved_events, proved_finding
 from gradiometer.doctor.rule import Draft, Skipped, Verdict, finding, words
-from gradiometer.doctor.rules.wiring import wired
+from gradiometer.doctor.rules.wiring import fact, wired
 from gradiometer.doctor.rundata import RunData
 from gradiometer.doctor.signs import shown
+from gradiometer.records import Event
 
 __all__ = ["opposed_by_credit"]
 
@@ -46,7 +48,7 @@ def opposed_by_credit(run: RunData) -> Draft | None:
     )
 
 
-@wired(
+fact(
     "ratio-always-one",
     """
     cause: The ratio of new to old probabilities is exactly 1 in every epoch: the old log-probs are
@@ -58,16 +60,9 @@ def opposed_by_credit(run: RunData) -> Draft | None:
     confirm: Print ratio.min() and ratio.max() in the second epoch: they must differ from 1.
     see: arXiv 1707.06347
     """,
+    about=("exp(new − old) is 1 for every sample although the rollout was learned from before."),
+    title="The policy ratio is exactly 1 in every epoch",
 )
-def ratio_always_one(run: RunData) -> Verdict:
-    """exp(new − old) is 1 for every sample although the rollout was learned from before."""
-    facts = proved_events(run, "ratio-always-one")
-    if isinstance(facts, Skipped):
-        return facts
-    return [
-        proved_finding(event, "The policy ratio is exactly 1 in every epoch", severity="critical")
-        for event in facts
-    ]
 
 
 SOFT = words(
@@ -83,7 +78,11 @@ SOFT = words(
 )
 
 
-@wired(
+def _of_temperature(event: Event) -> bool:
+    return event.detail.get("how") == "temperature"
+
+
+fact(
     "entropy-sign",
     """
     cause: The loss falls when the entropy of the policy falls: what was meant as a bonus is a
@@ -94,20 +93,14 @@ SOFT = words(
     confirm: Set the coefficient to 10 times its size: the entropy must rise.
     see: F17
     """,
+    about="dL/dH is positive in a loss that has log-probabilities of actions.",
+    title=lambda event: (
+        "The temperature moves away from the entropy that is wanted"
+        if _of_temperature(event)
+        else "The loss punishes entropy instead of rewarding it"
+    ),
+    words=lambda event: SOFT if _of_temperature(event) else None,
 )
-def entropy_sign(run: RunData) -> Verdict:
-    """dL/dH is positive in a loss that has log-probabilities of actions."""
-    facts = proved_events(run, "entropy-sign")
-    if isinstance(facts, Skipped):
-        return facts
-    return [
-        proved_finding(
-            event, "The temperature moves away from the entropy that is wanted", words=SOFT
-        )
-        if event.detail.get("how") == "temperature"
-        else proved_finding(event, "The loss punishes entropy instead of rewarding it")
-        for event in facts
-    ]
 
 
 @wired(
@@ -124,4 +117,14 @@ def never_trained(run: RunData) -> Verdict:
     facts = proved_events(run, "never-trained")
     if isinstance(facts, Skipped):
         return facts
-    return [proved_finding(event, "An optimizer never steps") for event in facts]
+    return [_never(event, run) for event in facts]
+
+
+def _never(event: Event, run: RunData) -> Draft:
+    if event.detail.get("how") != "no-gradient":
+        return proved_finding(event, "An optimizer never steps")
+    # an optimizer of something that is not trained by design is no fault of a run that learns
+    progress = outcome_of(run)
+    stuck = progress is not None and progress.stuck
+    title = "An optimizer never steps, and no backward reaches what it holds"
+    return proved_finding(event, title, severity="critical" if stuck else "info")

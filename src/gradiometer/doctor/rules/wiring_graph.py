@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from gradiometer.doctor.proofs import place, proved_events, proved_finding
-from gradiometer.doctor.rule import Skipped, Verdict
-from gradiometer.doctor.rules.wiring import wired
+from gradiometer.doctor.rule import Draft, Skipped, Verdict, words
+from gradiometer.doctor.rules.wiring import fact, wired
 from gradiometer.doctor.rundata import RunData
 from gradiometer.records import Event
 
@@ -23,7 +23,9 @@ def _shape(given: Any) -> str:
     return f"({', '.join(sizes)}{',' if len(sizes) == 1 else ''})"
 
 
-@wired(
+# Accumulation over micro-batches is no such thing, nor are gradients that another loss leaves and
+# that are cleared before their own step.
+fact(
     "gradients-not-cleared",
     """
     cause: backward() adds to .grad. Nothing set it to zero since the last optimizer step, so each
@@ -33,28 +35,20 @@ def _shape(given: Any) -> str:
     fix: With several optimizers, clear each one's parameters; model.zero_grad() clears all of them
     confirm: Print the norm of .grad right before backward(): it must be 0, or .grad None.
     """,
+    about=(
+        "A step also uses the gradients of the step before: they were not cleared before the next"
+        " backward added to them."
+    ),
+    title=lambda event: (
+        f"Gradients are not cleared between optimizer steps{place(event)}: each step uses the"
+        " sum of all before it"
+    ),
+    each=False,
 )
-def gradients_not_cleared(run: RunData) -> Verdict:
-    """A step also uses the gradients of the step before: they were not cleared before the next
-    backward added to them.
-
-    Accumulation over micro-batches is no such thing, nor are gradients that another loss leaves and
-    that are cleared before their own step.
-    """
-    events = proved_events(run, "gradients-not-cleared")
-    if isinstance(events, Skipped):
-        return events
-    return [
-        proved_finding(
-            event,
-            f"Gradients are not cleared between optimizer steps{place(event)}: each step uses the"
-            " sum of all before it",
-        )
-        for event in events[:1]
-    ]
 
 
-@wired(
+# Tables on purpose (x[:, None] - x[None, :], contrastive logits) are no finding.
+fact(
     "shapes-broadcast",
     """
     cause: torch expands (N, 1) against (N,) to (N, N) silently. Each prediction is pulled
@@ -65,23 +59,13 @@ def gradients_not_cleared(run: RunData) -> Verdict:
     fix: Assert it once: assert values.shape == returns.shape
     confirm: Print the shape of the difference before .mean(): it must be (N,), not (N, N).
     """,
+    about=("N values and N targets broadcast to N × N numbers, which are averaged into the loss."),
+    title=lambda event: (
+        f"The loss{_named(event)} broadcasts {_sides(event)} to"
+        f" {_shape(event.detail.get('result'))}{place(event)}"
+    ),
+    each=False,
 )
-def shapes_broadcast(run: RunData) -> Verdict:
-    """N values and N targets broadcast to N × N numbers, which are averaged into the loss.
-
-    Tables on purpose (x[:, None] - x[None, :], contrastive logits) are no finding.
-    """
-    events = proved_events(run, "shapes-broadcast")
-    if isinstance(events, Skipped):
-        return events
-    return [
-        proved_finding(
-            event,
-            f"The loss{_named(event)} broadcasts {_sides(event)} to"
-            f" {_shape(event.detail.get('result'))}{place(event)}",
-        )
-        for event in events[:1]
-    ]
 
 
 def _named(event: Event) -> str:
@@ -93,6 +77,17 @@ def _sides(event: Event) -> str:
     sides = event.detail.get("shapes")
     shapes = [_shape(side) for side in sides] if isinstance(sides, list) else []
     return " against ".join(shapes) or "its two sides"
+
+
+RELU_WORDS = words(
+    """
+    cause: Logits may have any sign, and a ReLU sets those below zero to 0. The policy cannot make
+      an action rarer than that, and a logit below zero has no gradient that would bring it back.
+    fix: Take the activation after the last layer out; softmax or Categorical(logits=...) follow it
+      directly.
+    confirm: Print the logits of a batch; none is below zero, and many are exactly 0.
+    """
+)
 
 
 @wired(
@@ -109,20 +104,28 @@ def _sides(event: Event) -> str:
 )
 def double_softmax(run: RunData) -> Verdict:
     """A softmax goes into something that normalises again: Categorical(logits=...), cross_entropy,
-    another softmax; or a sigmoid into a loss that takes logits.
+    another softmax; or a sigmoid into a loss that takes logits; or logits go through a ReLU first.
 
     Normalising log-probabilities again changes nothing, and is no finding.
     """
     events = proved_events(run, "double-softmax")
     if isinstance(events, Skipped):
         return events
-    return [
-        proved_finding(event, f"Probabilities are taken for logits{place(event)}: {event.message}")
-        for event in events[:1]
-    ]
+    return [_no_logits(event) for event in events[:1]]
 
 
-@wired(
+def _no_logits(event: Event) -> Draft:
+    if str(event.detail.get("below")).startswith("Relu"):
+        title = f"Logits go through a ReLU{place(event)}: those below zero have no gradient"
+        return proved_finding(event, title, words=RELU_WORDS)
+    return proved_finding(
+        event, f"Probabilities are taken for logits{place(event)}: {event.message}"
+    )
+
+
+# An actor's loss that runs through a critic (SAC, TD3, DDPG) is no finding where the critic clears
+# it, nor is a trunk that both terms share.
+fact(
     "leak-between-terms",
     """
     cause: The advantages were made from values that still carry their gradient. The policy term
@@ -132,22 +135,13 @@ def double_softmax(run: RunData) -> Verdict:
     confirm: Print torch.autograd.grad(policy_loss, critic.parameters(), allow_unused=True): every
       entry must be None.
     """,
+    about=(
+        "The policy term trains the critic: it reaches the head that the value term trains, and the"
+        " head is stepped with that gradient."
+    ),
+    title=lambda event: (
+        f"The term {event.detail.get('term')!r} trains the critic: it reaches"
+        f" {event.detail.get('parameter')}, the head of {event.detail.get('into')!r}"
+    ),
+    each=False,
 )
-def leak_between_terms(run: RunData) -> Verdict:
-    """The policy term trains the critic: it reaches the head that the value term trains, and the
-    head is stepped with that gradient.
-
-    An actor's loss that runs through a critic (SAC, TD3, DDPG) is no finding where the critic
-    clears it, nor is a trunk that both terms share.
-    """
-    events = proved_events(run, "leak-between-terms")
-    if isinstance(events, Skipped):
-        return events
-    return [
-        proved_finding(
-            event,
-            f"The term {event.detail.get('term')!r} trains the critic: it reaches"
-            f" {event.detail.get('parameter')}, the head of {event.detail.get('into')!r}",
-        )
-        for event in events[:1]
-    ]

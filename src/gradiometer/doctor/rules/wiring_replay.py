@@ -8,16 +8,20 @@ from gradiometer.doctor.replayed import (
     GROUPS,
     TABLE,
     TARGET_BATCHES,
+    is_credited_alike,
+    lost_traces,
     replayed,
     replayed_groups,
     replayed_targets,
+    replayed_values,
+    seen_setting,
     set_discount,
     set_lengths,
 )
 from gradiometer.doctor.rule import Draft, Skipped, Verdict, finding, rule, words
 from gradiometer.doctor.rundata import RunData
 from gradiometer.maths.grouprecipes import GroupFit, Lengths, ReplayedGroups
-from gradiometer.maths.recipes import Fit
+from gradiometer.maths.recipes import Fit, ReplayedRecipes
 from gradiometer.maths.targetrecipes import ReplayedTargets, TargetFit
 from gradiometer.records import Event, Evidence, Severity
 
@@ -32,17 +36,22 @@ FIXES = {
     "ends-one-late": "Use the flag of the step itself: whether it ended the episode",
     "ends-bootstrapped": "Multiply the value of the next state by (1 − terminated)",
     "rewards-one-late": "Store the reward in the row of the action that earned it",
+    "rewards-one-early-in-episodes": "Take the reward of the step itself, rews[:-1]",
     "rewards-one-early": "Store the reward in the row of the action that earned it",
     "gamma-zero": "Set the discount: 0.99 is usual",
     "past-rewards": "Sum from the last step to the first, and keep the order of the samples",
     "order-reversed": "Reverse the list of returns or advantages once it is filled from the end",
     "ends-inverted": "Multiply the value of the next state by (1 − terminated), not by terminated",
     "environments-mixed": "Flatten observations, actions and advantages in the same order",
+    "steps-mixed": "Flatten observations, actions and advantages in the same order",
+    "advantages-one-late": "Give each sample its own advantage: an index is off by one step",
+    "advantages-one-early": "Give each sample its own advantage: an index is off by one step",
     "wrong-axis": "Take mean and spread of the advantages over the whole batch",
     "rewards-negated": "Store the reward as the environment pays it, without a minus",
     "rewards-clipped": "Take the clip of the rewards out, or scale them instead",
     "rows-in-order": "Index the advantages with the same indices as observations and actions",
     "rows-running": "Index the advantages with the same indices as observations and actions",
+    "no-baseline": "Subtract the critic's value: return − V(s), or the sum of γλ-discounted δ",
     "values-for-advantages": "Put the advantages, not the values, into the policy's loss",
 }
 GROUP_FIXES = {
@@ -148,6 +157,20 @@ TARGETS = {
             """
         ),
     ),
+    "output-bounded": (
+        "The output of the values cannot reach their targets",
+        words(
+            """
+            cause: The last layer of the values ends in an activation that gives only a part of all
+              numbers, and most targets lie beyond it. The values stay at its edge, where hardly any
+              gradient is left.
+            fix: Take the activation after the last layer of the critic out; values are any number.
+            fix: Or scale rewards so that returns lie where the activation reaches.
+            confirm: Print the largest and the smallest value and target of a batch.
+            see: mathematics: Replay
+            """
+        ),
+    ),
     "clip-largest": (
         "The clip of the ratio bounds nothing: the larger of both objectives is taken",
         words(
@@ -236,6 +259,40 @@ DISCOUNT_WORDS = words(
     see: mathematics: Replay
     """
 )
+TRACE_WORDS = words(
+    """
+    cause: The program sets a trace decay (λ of GAE), and the advantages of the update end with the
+      next step, as with a decay of 0. What is paid later reaches an action through the critic
+      alone.
+    fix: Carry the running sum on: last = delta + gamma * lam * (1 − done) * last.
+    fix: If one step is meant, take the setting out, or set it to 0.
+    confirm: Print advantage, δ and the advantage after it for three steps of an episode; A_t −
+      γλ·A_{t+1} must be δ_t.
+    see: arXiv 1506.02438
+    see: mathematics: Replay
+    """
+)
+VALUE_WORDS = words(
+    """
+    cause: The target of a value is what is paid from its state on, and here it is something else.
+      A baseline like that does not follow the returns, and advantages are made of it.
+    fix: Train the value towards returns = advantages + values of the rollout, or r + γ·V(next).
+    confirm: Print values and targets at the start and at the end of a long episode; both must fall
+      as its end comes near.
+    see: mathematics: Replay
+    """
+)
+NO_DISCOUNT_WORDS = words(
+    """
+    cause: The program sets the discount to 0, so an action is credited with its own reward alone.
+      Here every action is given the same, whatever came of it.
+    fix: Set the discount (gamma): 0.99 is usual.
+    confirm: Print the returns of one episode; they must fall towards its end where each step pays.
+    see: mathematics: Replay
+    """
+)
+BARE = ("returns", "no-baseline")
+"""Without a baseline the update is noisy, not wrong."""
 NOTHING_KEPT = (
     "no rollout with its credit in this run: gradiometer run keeps some where a script steps a"
     " gymnasium environment and trains on what it did there"
@@ -268,32 +325,97 @@ def recipe_mismatch(run: RunData) -> Verdict:
         draft = _of_target_recipes(targets, run)
         if draft is not None:
             return draft
+    if (draft := _of_values(run)) is not None:
+        return draft
     if vague := [each for each in known if each.detail["recipe"] == VAGUE]:
         return _targets(vague[-1])
     if (groups := replayed_groups(run)) is not None:
         return _of_groups(groups, set_lengths(run))
-    found = replayed(run)
+    # credit is told apart by observations: beside other ones it is of other samples
+    found = None if _beside_others(run) else replayed(run)
     if known and (found is None or found.wrong is None):
         return _targets(known[-1])
     wrong = None if found is None else found.wrong
+    if wrong is None and (draft := _of_settings(run)) is not None:
+        return draft
     if found is None or wrong is None:
         checked = any(each is not None and each.checked for each in (found, targets))
         if checked or not isinstance(events, Skipped):
             return None
         return Skipped(why=NOTHING_KEPT if found is None and targets is None else NOTHING_FITS)
+    return _of_advantages(found, wrong)
+
+
+def _of_advantages(found: ReplayedRecipes, wrong: Fit) -> Draft:
+    """A wrong recipe that explains the update."""
     right = 0.0 if found.right.flipped else found.right.r2
-    return finding(
+    explained = (
         f"Advantages {said(wrong)} explain {wrong.r2:.1%} of this update, as they should be"
-        f" {right:.1%}",
+        f" {right:.1%}"
+    )
+    if right >= limits.nearly:
+        explained = (
+            f"Advantages {said(wrong)}: exact on {found.samples} samples, as they should be they"
+            f" are off by {(1.0 - right) ** 0.5:.1%} of their spread"
+        )
+    return finding(
+        explained,
         Evidence(
             series=TABLE,
             reading=f"{found.samples} samples of first epochs; R² on the half that was held back",
         ),
+        severity="warn" if wrong.recipe.name in BARE and not wrong.flipped else "critical",
+        basis="proved",
+        since_step=0,
+        fix=(SIGN,) if wrong.flipped else (FIXES.get(wrong.recipe.name, FIXES["no-baseline"]),),
+        recipe=said(wrong),
+    )
+
+
+def _beside_others(run: RunData) -> bool:
+    events = (proved_events(run, id) for id in ("misaligned-data", "score-not-zero-mean"))
+    return any(isinstance(each, list) and each for each in events)
+
+
+def _of_values(run: RunData) -> Draft | None:
+    """What values are trained towards, where it is exactly something else than a return."""
+    values = replayed_values(run)
+    if values is None or values.wrong is None:
+        return None
+    off = (1.0 - max(values.right.r2, 0.0)) ** 0.5
+    return finding(
+        f"Values are trained towards {values.wrong.recipe.words}: exact on {values.samples}"
+        f" samples, returns are off by {off:.1%} of their spread",
+        Evidence(series=TABLE, reading=f"{values.samples} samples of first backward calls"),
         severity="critical",
         basis="proved",
         since_step=0,
-        fix=(SIGN,) if wrong.flipped else (FIXES[wrong.recipe.name],),
-        recipe=said(wrong),
+        words=VALUE_WORDS,
+    )
+
+
+def _of_settings(run: RunData) -> Draft | None:
+    """What the program's own settings say, and the update does not have; or has, and should not."""
+    if (lost := lost_traces(run)) is not None:
+        return finding(
+            f"Advantages have no trace decay, the program sets {lost.decay:g}: without one they"
+            f" explain {lost.r2:.1%} of this update, with it {lost.r2_set:.1%}",
+            Evidence(series=TABLE, reading=f"{lost.samples} samples of first epochs"),
+            severity="warn",
+            basis="proved",
+            since_step=0,
+            words=TRACE_WORDS,
+        )
+    alike = is_credited_alike(run) if seen_setting(run, "gamma") == 0.0 else None
+    if alike is None:
+        return None
+    return finding(
+        f"The discount is 0, and all of {alike} samples were given the same",
+        Evidence(series=TABLE, reading=f"{alike} samples of first epochs, and what each was given"),
+        severity="critical",
+        basis="proved",
+        since_step=0,
+        words=NO_DISCOUNT_WORDS,
     )
 
 
@@ -368,6 +490,8 @@ def _of_target_recipes(found: ReplayedTargets, run: RunData) -> Draft | None:
             recipe=f"“{wrong.recipe.words}”",
         )
     made, expected = found.made_by, set_discount(run)
+    if expected is None and (seen := seen_setting(run, "gamma")) is not None and seen > 0.0:
+        expected = seen
     if made is None or expected is None or abs(made.gamma - expected) <= limits.near_discount:
         return None
     return finding(

@@ -26,9 +26,8 @@ from gradiometer.words import say
 
 __all__ = ["ScriptRuns"]
 
-BACKWARDS, STEPS = 8, 100
-"""Backwards without any step, or steps of other optimizers, after which one that has not stepped
-is not going to."""
+BACKWARDS = 8
+"""Backwards without any step, after which there will be none."""
 
 
 class ScriptRuns:
@@ -53,8 +52,6 @@ class ScriptRuns:
         )
         """What other threads logged since the last step."""
         self._num_runs = self._num_steps = 0
-        self._stepped: set[int] = set()
-        """Optimizers of the run by id that have stepped."""
         self._heard: dict[str, tuple[int, float, int]] = {}
         """Of each name that was logged: the step, the sum of its values there and their number."""
         self._num_heard: Counter[str] = Counter()
@@ -74,7 +71,6 @@ class ScriptRuns:
         folder = self._options.run_folder(self._num_runs)
         self._new_folders = [made for made in (folder, *folder.parents) if not made.exists()]
         self._num_steps, self._earlier = 0, None
-        self._stepped.clear()
         self._heard.clear()
         self._num_heard.clear()
         self._watch(optimizers, folder)
@@ -120,7 +116,6 @@ class ScriptRuns:
         if self.meter is None:
             return
         self._num_steps += 1
-        self._stepped.add(id(optimizer))
         self.meter.resume()
         while self._elsewhere:
             values, where = self._elsewhere.popleft()
@@ -183,16 +178,15 @@ class ScriptRuns:
         self._num_runs -= 1
 
     def _never_stepped(self, optimizers: list[Optimizer]) -> list[str]:
-        """Optimizers whose parameters have a gradient, and that never stepped, in words."""
-        enough = self.num_backwards() >= BACKWARDS if not self._num_steps else True
-        if not enough or 0 < self._num_steps < STEPS:
+        """Of a script that never steps: optimizers whose parameters have a gradient, in words. Of
+        one that steps another the meter tells."""
+        if self._num_steps or self.num_backwards() < BACKWARDS:
             return []
-        stepped = held_by([one for one in optimizers if id(one) in self._stepped])
         words = []
         for number, one in enumerate(optimizers):
             parameters = held_by([one])
             waiting = any(p.grad is not None for p in parameters.values())
-            if id(one) not in self._stepped and waiting and not parameters.keys() <= stepped.keys():
+            if waiting:
                 words.append(
                     f"optimizer {number} ({type(one).__name__}, {len(parameters)} tensors) never"
                     " stepped, though its parameters have gradients"
