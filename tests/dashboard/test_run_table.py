@@ -98,6 +98,21 @@ def test_rows_say_state_outcome_status_and_the_settings_that_differ(
     assert "gamma" not in good.settings
 
 
+def test_the_answer_that_says_all_is_read_knows_what_the_runs_share(
+    table: Callable[..., RunTable], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_table, "REFRESH_SECONDS", 3600.0)  # no second look at the files
+    write_run(tmp_path / "a")
+    write_run(tmp_path / "b", lr=1.0)
+    runs = table()
+    until = time.monotonic() + 60
+    while (told := runs.answer()).unread:
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    assert told.shared["gamma"] == "0.99"
+    assert [set(row.settings) & {"gamma", "lr"} for row in told.rows] == [{"lr"}, {"lr"}]
+
+
 def test_a_cursor_gets_what_changed_and_nothing_is_read_twice(
     table: Callable[..., RunTable], tmp_path: Path
 ) -> None:

@@ -177,6 +177,8 @@ class RunTable:
             self._asked = time.monotonic()
             self._begin = min(self._begin, self._asked + FIRST_SECONDS)
             self._refresh()
+            if self._share():  # cards were read since: the last of them nobody asks for again
+                self._renew_all()
             self._start()
             epoch, _, revision = after.partition(".")
             whole = epoch != self._epoch or not revision.isdecimal()
@@ -234,15 +236,14 @@ class RunTable:
             known.signature = signatures.get(id, known.signature)
             _read_notes(known)
         self._share()
-        for id, known in self._runs.items():
-            self._renew(id, known)
+        self._renew_all()
         self._queue = self._due()
         self._refreshed = time.monotonic()
 
-    def _share(self) -> None:
-        """Settings that all runs have alike are told once."""
+    def _share(self) -> bool:
+        """Settings that all runs have alike are told once; whether they are others than before."""
         if not self._cards_read:
-            return
+            return False
         self._cards_read = False
         configs = [
             known.read["card"].get("settings", {})
@@ -256,8 +257,14 @@ class RunTable:
             for name, value in first.items()
             if all(config.get(name) == value for config in configs[1:])
         }
-        if shared != self._shared:
+        changed = shared != self._shared
+        if changed:
             self._shared, self._epoch = shared, secrets.token_hex(4)
+        return changed
+
+    def _renew_all(self) -> None:
+        for id, known in self._runs.items():
+            self._renew(id, known)
 
     def _renew(self, id: str, known: _KnownRun) -> None:
         live = time.time() - changed_at(known.signature) < LIVE_SECONDS
@@ -331,17 +338,14 @@ class RunTable:
             known = self._runs.get(id)
         try:
             if known is not None:
-                self._survey(reader, known, what)
+                self._survey(reader, id, known, what)
         finally:
             with self._guard:
                 self._taken.discard((id, what))
-                if known is not None and self._runs.get(id) is known:
-                    self._cards_read |= what == "card"
-                    self._renew(id, known)
             if self._kept is not None:
                 self._kept.save_sometimes(self._runs)
 
-    def _survey(self, reader: Surveyor, known: _KnownRun, what: What) -> None:
+    def _survey(self, reader: Surveyor, id: str, known: _KnownRun, what: What) -> None:
         began, signature = time.monotonic(), known.signature  # of the file as it is before
         limit = CARD_SECONDS if what == "card" else STATE_SECONDS
         path = self._index.source(known.path)
@@ -353,11 +357,14 @@ class RunTable:
             # Perhaps the machine was busy: after its rest it is tried again.
             answer, signature = {"problem": f"{known.path.name}: {late}"}, ()
         now = time.monotonic()
-        with self._guard:
+        with self._guard:  # in one go: who is told that nothing is unread sees the row
             if self._closed:
                 return
             known.read[what], known.read_of[what] = answer, signature
             known.again[what] = now + max(LEAST_REST[what], REST_PER_SECOND * (now - began))
+            if self._runs.get(id) is known:
+                self._cards_read |= what == "card"
+                self._renew(id, known)
 
 
 def _read_notes(known: _KnownRun) -> None:
