@@ -69,6 +69,21 @@ CASES = {
         {"reward": 0.5 + noise(), "zero_variance_groups": np.ones(N)},
         "broken",
     ),
+    "learned, and no group has a spread any more": (
+        {
+            "reward": 0.2 + 0.6 * np.minimum(2.0 * np.linspace(0.0, 1.0, N), 1.0) + noise(),
+            "zero_variance_groups": np.where(np.arange(N) < N // 2, 0.2, 1.0),
+        },
+        "concern",
+    ),
+    "hardly learned, and no group has a spread any more": (
+        {
+            "reward": 0.01 + 0.1 * np.minimum(2.0 * np.linspace(0.0, 1.0, N), 1.0),
+            "zero_variance_groups": np.where(np.arange(N) < N // 2, 0.2, 1.0),
+            "success_rate": 0.01 + 0.1 * np.minimum(2.0 * np.linspace(0.0, 1.0, N), 1.0),
+        },
+        "broken",
+    ),
     "a loss that is no number": (
         {"reward": rise(), "loss": np.where(np.arange(N) < 150, 1.0, np.nan)},
         "broken",

@@ -94,11 +94,17 @@ def _judged(run: RunData, outcome: Outcome, serious: Sequence[Finding]) -> tuple
     said, critical = outcome.in_words, [each for each in serious if each.severity == "critical"]
     if outcome.course == "best":
         return ("concern" if critical else "healthy"), said + _and(serious)
-    dead = _no_signal(run, outcome)
-    if dead or outcome.collapsed:
-        return "broken", "; ".join(filter(None, (said, dead))) + _and(serious)
     rose = outcome.course == "gained" or (outcome.course == "unclear" and _seems_to_rise(outcome))
     hollow = any(each.id in NO_SIGNAL for each in critical)
+    dead = _no_signal(run, outcome)
+    if dead or outcome.collapsed:
+        # It learned all that these groups teach; where they are too hard it learned nearly nothing.
+        failed = (
+            hollow or outcome.collapsed or any(each.id == "groups-too-hard" for each in serious)
+        )
+        learned = rose and not failed
+        why = "; ".join(filter(None, (said, dead)))
+        return "concern" if learned else "broken", why + _and(serious)
     perhaps = rose or (outcome.course == "unclear" and outcome.visible)
     # A wrong line that is proved costs something; what was gained all the same is no broken run.
     wired = rose and all(each.basis == "proved" for each in critical)
