@@ -98,11 +98,9 @@ def _judged(run: RunData, outcome: Outcome, serious: Sequence[Finding]) -> tuple
     hollow = any(each.id in NO_SIGNAL for each in critical)
     dead = _no_signal(run, outcome)
     if dead or outcome.collapsed:
-        # It learned all that these groups teach; where they are too hard it learned nearly nothing.
-        failed = (
-            hollow or outcome.collapsed or any(each.id == "groups-too-hard" for each in serious)
-        )
-        learned = rose and not failed
+        # It learned all that its groups teach; where they are too hard that is nearly nothing.
+        too_hard = any(each.id == "groups-too-hard" for each in serious)
+        learned = rose and not (hollow or outcome.collapsed or too_hard)
         why = "; ".join(filter(None, (said, dead)))
         return "concern" if learned else "broken", why + _and(serious)
     perhaps = rose or (outcome.course == "unclear" and outcome.visible)
