@@ -207,3 +207,21 @@ def test_a_smooth_rise_in_a_few_dozen_rows_is_not_too_early(
     wander = np.cumsum(noise(SHORT, 0.01 * (end - start), seed=1))
     run = patient({"reward": start + (end - start) * bend / bend[-1] + wander})
     assert diagnose(run).state in ("healthy", "concern")
+
+
+def test_a_rise_with_a_strong_sign_to_watch_is_a_concern_and_not_clean(patient: Patient) -> None:
+    entropy = 0.6 * np.exp(-np.linspace(0.0, 4.5, N)) + 0.01
+    logged = {"val/success_rate": rise() + noise(sigma=0.01), "entropy": entropy}
+    found = diagnose(patient({**logged, "ppo/clip_fraction": np.linspace(0.15, 0.6, N)}))
+    assert found.state == "concern", found.verdict
+    assert "Watch: " in found.verdict
+    assert "still rises: 0.2" in found.verdict
+    assert "stands at" not in found.verdict
+
+
+def test_a_verdict_without_a_warning_tells_the_first_note(patient: Patient) -> None:
+    flat_since = np.minimum(rise(end=2.6), 0.6)
+    found = diagnose(patient({"reward": 5.0 * (flat_since + noise(sigma=0.02))}))
+    assert found.state == "healthy", found.verdict
+    assert "Note: The reward is flat" in found.verdict
+    assert "Nothing wrong" not in found.verdict

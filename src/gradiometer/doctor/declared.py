@@ -115,7 +115,8 @@ Fact: TypeAlias = Callable[[RunData], Verdict]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stays:
-    """The median lies beyond a bound in three windows at the end: one, two or three bounds."""
+    """The median lies beyond a bound in three windows at the end, and in two of them beyond the
+    stronger ones: one, two or three bounds."""
 
     above: tuple[str, ...] = ()
     below: tuple[str, ...] = ()
@@ -129,7 +130,9 @@ class Stays:
         seen = replace(series, values=np.abs(series.values)) if self.size else series
         found: Sign | None = None
         for place, name in enumerate(self.above or self.below):
-            bound, held = value(name), persists(seen, self._beyond(value(name)))
+            bound = value(name)
+            # what grows is as strong as it has become: the first bound alone must hold for longer
+            held = persists(seen, self._beyond(bound), windows=2 if place else None)
             if held is None:
                 raise CannotSay(too_short(series, 9))
             if held:

@@ -189,6 +189,8 @@ class Outcome:
     @property
     def then(self) -> str:
         """What it did, to go on a sentence with."""
+        if self.fate == "rises" and self.way > 0.0:
+            return f"still rises: {fmt(self.start)} to {fmt(self.end)}"
         if self.course in ("best", "gained"):
             return f"stands at {fmt(self.end)}"
         if self.course == "fell":

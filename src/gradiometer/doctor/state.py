@@ -59,9 +59,12 @@ def state_of(run: RunData, findings: Sequence[Finding], looked: int) -> RunState
     with np.errstate(all="ignore"):
         state, why = _state(run, serious)
     watched = [each.title for each in findings if each.title.startswith("Watch")]
-    if state == "healthy" and not serious:
+    if state == "healthy" and watched:
+        state = "concern"  # a strong sign that has not cost anything yet is worth acting on
+    if state in ("healthy", "concern") and not serious:
         clean = f"Nothing wrong was found: {counted(looked, 'check')} could run"
-        why += f". {watched[0] if watched else clean}"
+        noted = [f"Note: {each.title}" for each in findings]
+        why += f". {next(iter([*watched, *noted]), clean)}"
     return RunState(state=state, verdict=f"{state}: {_once(why)}.")
 
 
@@ -93,7 +96,7 @@ def _state(run: RunData, serious: Sequence[Finding]) -> tuple[State, str]:
 def _judged(run: RunData, outcome: Outcome, serious: Sequence[Finding]) -> tuple[State, str]:
     said, critical = outcome.in_words, [each for each in serious if each.severity == "critical"]
     if outcome.course == "best":
-        return ("concern" if critical else "healthy"), said + _and(serious)
+        return ("concern" if serious else "healthy"), said + _and(serious)
     rose = outcome.course == "gained" or (outcome.course == "unclear" and _seems_to_rise(outcome))
     hollow = any(each.id in NO_SIGNAL for each in critical)
     dead = _no_signal(run, outcome)
