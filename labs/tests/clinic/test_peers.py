@@ -27,7 +27,7 @@ def installed(folder: Path, prints: str, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_their_findings_are_ours_the_worst_first() -> None:
     said = report(plateau="WARNING", kl_drift="OK", entropy_collapse="CRITICAL", unheard="CRITICAL")
     assert translated(said) == ["entropy-collapse", "reward-plateau"]
-    known = set(rules())
+    known = {each.id for each in rules()}
     assert {name for names in MEANING.values() for name in names} <= known
 
 
