@@ -646,13 +646,15 @@ def _explained(
 def _lines(made: Sequence[Floats], credit: Floats) -> tuple[float, Floats, Floats]:
     """The spread of the credit, and of each column what slopes that rise and that fall explain."""
     y = credit - credit.mean()
-    xs = [each - each.mean(0) for each in made]
-    xx = [np.square(x).sum(0) for x in xs]
+    apart = [each - each.mean(0) for each in made]
     varies = [
-        squares > 1e-12 * np.maximum(1.0, np.square(each).sum(0))
-        for squares, each in zip(xx, made, strict=True)
+        np.square(x).sum(0) > 1e-12 * np.maximum(1.0, np.square(each).sum(0))
+        for x, each in zip(apart, made, strict=True)
     ]
-    xy = [np.where(there, y @ x, 0.0) for x, there in zip(xs, varies, strict=True)]
+    # what a constant leaves is rounding, and a plane through rounding would explain anything
+    xs = [np.where(there, x, 0.0) for x, there in zip(apart, varies, strict=True)]
+    xx = [np.square(x).sum(0) for x in xs]
+    xy = [y @ x for x in xs]
     alone = [
         np.divide(b * b, a, out=np.zeros_like(b), where=there)
         for a, b, there in zip(xx, xy, varies, strict=True)
