@@ -55,6 +55,8 @@ SURE = 4
 
 TAKEN = 0.9
 """Share of actions that are those taken at their observation, where data is stored in order."""
+EPISODE = 5
+"""Steps of an episode, on the mean, from which on its first observation is a rare one."""
 STORED = "misaligned-data"
 NEVER_TAKEN, MISMATCHED = "score-not-zero-mean", "sampler-mismatch"
 CERTAIN = 1e-6
@@ -89,6 +91,8 @@ class CreditNotices:
         self._after: Counter[str] = Counter()
         """Rows that were looked for among the observations after a step too: how many there were,
         how many have the action that led there, and how many the one that was taken there."""
+        self._begun: Counter[int] = Counter()
+        """Rows by rollout that have the first observation of an episode, where others have not."""
         self._mismatched: dict[int, float] = {}
         self._num_one = self._num_punished = self._searches = 0
         self._moved = self._rewarded = False
@@ -234,6 +238,7 @@ class CreditNotices:
     ) -> None:
         """Are these the log-probs of what was done?"""
         self._judge_order(samples, collection, step)
+        self._judge_first(found, collection, step)
         if all(match is None or match.fresh < FRESH for match in found):
             self._unmeasurable(
                 "the observations of the loss are not those of the newest rollout: a replay buffer,"
@@ -296,6 +301,32 @@ class CreditNotices:
                 step=step,
                 subject="observations",
                 how="after",
+                samples=rows,
+            )
+
+    def _judge_first(
+        self, found: list[_Matched | None], collection: Collection, step: int
+    ) -> None:
+        """Has every sample the first observation of its episode? Then it is never replaced."""
+        begun = collection.first.reshape(-1)
+        if begun.mean() * EPISODE > 1.0 or self._proofs.state(STORED) == "found":
+            return
+        for match in found:
+            if match is not None and match.fresh >= FRESH and len(match.rows) >= LEAST_ROWS:
+                first = int(begun[match.places].sum())
+                many = first >= FRESH * len(match.rows) and len(np.unique(match.places)) > 1
+                self._begun[collection.number] += len(match.rows) if many else 0
+        rows = sum(self._begun.values())
+        if sum(map(bool, self._begun.values())) >= LEAST_ROLLOUTS:
+            self._proofs.found(
+                STORED,
+                f"{FRESH:.0%} and more of {rows} samples of {len(self._begun)} rollouts have the"
+                " first observation of an episode, which lasts"
+                f" {1.0 / float(begun.mean()):.0f} steps: the observation is not replaced after"
+                " a step",
+                step=step,
+                subject="observations",
+                how="first",
                 samples=rows,
             )
 
