@@ -299,6 +299,19 @@ def _no_baseline(run: Rollout, gamma: Factor, lam: Factor) -> Floats:
     return advantages(run, gamma, lam) + run.values
 
 
+def _plus_values(
+    made: Callable[[Rollout, Factor, Factor], Floats],
+) -> Callable[[Rollout, Factor, Factor], Floats]:
+    """Returns that are made of such advantages."""
+    return lambda run, gamma, lam: made(run, gamma, lam) + _known(run.values)
+
+
+def _less_values(run: Rollout, gamma: Factor, lam: Factor) -> Floats:
+    """The values subtracted once more, where returns are advantages plus values."""
+    assert run.values is not None
+    return advantages(run, gamma, lam) - run.values
+
+
 def _values_alone(run: Rollout, _: Factor, __: Factor) -> Floats:
     assert run.values is not None
     return run.values
@@ -501,6 +514,20 @@ VALUE_RECIPES = (
     _recipe(RETURNS, "the returns", _returns, right=True, lambdas=ONLY),
     _recipe("advantages", "the advantages, not the returns", advantages),
     _recipe("advantages", "the advantages, not the returns", _cut_ends),
+    _recipe("values-subtracted", "the advantages less the values, not plus them", _less_values),
+    *(
+        _recipe(f"returns-{name}", f"returns {words}", _plus_values(made))
+        for name, words, made in (
+            ("ends-not-masked", "that run on over the ends of episodes", _unmasked),
+            ("ends-one-late", "whose ends are masked one step late", _late_mask),
+            ("ends-inverted", "that expect more after ends alone", _inverted_ends),
+            ("rewards-one-late", "with each reward one step late", _shifted(1)),
+            ("rewards-one-early", "with each reward one step early", _early_in_episodes),
+            ("of-the-past", "summed over the past, not the future", _backward_in_time),
+            ("one-late", "of the step before", _moved(1)),
+            ("one-early", "of the step after", _moved(-1)),
+        )
+    ),
     _recipe(
         "rewards", "the reward of one step", lambda run, *_: run.rewards, gammas=ONLY, lambdas=ONLY
     ),
