@@ -18,7 +18,12 @@ from torch.utils.checkpoint import checkpoint
 
 import gradiometer as gm
 from gradiometer.capture import twins
-from gradiometer.capture.proofs import ProofLog, broadcasts, normalised_twice
+from gradiometer.capture.proofs import (
+    ProofLog,
+    broadcasts,
+    normalised_elsewhere,
+    normalised_twice,
+)
 from gradiometer.capture.twins import TargetNetworks, aliased, twins_among
 from gradiometer.records import Event
 from gradiometer.store.reader import Run
@@ -413,6 +418,48 @@ ONCE: dict[str, Callable[[], Tensor]] = {
 }
 
 
+def choice(x: Tensor) -> Tensor:
+    return x.gather(1, ACTIONS[:, None])
+
+
+ELSEWHERE: dict[str, Callable[[], Tensor]] = {
+    "softmax": lambda: choice(ACTOR(X).softmax(0)).log().mean(),
+    "log_softmax": lambda: choice(ACTOR(X).log_softmax(0)).mean(),
+    "log of a softmax": lambda: choice(F.softmax(ACTOR(X), dim=-2).log()).mean(),
+    "categorical": lambda: Categorical(ACTOR(X).softmax(0)).log_prob(ACTIONS).mean(),
+}
+OVER_ACTIONS: dict[str, Callable[[], Tensor]] = {
+    "softmax": lambda: choice(ACTOR(X).softmax(1)).log().mean(),
+    "log_softmax": lambda: choice(ACTOR(X).log_softmax(-1)).mean(),
+    "categorical": lambda: Categorical(ACTOR(X).softmax(-1)).log_prob(ACTIONS).mean(),
+    "columns of samples": lambda: ACTOR(X).T.softmax(0).gather(0, ACTIONS[None]).log().mean(),
+    "rows of a table": lambda: ACTOR(X).softmax(0)[ACTIONS].log().mean(),
+}
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_probabilities_over_the_samples_are_found(name: str) -> None:
+    assert list(normalised_elsewhere([ELSEWHERE[name]().grad_fn]))
+
+
+@pytest.mark.parametrize("name", OVER_ACTIONS)
+def test_probabilities_over_the_actions_are_well(name: str) -> None:
+    assert list(normalised_elsewhere([OVER_ACTIONS[name]().grad_fn])) == []
+
+
+def test_a_softmax_over_the_samples_is_told_at_step_0(tmp_path: Path) -> None:
+    def step(agent: Agent, optimizers: dict[str, torch.optim.Optimizer]) -> None:
+        agent.zero_grad()
+        (-choice(agent.actor(X).softmax(0)).log().mean() + agent.critic(X).mean()).backward()
+        for each in optimizers.values():
+            each.step()
+
+    run = run_of(tmp_path / "run", step)
+    (found,) = [each for each in gm.diagnose(run).findings if each.id == "score-not-zero-mean"]
+    assert (found.basis, found.severity) == ("proved", "critical")
+    assert "over the samples" in found.title
+
+
 @pytest.mark.parametrize("name", ONCE)
 def test_what_is_normalised_once_is_no_finding(name: str) -> None:
     assert list(normalised_twice([ONCE[name]().grad_fn])) == []
@@ -805,6 +852,44 @@ def test_advantages_that_carry_a_gradient_are_a_leak_at_step_0(
     run = run_of(tmp_path / "none", advantage_step(True, summed=summed), apart=apart)
     assert facts(run)[0] == {}
     assert facts(run)[1]["leak-between-terms"] == "ok"
+
+
+class ChosenValues(nn.Module):
+    """A value for each action; the policy is a network of its own, or the softmax of the values."""
+
+    def __init__(self, *, soft: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.q, self.pi = nn.Linear(4, 3), nn.Linear(4, 3)
+        self.soft = soft
+
+    def loss(self, *, detached: bool) -> Tensor:
+        q = self.q(X)
+        chosen = q.gather(1, ACTIONS[:, None])
+        log_probs = (q if self.soft else self.pi(X)).log_softmax(-1)
+        expected = (q * log_probs.exp().detach()).sum(1, keepdim=True)
+        advantages = RETURNS[:, None] - (expected.detach() if detached else expected)
+        policy_loss = -(log_probs.gather(1, ACTIONS[:, None]) * advantages).mean()
+        value_loss = F.smooth_l1_loss(chosen, RETURNS[:, None])
+        return policy_loss + value_loss
+
+
+@pytest.mark.parametrize(
+    ("soft", "detached", "leaks"), [(False, False, 1), (False, True, 0), (True, True, 0)]
+)
+def test_advantages_of_action_values_that_carry_a_gradient_are_a_leak_too(
+    tmp_path: Path, soft: bool, detached: bool, leaks: int
+) -> None:
+    """As in ACER, whose V is a mean of Q. Where the policy is made of Q, it trains it rightly."""
+    agent = ChosenValues(soft=soft)
+    optimizer = torch.optim.Adam(agent.parameters())
+    with gm.watch(agent, optimizer, run=tmp_path / "run", quiet=True):
+        for _ in range(2):
+            policy_and_value = agent.loss(detached=detached)
+            optimizer.zero_grad()
+            policy_and_value.backward()
+            optimizer.step()
+    assert len(Run(tmp_path / "run" / "run.db").events("leak-between-terms")) == leaks
 
 
 def test_terms_that_are_named_by_hand_show_a_leak_too(tmp_path: Path) -> None:

@@ -106,6 +106,8 @@ def train(
     lr: float = 3e-3,
     forgets: bool = True,
     towards: str = "returns",
+    next_values: bool = False,
+    replaces: bool = True,
 ) -> Net:
     torch.manual_seed(3)
     env, net = env or Walk(), Net()
@@ -114,7 +116,7 @@ def train(
     with gm.watch(net, optimizer, run=run, quiet=True, budget=None):
         rows: list[tuple[Any, ...]] = []
         for _ in range(updates):
-            rows = [] if forgets else rows
+            rows, befores = [] if forgets else rows, []
             for _ in range(STEPS):
                 with torch.no_grad():
                     seen = torch.as_tensor(obs)
@@ -124,13 +126,16 @@ def train(
                 with torch.no_grad():
                     following = net.v(torch.as_tensor(after)).item()
                 rows.append((obs, int(action), reward, ended, cut, value, following))
+                befores.append(after if next_values else obs)
+                after = after if replaces else obs
                 obs = env.reset()[0] if ended or cut else after
             observations, actions, *others = zip(*rows, strict=True)
             arrays = [np.array(each, np.float64) for each in others]
             made = torch.as_tensor(recipe(*arrays), dtype=torch.float32)
-            baseline = arrays[3] if towards == "returns" else 0.0
+            baseline = {"returns": 1.0, "less": -1.0}.get(towards, 0.0) * arrays[3]
             returns = torch.as_tensor(right(*arrays) + baseline, dtype=torch.float32)
             states = torch.as_tensor(np.array(observations))
+            valued = torch.as_tensor(np.array(befores)) if next_values else states
             with torch.no_grad():
                 before = Categorical(logits=net.pi(states)).log_prob(torch.tensor(actions))
             for index in torch.randperm(len(rows)).split(len(rows) // 2):
@@ -146,7 +151,7 @@ def train(
                         ratio * part, ratio.clamp(1.0 - clip, 1.0 + clip) * part
                     ).mean()
                 loss = (
-                    loss + 0.5 * (net.v(states[index]).squeeze(-1) - returns[index]).pow(2).mean()
+                    loss + 0.5 * (net.v(valued[index]).squeeze(-1) - returns[index]).pow(2).mean()
                 )
                 optimizer.zero_grad()
                 loss.backward()
@@ -244,17 +249,24 @@ def test_ratios_that_move_within_the_first_epoch_are_divided_out(
     assert found.right.r2 > 0.999
 
 
-@pytest.mark.parametrize("towards", ["returns", "advantages"])
-def test_values_that_are_trained_towards_advantages_are_proved(
-    data: Callable[..., RunData], towards: str
+@pytest.mark.parametrize(
+    ("towards", "words"),
+    [
+        ("returns", None),
+        ("advantages", "the advantages, not"),
+        ("less", "the advantages less the values"),
+    ],
+)
+def test_values_that_are_trained_towards_something_else_are_proved(
+    data: Callable[..., RunData], towards: str, words: str | None
 ) -> None:
     run = data(right, towards=towards)
     found = replayed_values(run)
-    assert (found is not None) is (towards == "advantages")
+    assert (found is not None) is (words is not None)
     told = verdict(run)
     assert not isinstance(told, Skipped)
-    assert ["Values are trained towards the advantages" in each.title for each in told] == (
-        [True] if towards == "advantages" else []
+    assert [f"Values are trained towards {words}" in each.title for each in told] == (
+        [] if words is None else [True]
     )
 
 
@@ -282,6 +294,30 @@ def test_a_buffer_that_is_never_emptied_trains_on_earlier_rollouts(
     said = rule(run)
     titles = said.why if isinstance(said, Skipped) else [each.title for each in said]
     assert ("earlier rollouts" in str(titles)) == (not forgets)
+
+
+def stored(run: RunData) -> list[str]:
+    said = next(each for each in rules() if each.id == "misaligned-data")(run)
+    return [] if isinstance(said, Skipped) else [each.title for each in said]
+
+
+@pytest.mark.parametrize("clip", [None, 0.2])
+def test_values_of_the_next_observations_are_told(
+    clip: float | None, data: Callable[..., RunData]
+) -> None:
+    (title,) = stored(data(right, next_values=True, clip=clip, updates=4))
+    assert "values that are trained are those of the next" in title
+
+
+def test_an_observation_that_is_never_replaced_is_told(data: Callable[..., RunData]) -> None:
+    (title,) = stored(data(right, replaces=False, updates=4))
+    assert "first observation" in title
+
+
+def test_samples_that_are_stored_well_are_not_told(data: Callable[..., RunData]) -> None:
+    run = data(right, updates=4)
+    assert stored(run) == []
+    assert run.table("proofs")["misaligned-data"] == "ok"
 
 
 def test_without_an_environment_there_is_nothing_to_replay(tmp_path: Path) -> None:

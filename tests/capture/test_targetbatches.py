@@ -45,9 +45,9 @@ def drawn(policy: nn.Module, states: Tensor, bug: str) -> tuple[Tensor, Tensor]:
     return 2.0 * free.tanh(), log_probs.sum(1)
 
 
-def learn_soft(folder: Path | None, bug: str = "") -> list[Tensor]:
+def learn_soft(folder: Path | None, bug: str = "", asked: str = "__call__") -> list[Tensor]:
     """SAC with one wrong line, or none; its weights and a random number. Without a folder nobody
-    watches."""
+    watches. Critics are `asked` by calling them, or by a method."""
     torch.manual_seed(0)
     rng = random.Random(0)
     policy, first, second = nn.Linear(3, 2), critic(), critic()
@@ -82,7 +82,7 @@ def learn_soft(folder: Path | None, bug: str = "") -> list[Tensor]:
                 chosen, logs = drawn(policy, nexts, bug)
                 ahead = torch.cat([nexts, chosen], 1)
                 both = (first, second) if bug == "online" else (first_target, second_target)
-                q1, q2 = (each(ahead)[:, 0] for each in both)
+                q1, q2 = (getattr(each, asked)(ahead)[:, 0] for each in both)
                 lower = torch.max(q1, q2) if bug == "largest" else torch.min(q1, q2)
                 soft = lower + alpha * logs * {"added": 1, "missing": 0}.get(bug, -1)
                 goals = rewards + 0.95 * soft
@@ -247,6 +247,17 @@ def trained(folder: Path, name: str, change: Callable[[Any], None] | None = None
     with gm.watch(model.policy, [each.optimizer for each in parts], run=folder, **CHEAP):
         model.learn(STEPS)
     return folder
+
+
+@pytest.mark.parametrize(("bug", "wrong"), [("", None), ("largest", "twins-largest")])
+def test_networks_that_are_asked_by_their_forward_are_replayed(
+    tmp_path: Path, bug: str, wrong: str | None
+) -> None:
+    """`network.forward(x)` passes by the hooks of the network."""
+    learn_soft(tmp_path / "run", bug, "forward")
+    found = read(tmp_path / "run")
+    assert found.checked is (wrong is None)
+    assert (None if found.wrong is None else found.wrong.recipe.name) == wrong
 
 
 @pytest.mark.parametrize("name", ["DQN", "SAC", "TD3"])

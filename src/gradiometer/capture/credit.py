@@ -391,8 +391,12 @@ def _strided(x: Tensor, rows: int) -> Tensor:
 
 
 def _by_rows(value: Tensor | None, rows: int) -> Tensor | None:
-    """Actions, one row a sample; None where they do not fit."""
-    if value is None or rows == 0 or value.numel() % rows:
+    """Actions, one row a sample; what was thinned out before stays. None where they do not fit."""
+    if value is None or rows == 0:
+        return None
+    if value.ndim == 2 and len(value) == math.ceil(rows / math.ceil(rows / MOST_ROWS)):
+        return value.detach()
+    if value.numel() % rows:
         return None
     return _strided(value.detach().reshape(rows, -1), rows)
 

@@ -41,6 +41,8 @@ rollout may be of the next one."""
 NEVER = 0.2
 """Share of actions that were never taken, from which on it is told: epsilon-greedy choices and
 sticky actions are rarer."""
+MOSTLY = 0.5
+"""Share that must be found again where each may be of an episode that began before."""
 LEAST_ROWS, LEAST_ROLLOUTS = 32, 2
 SAME = 0.995
 """Rank correlation from which on one action is a function of the other: squashed or scaled."""
@@ -55,6 +57,8 @@ SURE = 4
 
 TAKEN = 0.9
 """Share of actions that are those taken at their observation, where data is stored in order."""
+EPISODE = 5
+"""Steps of an episode, on the mean, from which on its first observation is a rare one."""
 STORED = "misaligned-data"
 NEVER_TAKEN, MISMATCHED = "score-not-zero-mean", "sampler-mismatch"
 CERTAIN = 1e-6
@@ -89,7 +93,14 @@ class CreditNotices:
         self._after: Counter[str] = Counter()
         """Rows that were looked for among the observations after a step too: how many there were,
         how many have the action that led there, and how many the one that was taken there."""
+        self._begun: Counter[int] = Counter()
+        """Rows by rollout that were compared with the first observations of episodes."""
+        self._valued: Counter[str] = Counter()
+        """Rows beside which values are trained: how many there were, of how many it is the value of
+        their own observation, and of how many that of the next one."""
         self._mismatched: dict[int, float] = {}
+        self._others_too = False
+        """Others were among them."""
         self._num_one = self._num_punished = self._searches = 0
         self._moved = self._rewarded = False
 
@@ -234,6 +245,8 @@ class CreditNotices:
     ) -> None:
         """Are these the log-probs of what was done?"""
         self._judge_order(samples, collection, step)
+        self._judge_first(found, collection, step)
+        self._judge_values(samples, found, collection, step)
         if all(match is None or match.fresh < FRESH for match in found):
             self._unmeasurable(
                 "the observations of the loss are not those of the newest rollout: a replay buffer,"
@@ -296,6 +309,76 @@ class CreditNotices:
                 step=step,
                 subject="observations",
                 how="after",
+                samples=rows,
+            )
+
+    def _judge_first(self, found: list[_Matched | None], collection: Collection, step: int) -> None:
+        """Has every sample the first observation of its episode? Then it is never replaced."""
+        begun = collection.first.reshape(-1)
+        if begun.mean() * EPISODE > 1.0 or self._proofs.state(STORED) == "found":
+            return
+        for match in found:
+            # what is missing is of an episode that began in the rollout before
+            if match is not None and match.fresh >= MOSTLY:
+                first = int(begun[match.places].sum())
+                many = first >= FRESH * len(match.rows) and len(np.unique(match.places)) > 1
+                self._others_too = self._others_too or not many
+                self._begun[collection.number] += len(match.rows)
+        rows = sum(self._begun.values())
+        enough = len(self._begun) >= LEAST_ROLLOUTS and rows >= 2 * LEAST_ROWS
+        if enough and not self._others_too:
+            self._proofs.found(
+                STORED,
+                f"{FRESH:.0%} and more of {rows} samples of {len(self._begun)} rollouts have the"
+                " first observation of an episode, which lasts"
+                f" {1.0 / max(float(begun.mean()), 1e-3):.0f} steps: the observation is not"
+                " replaced after a step",
+                step=step,
+                subject="observations",
+                how="first",
+                samples=rows,
+            )
+
+    def _judge_values(
+        self,
+        samples: list[SampledRows],
+        found: list[_Matched | None],
+        collection: Collection,
+        step: int,
+    ) -> None:
+        """Beside the log-probs of these samples, whose values are trained?"""
+        told = [each for each in self._rollouts.values_of if each.device.type == "cpu"]
+        if not told or self._proofs.state(STORED) == "found":
+            return
+        for one, match in zip(samples, found, strict=True):
+            fitting = [each for each in told if len(each) == one.rows]
+            if match is None or match.fresh < FRESH or len(match.rows) < 2 or not fitting:
+                continue
+            own, after = (f(match.places) for f in (collection.began_with, collection.led_to))
+            rows = one.stride * match.rows
+            if own is None or after is None or any(x.shape[1] != own.shape[1] for x in fitting):
+                continue
+            over = (collection.ends + collection.cuts).reshape(-1)[match.places] > 0
+            other = (own != after).any(1) & ~over
+            valued = [each.float().numpy()[rows] for each in fitting]
+            for name, wanted in (("own", own), ("next", after)):
+                same = np.any([(each == wanted).all(1) for each in valued], axis=0)
+                self._valued[name] += int(same[other].sum())
+            self._valued["rows"] += int(other.sum())
+        self._tell_values(step)
+
+    def _tell_values(self, step: int) -> None:
+        rows, own, following = (self._valued[each] for each in ("rows", "own", "next"))
+        enough = rows >= 2 * LEAST_ROWS and self._view.num_collections > LEAST_ROLLOUTS
+        if enough and following >= FRESH * rows and own <= (1.0 - FRESH) * rows:
+            self._proofs.found(
+                STORED,
+                f"{following / rows:.0%} of {rows} samples have the value of the next observation"
+                f" beside the log-prob of their own, {own / rows:.0%} that of their own: the error"
+                " of the value is of V(next)",
+                step=step,
+                subject="values",
+                how="next-values",
                 samples=rows,
             )
 

@@ -8,6 +8,7 @@ is cleared before the critic's own backward. A trunk that both share has no part
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ from torch import Tensor
 from gradiometer.capture.proofs import (
     BINARY,
     LOSSES,
+    NORMALISES,
     REDUCED,
     UNARY,
     VIEWS,
@@ -28,6 +30,8 @@ from gradiometer.capture.proofs import (
 __all__ = ["GraphTerm", "TermLeaks", "leaf_tensors", "leak_words", "leaves_of", "value_heads"]
 
 ID = "leak-between-terms"
+PASSED = (UNARY, BINARY, REDUCED, LOSSES, VIEWS)
+CHOICE = re.compile(r"GatherBackward\d*")
 MOST_NODES = 200
 """Between a value term and the layer below it."""
 
@@ -61,20 +65,41 @@ def leaf_tensors(nodes: Iterable[Any]) -> dict[int, Tensor]:
 
 
 def value_heads(nodes: Iterable[Any]) -> list[Tensor]:
-    """Parameters with one output of the first layer below a value term."""
+    """Parameters of the first layer below a value term: with one output, or with several among
+    which the term chooses."""
     waiting = list(nodes)
-    seen, found = set(waiting), list[Tensor]()
+    seen, found, choices = set(waiting), list[Tensor](), set[Any]()
     while waiting and len(seen) < MOST_NODES:
         node = waiting.pop()
         leaves = [leaf for child, _ in children(node) if (leaf := _leaf(child)) is not None]
         if leaves:
-            found += [leaf for leaf in leaves if leaf.shape[:1] == (1,)]
+            found += [leaf for leaf in leaves if leaf.shape[:1] == (1,) or node in choices]
             continue
         name = node.name()
-        if any(kind.fullmatch(name) for kind in (UNARY, BINARY, REDUCED, LOSSES, VIEWS)):
+        chosen = CHOICE.fullmatch(name) is not None
+        if chosen or any(kind.fullmatch(name) for kind in PASSED):
             new = [child for child, _ in children(node) if child not in seen]
+            if chosen or (node in choices and VIEWS.fullmatch(name)):
+                choices.update(new)
             seen.update(new)
             waiting += new
+    return found
+
+
+def _logits_of(nodes: Iterable[Any]) -> set[int]:
+    """Parameters of the layers whose outputs a policy term makes probabilities of, by id: where the
+    policy is the softmax of action values, it trains them rightly."""
+    normalised = [each for each in every_node(nodes) if NORMALISES.fullmatch(each.name())]
+    found = set[int]()
+    waiting = [child for each in normalised for child, _ in children(each)]
+    seen = set(waiting)
+    while waiting and len(seen) < MOST_NODES:
+        node = waiting.pop()
+        leaves = [leaf for child, _ in children(node) if (leaf := _leaf(child)) is not None]
+        found |= set(map(id, leaves))
+        new = [] if leaves else [child for child, _ in children(node) if child not in seen]
+        seen.update(new)
+        waiting += new
     return found
 
 
@@ -123,7 +148,7 @@ class TermLeaks:
                 self._heads.update({places[key]: term.name for key in heads if key in places})
         for term in terms:
             if term.role == "policy":
-                below = leaves_of(term.nodes)
+                below = leaves_of(term.nodes) - _logits_of(term.nodes)
                 reached = {i for key, i in places.items() if key in below}
                 self._reached.setdefault(term.name, set()).update(reached)
         self._waiting = [

@@ -3,13 +3,15 @@
 The networks that a loss trains are known by the parameters below its squared errors. Every module
 of the same class and shapes beside them is a copy: a target network, or the other of two critics.
 Their forwards are heard on measured steps, before the loss goes backward; nothing is computed
-again. A distribution that is asked for log-probabilities meanwhile is heard too. A few calls of a
-few hundred rows are kept until the loss has been looked at. On a CPU only: elsewhere each would be
-a sync.
+again. Where a program calls `network.forward(x)` itself, hooks of the network are passed by: then
+what its first layer took and its last layer gave is the call. A distribution that is asked for
+log-probabilities meanwhile is heard too. A few calls of a few hundred rows are kept until the loss
+has been looked at. On a CPU only: elsewhere each would be a sync.
 """
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -63,7 +65,37 @@ class AskedNetwork:
     called_target: bool
     first: Tensor
     """Some of its weights when it was found."""
-    calls: deque[HeardCall] = field(default_factory=lambda: deque(maxlen=MOST_CALLS))
+    inner: HeardCall | None = None
+    """What its layers say of a call that has not been heard as a whole, or not yet."""
+    entered: Tensor | None = None
+    """What its first layer took since its last one gave something."""
+    _heard: deque[HeardCall] = field(default_factory=lambda: deque(maxlen=MOST_CALLS))
+
+    @property
+    def calls(self) -> deque[HeardCall]:
+        """The last ones, the newest at the end."""
+        self._keep_inner()
+        return self._heard
+
+    def whole(self, call: HeardCall) -> None:
+        """Its own hook heard a call, the one that its layers have just told of."""
+        self.inner = None
+        self._heard.append(call)
+
+    def through_layers(self, call: HeardCall) -> None:
+        """Its layers were called, perhaps by a forward that nobody hears."""
+        self._keep_inner()
+        self.inner = call
+
+    def forget(self) -> None:
+        """All of it is of the past."""
+        self.inner = self.entered = None
+        self._heard.clear()
+
+    def _keep_inner(self) -> None:
+        if self.inner is not None:
+            self._heard.append(self.inner)
+            self.inner = None
 
     @property
     def has_moved(self) -> bool:
@@ -127,13 +159,14 @@ class NextAnswers:
             self.networks.append(network)
             listener = NetworkListener(_noting(weakref.ref(self), network))
             self._remove.append(module.register_forward_hook(listener).remove)
+            self._remove += _hear_layers(weakref.ref(self), network, module)
         if distributions and self.networks:
             self._remove.append(hooks.observe_distributions(self))
 
     def forget(self) -> None:
         """A loss was looked at: what was said before it is of the past."""
         for each in self.networks:
-            each.calls.clear()
+            each.forget()
         self.log_probs.clear()
 
     def stop(self) -> None:
@@ -180,9 +213,37 @@ def _noting(mine: weakref.ref[NextAnswers], network: AskedNetwork) -> Callable[[
             said = [output] if isinstance(output, Tensor) else output
             together = _side_by_side(given, rows), _side_by_side(said, rows)
             if together[0] is not None and together[1] is not None:
-                network.calls.append(HeardCall(given=together[0], said=together[1]))
+                network.whole(HeardCall(given=together[0], said=together[1]))
 
     return note
+
+
+def _hear_layers(
+    mine: weakref.ref[NextAnswers], network: AskedNetwork, module: nn.Module
+) -> list[hooks.Remove]:
+    """The first and the last layer of a network that is one chain of them: of two critics in one,
+    or of a head beside another, the last layer's answer would not be the network's."""
+    layers = [each for each in module.modules() if isinstance(each, nn.Linear)]
+    chain = all(a.out_features == b.in_features for a, b in itertools.pairwise(layers))
+    if len(layers) < 2 or not chain:
+        return []
+
+    def entered(given: Tensor, _: Tensor) -> None:
+        answers = mine()
+        if answers is not None and answers.listening and given.ndim == 2:
+            network.entered = given.detach()
+
+    @hooks.harmless
+    def left(_: Tensor, said: Tensor) -> None:
+        given, network.entered = network.entered, None
+        rows = 0 if given is None else len(given)
+        if given is None or not LEAST_ROWS <= rows <= MOST_ROWS:
+            return
+        together = _side_by_side([given], rows), _side_by_side([said], rows)
+        if together[0] is not None and together[1] is not None:
+            network.through_layers(HeardCall(given=together[0], said=together[1]))
+
+    return [hooks.observe_layer(layers[0], entered), hooks.observe_layer(layers[-1], left)]
 
 
 def _side_by_side(tensors: Any, rows: int) -> Tensor | None:

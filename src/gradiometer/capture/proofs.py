@@ -22,6 +22,7 @@ __all__ = [
     "broadcast_shape",
     "broadcasts",
     "is_mixed",
+    "normalised_elsewhere",
     "normalised_twice",
 ]
 
@@ -424,6 +425,64 @@ def normalised_twice(roots: Iterable[Any]) -> Iterator[Twice]:
                 yield Twice(node=node, below=cut)
         elif LOGITS_LOSS.fullmatch(name) and (below := _handed_on(node, SIGMOID)) is not None:
             yield Twice(node=node, below=below)
+
+
+CHOOSES = re.compile(r"GatherBackward\d*")
+SOFTMAX = re.compile(r"_?(Log)?SoftmaxBackward\d*")
+TO_LOGITS = re.compile(r"(Log|Clamp|ClampMin|Div|ToCopy|Clone|Squeeze|View)Backward\d*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherAxis:
+    """One of several probabilities is chosen, which were normalised over the samples."""
+
+    node: Any
+    """That chooses."""
+    below: Any
+    """That normalises."""
+
+
+def normalised_elsewhere(roots: Iterable[Any]) -> Iterator[OtherAxis]:
+    """Places where a table of rows by actions goes through softmax along its rows, and an action of
+    each row is chosen: softmax(dim=0) where dim=1 is meant."""
+    for node in every_node(roots):
+        if not CHOOSES.fullmatch(node.name()):
+            continue
+        index = saved(node, "index")
+        if index is None or index.ndim != 2 or index.shape[1] != 1:
+            continue
+        below = _chosen_from(node)
+        if below is None or _of_two(_place(node)) != 1 or _of_two(_place(below)) != 0:
+            continue
+        shape = shape_of(below)
+        if shape is not None and len(shape) == 2 and shape[1] > 1:
+            yield OtherAxis(node=node, below=below)
+
+
+def _chosen_from(node: Any) -> Any:
+    """The softmax that a choice is made from, perhaps by way of its logarithm and of Categorical,
+    which divides by the sum over actions."""
+    for _ in range(6):
+        below = children(node)
+        node = below[0][0] if below else None
+        if node is None or SOFTMAX.fullmatch(node.name()):
+            return node
+        if not TO_LOGITS.fullmatch(node.name()):
+            return None
+    return None
+
+
+def _place(node: Any) -> int | None:
+    """The dimension that a node saved, which may be negative, or without its sign."""
+    given = getattr(node, "_saved_dim", None)
+    if not isinstance(given, int):
+        return None
+    return given - 2**64 if given >= 2**63 else given
+
+
+def _of_two(place: int | None) -> int | None:
+    """Of two dimensions, counted from the first."""
+    return None if place is None else place % 2
 
 
 def every_node(roots: Iterable[Any]) -> Iterator[Any]:

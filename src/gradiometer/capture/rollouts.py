@@ -10,7 +10,7 @@ what the last layer as wide as an observation took. On a CPU only: elsewhere eac
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -121,6 +121,8 @@ class RolloutKeeper:
         self.kept = self._samples = 0
         self._towards: tuple[Tensor, Tensor] | None = None
         """Observations of the newest error of values, and its targets."""
+        self.values_of: list[Tensor] = []
+        """Observations of all errors of values that went backward last."""
 
     @property
     def done(self) -> bool:
@@ -132,11 +134,14 @@ class RolloutKeeper:
         """A loss goes backward: if it has an error of values, whose values they are."""
         if seen.errors and not self.done and self._view.width:
             self._critic.learn(value_weights(seen), self._view.width)
-            self._towards = _told_of(seen)
+            told = list(_told_of(seen))
+            self._towards = told[0] if told else None
+            self.values_of = [data for data, _ in told]
 
     def round_ended(self, step: int) -> None:
         """An update is over: from here on the critic says something else. Is its rollout done?"""
         self._critic.forget()
+        self.values_of = []
         held = self._open
         if held is not None and len(held.seen) >= len(held.collection):
             self._end(step)
@@ -206,15 +211,13 @@ class RolloutKeeper:
         return np.nan_to_num(found) if np.isfinite(found[needed]).mean() >= KNOWN else None
 
 
-def _told_of(seen: SeenGraph) -> tuple[Tensor, Tensor] | None:
-    """Observations and targets of the first error that tells them: of a clipped value's two, one
-    does."""
+def _told_of(seen: SeenGraph) -> Iterator[tuple[Tensor, Tensor]]:
+    """Observations and targets of the errors that tell them: of a clipped value's two, one does."""
     for error in seen.errors[:MOST_ERRORS]:
         told = trained_towards(*error)
         data = None if told is None else observations(told.below, told.targets.numel())
         if told is not None and data is not None and data.ndim == 2 and told.actions is None:
-            return data.detach(), told.targets.detach()
-    return None
+            yield data.detach(), told.targets.detach()
 
 
 def _targets_of(

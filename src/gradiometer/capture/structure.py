@@ -21,12 +21,15 @@ from gradiometer.capture.hooks import shape_warnings
 from gradiometer.capture.leaks import GraphTerm, TermLeaks
 from gradiometer.capture.proofs import (
     ExpandedSides,
+    OtherAxis,
     ProofLog,
     Twice,
     broadcast_shape,
     broadcasts,
     is_mixed,
+    normalised_elsewhere,
     normalised_twice,
+    shape_of,
 )
 from gradiometer.capture.rounds import Recorder, WatchedModel
 from gradiometer.capture.seensettings import note_settings
@@ -39,12 +42,12 @@ from gradiometer.capture.untrained import (
     held_by,
 )
 
-__all__ = ["Structure", "tell_broadcast", "tell_twice"]
+__all__ = ["Structure", "tell_broadcast", "tell_other_axis", "tell_twice"]
 
 MOST_WALKS = 12
 """Backwards that are walked at once: a delayed actor, or another optimizer, comes after the first.
 Later those of measured steps whose number is a power of two."""
-SHAPES, TWICE = "shapes-broadcast", "double-softmax"
+SHAPES, TWICE, OTHER_AXIS = "shapes-broadcast", "double-softmax", "score-not-zero-mean"
 WORDS = {
     "Sub": "a difference",
     "Rsub": "a difference",
@@ -211,6 +214,9 @@ def walk(roots: list[Any], log: ProofLog) -> None:
     twice = next(normalised_twice(roots), None)
     _note(SHAPES, None if sides is None else tell_broadcast(sides), log)
     _note(TWICE, None if twice is None else tell_twice(twice), log)
+    if (other := next(normalised_elsewhere(roots), None)) is not None:
+        message, detail = tell_other_axis(other)
+        log.found(OTHER_AXIS, message, **detail)
 
 
 def _note(id: str, told: tuple[str, dict[str, Any]] | None, log: ProofLog) -> None:
@@ -243,6 +249,17 @@ def tell_twice(found: Twice) -> tuple[str, dict[str, Any]]:
     line = line_of_node([found.node, found.below])
     message = f"what {first} gave goes through {second} as if it were logits{_at(line)}"
     return message, {"node": found.node.name(), "below": found.below.name(), **_detail(line)}
+
+
+def tell_other_axis(found: OtherAxis) -> tuple[str, dict[str, Any]]:
+    """A message and the details of probabilities that add up to 1 over the samples."""
+    line = line_of_node([found.node, found.below])
+    rows, actions = shape_of(found.below) or (0, 0)
+    message = (
+        f"{rows} × {actions} probabilities add up to 1 over the {rows} samples, not over the"
+        f" {actions} actions of each{_at(line)}: softmax along dimension 0"
+    )
+    return message, {"how": "axis", "shape": [rows, actions], **_detail(line)}
 
 
 def _at(line: SourceLine | None) -> str:

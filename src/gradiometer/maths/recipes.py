@@ -299,6 +299,19 @@ def _no_baseline(run: Rollout, gamma: Factor, lam: Factor) -> Floats:
     return advantages(run, gamma, lam) + run.values
 
 
+def _plus_values(
+    made: Callable[[Rollout, Factor, Factor], Floats],
+) -> Callable[[Rollout, Factor, Factor], Floats]:
+    """Returns that are made of such advantages."""
+    return lambda run, gamma, lam: made(run, gamma, lam) + _known(run.values)
+
+
+def _less_values(run: Rollout, gamma: Factor, lam: Factor) -> Floats:
+    """The values subtracted once more, where returns are advantages plus values."""
+    assert run.values is not None
+    return advantages(run, gamma, lam) - run.values
+
+
 def _values_alone(run: Rollout, _: Factor, __: Factor) -> Floats:
     assert run.values is not None
     return run.values
@@ -501,6 +514,20 @@ VALUE_RECIPES = (
     _recipe(RETURNS, "the returns", _returns, right=True, lambdas=ONLY),
     _recipe("advantages", "the advantages, not the returns", advantages),
     _recipe("advantages", "the advantages, not the returns", _cut_ends),
+    _recipe("values-subtracted", "the advantages less the values, not plus them", _less_values),
+    *(
+        _recipe(f"returns-{name}", f"returns {words}", _plus_values(made))
+        for name, words, made in (
+            ("ends-not-masked", "that run on over the ends of episodes", _unmasked),
+            ("ends-one-late", "whose ends are masked one step late", _late_mask),
+            ("ends-inverted", "that expect more after ends alone", _inverted_ends),
+            ("rewards-one-late", "with each reward one step late", _shifted(1)),
+            ("rewards-one-early", "with each reward one step early", _early_in_episodes),
+            ("of-the-past", "summed over the past, not the future", _backward_in_time),
+            ("one-late", "of the step before", _moved(1)),
+            ("one-early", "of the step after", _moved(-1)),
+        )
+    ),
     _recipe(
         "rewards", "the reward of one step", lambda run, *_: run.rewards, gammas=ONLY, lambdas=ONLY
     ),
@@ -646,13 +673,15 @@ def _explained(
 def _lines(made: Sequence[Floats], credit: Floats) -> tuple[float, Floats, Floats]:
     """The spread of the credit, and of each column what slopes that rise and that fall explain."""
     y = credit - credit.mean()
-    xs = [each - each.mean(0) for each in made]
-    xx = [np.square(x).sum(0) for x in xs]
+    apart = [each - each.mean(0) for each in made]
     varies = [
-        squares > 1e-12 * np.maximum(1.0, np.square(each).sum(0))
-        for squares, each in zip(xx, made, strict=True)
+        np.square(x).sum(0) > 1e-12 * np.maximum(1.0, np.square(each).sum(0))
+        for x, each in zip(apart, made, strict=True)
     ]
-    xy = [np.where(there, y @ x, 0.0) for x, there in zip(xs, varies, strict=True)]
+    # what a constant leaves is rounding, and a plane through rounding would explain anything
+    xs = [np.where(there, x, 0.0) for x, there in zip(apart, varies, strict=True)]
+    xx = [np.square(x).sum(0) for x in xs]
+    xy = [y @ x for x in xs]
     alone = [
         np.divide(b * b, a, out=np.zeros_like(b), where=there)
         for a, b, there in zip(xx, xy, varies, strict=True)

@@ -162,6 +162,9 @@ def _stored_wrongly(event: Event) -> Draft:
     elif event.detail.get("how") == "next":
         title = "Samples hold the same observation twice: the next one is not stored"
         fix = "Store what the step returned as the next observation, before obs is replaced"
+    elif event.detail.get("how") == "next-values":
+        title = "The values that are trained are those of the next observations"
+        fix = "Train V(obs) towards the target, not V(next_obs)"
     else:
         title = "Samples hold the observation after their action, not the one before"
         fix = "Store the observation that the action was chosen for, and then replace it"

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from gradiometer.doctor import thresholds
-from gradiometer.doctor.proofs import proved_events, proved_finding
-from gradiometer.doctor.rule import Skipped, Verdict, finding, too_short, unlogged
+from gradiometer.doctor.proofs import place, proved_events, proved_finding
+from gradiometer.doctor.rule import Draft, Skipped, Verdict, finding, too_short, unlogged
 from gradiometer.doctor.rules.wiring import wired
 from gradiometer.doctor.rundata import RunData, Series
 from gradiometer.doctor.signs import enough, level, number, persists, shown, since
 from gradiometer.maths.means import mean_interval
-from gradiometer.records import Basis, Evidence, Severity
+from gradiometer.records import Basis, Event, Evidence, Severity
 from gradiometer.store.logs import Log
 from gradiometer.words import fmt
 
@@ -174,8 +174,7 @@ def score_not_zero_mean(run: RunData) -> Verdict:
     the environment: the actions of the loss are not those that were taken."""
     facts = proved_events(run, "score-not-zero-mean")
     if not isinstance(facts, Skipped) and facts:
-        title = "The loss has log-probs of actions that were never taken"
-        return [proved_finding(event, title) for event in facts]
+        return [_score(event) for event in facts]
     series = run.get("score_z")
     series = run.get("credit/score_z") if series is None else series
     if series is None or len(series.finite) < limits.min_scores:
@@ -201,6 +200,16 @@ def score_not_zero_mean(run: RunData) -> Verdict:
         basis="statistical",
         since_step=first,
     )
+
+
+AXIS_FIX = "softmax(logits, dim=-1): over the actions of each sample, also where logits have rows"
+
+
+def _score(event: Event) -> Draft:
+    if event.detail.get("how") == "axis":
+        title = f"Probabilities add up to 1 over the samples, not over the actions{place(event)}"
+        return proved_finding(event, title, fix=(AXIS_FIX,))
+    return proved_finding(event, "The loss has log-probs of actions that were never taken")
 
 
 @wired(
