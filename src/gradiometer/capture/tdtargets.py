@@ -19,7 +19,13 @@ from torch import Tensor
 from gradiometer.capture.actingchoices import ActingChoices
 from gradiometer.capture.environment import Collection, EnvironmentView
 from gradiometer.capture.leaks import leaves_of
-from gradiometer.capture.logprobs import SeenGraph, TrainedValues, observations, trained_towards
+from gradiometer.capture.logprobs import (
+    SeenGraph,
+    TrainedValues,
+    observations,
+    of_one_network,
+    trained_towards,
+)
 from gradiometer.capture.proofs import ProofLog
 from gradiometer.capture.targetbatches import MatchedTargets, TargetBatches
 
@@ -45,6 +51,10 @@ MOST_ENDS, MOST_OTHERS = 256, 2048
 ALIKE = (0.5, 2.0)
 """What follows an end, by the target, against what follows elsewhere, where ends are not masked."""
 LEAST_ENDS, LEAST_OTHERS, LEAST_ACTIONS = 12, 32, 64
+ROUNDED = 1e-4
+"""Of the spread of targets, what is left of a sum of one number."""
+LEAST_LOOKS = 3
+"""Losses at different times: what a network says of the next observation changes."""
 EXACT, CLEAR = 0.01, 0.1
 """Of the spread of all targets: what a right recipe leaves unexplained at ends (rounding), and what
 is no rounding and no slowly changing scale of rewards."""
@@ -108,7 +118,7 @@ class TargetReader:
         told = (trained_towards(*each) for each in seen.errors[:MOST_ERRORS])
         found = [
             (each, leaves_of([each.below]))
-            for each in told
+            for each in (None if one is None else of_one_network(one) for one in told)
             if each is not None and 8 <= each.targets.numel() <= MOST_ROWS
         ]
         self._batches.learn(found, width)
@@ -274,10 +284,30 @@ class TargetReader:
         targets, paid = ended.T
         varies = paid.std() > 1e-9
         follows = np.polyfit(paid, targets, 1)[0] if varies else targets.mean() * paid.mean()
-        if follows > 0:
+        if follows > 0 and (count := self._rewards_alone()):
+            self._proofs.found(
+                RECIPE,
+                f"the targets of {count} transitions that did not end their episode are the reward"
+                " alone: nothing of what follows is in them",
+                subject="targets",
+                recipe="reward-alone",
+                samples=count,
+            )
+        elif follows > 0:
             self._proofs.ok(RECIPE)
         else:
             self._proofs.unmeasurable(RECIPE, OTHER_REWARDS)
+
+    def _rewards_alone(self) -> int:
+        """How many transitions without an end have one scale of their rewards as target, to the
+        last digit and in several losses; 0 where that is not so."""
+        targets, paid, looks = np.array(self._others).T
+        if len(targets) < LEAST_ACTIONS or len(np.unique(looks)) < LEAST_LOOKS:
+            return 0
+        scale = float(targets @ paid) / max(float(paid @ paid), 1e-12)
+        left = float(np.abs(targets - scale * paid).max())
+        alone = paid.std() > 0 and left <= ROUNDED * float(targets.std())
+        return len(targets) if alone else 0
 
     def _is_other_action(self) -> bool:
         """Whether values of other actions are trained than were taken: discrete ones, whose history
