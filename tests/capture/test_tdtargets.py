@@ -276,7 +276,9 @@ class Line(gym.Env[np.ndarray, int]):
         return seen, float(self.at), bool(abs(self.at) > 2), False, {}
 
 
-def learn_in_one_layer(folder: Path, discount: float, told: dict[str, float]) -> None:
+def learn_in_one_layer(
+    folder: Path, discount: float, told: dict[str, float], shift: int = 0
+) -> None:
     """Two critics whose weights are stacked, as torchrl has them (torch.func.vmap)."""
     torch.manual_seed(0)
     rng = random.Random(0)
@@ -303,7 +305,7 @@ def learn_in_one_layer(folder: Path, discount: float, told: dict[str, float]) ->
             columns = zip(*rng.sample(kept, 64), strict=True)
             seen, rewards, nexts, ends = (torch.tensor(np.array(x)).float() for x in columns)
             ahead = values(frozen, nexts).min(0).values
-            goals = (rewards + discount * (1 - ends) * ahead).expand(2, -1)
+            goals = (rewards.roll(shift, 0) + discount * (1 - ends) * ahead).expand(2, -1)
             optimizer.zero_grad()
             functional.smooth_l1_loss(values(dict(weights), seen), goals).backward()
             optimizer.step()
@@ -312,16 +314,18 @@ def learn_in_one_layer(folder: Path, discount: float, told: dict[str, float]) ->
 
 
 @pytest.mark.parametrize(
-    ("discount", "told", "fact"),
+    ("discount", "shift", "fact"),
     [
-        (0.0, {"gamma": 0.97}, {("recipe-mismatch", "reward-alone")}),
-        (0.97, {"gamma": 0.97}, set()),
+        (0.0, 0, {("recipe-mismatch", "reward-alone")}),
+        (0.97, 1, {("recipe-mismatch", "rewards-of-others")}),
+        (0.97, -1, {("recipe-mismatch", "rewards-of-others")}),
+        (0.97, 0, set()),
     ],
 )
-def test_critics_in_one_layer_are_read_and_a_target_without_a_future_is_named(
-    tmp_path: Path, discount: float, told: dict[str, float], fact: set[tuple[str, str]]
+def test_critics_in_one_layer_are_read_and_a_wrong_target_is_named(
+    tmp_path: Path, discount: float, shift: int, fact: set[tuple[str, str]]
 ) -> None:
-    learn_in_one_layer(tmp_path / "run", discount, told)
+    learn_in_one_layer(tmp_path / "run", discount, {"gamma": 0.97}, shift)
     assert facts(tmp_path / "run") == fact
     found = {each.id for each in diagnose(tmp_path / "run").findings}
     assert ("recipe-mismatch" in found) == bool(fact)

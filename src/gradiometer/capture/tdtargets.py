@@ -91,6 +91,7 @@ class TargetReader:
         self._ended: deque[tuple[float, float, int]] = deque(maxlen=MOST_ENDS)
         """Target, reward and look of transitions that ended an episode, and of all others below."""
         self._others: deque[tuple[float, float, int]] = deque(maxlen=MOST_OTHERS)
+        self._beside: deque[list[float]] = deque(maxlen=MOST_ENDS)
         self._taken: deque[tuple[bool, bool, bool]] = deque(maxlen=MOST_OTHERS)
         """Of each sample: whether its action is the one taken at its observation, whether it is the
         one taken just before, and whether the observation was the first of its episode."""
@@ -191,10 +192,22 @@ class TargetReader:
         for target, reward, ended, stopped in zip(targets, paid, over, cut, strict=True):
             if not stopped and not normalised:
                 (self._ended if ended else self._others).append((target, reward, look))
+        if not normalised:
+            self._note_neighbours(rows, targets, paid, over & ~cut, len(candidates))
         actions = found.actions if data.shape[1] == width else data[:, width:]
         if actions is not None:
             self._compare_actions(_host(actions)[rows], places, history)
         return MatchedTargets(found=found, trained=trained, rows=np.array(rows), places=places)
+
+    def _note_neighbours(
+        self, rows: list[int], targets: Floats, paid: Floats, over: NDArray[np.bool_], num: int
+    ) -> None:
+        """Of each end in a batch the target, and what was paid in it, in the row before and in the
+        row after; the last row comes before the first."""
+        by_row = np.full(num, np.nan)
+        by_row[rows] = paid
+        before, after = np.roll(by_row, 1)[rows], np.roll(by_row, -1)[rows]
+        self._beside += np.stack([targets, paid, before, after], axis=1)[over].tolist()
 
     def _compare_actions(self, stored: Floats, places: NDArray[Any], history: Collection) -> None:
         taken, first = history.actions, history.first
@@ -239,7 +252,34 @@ class TargetReader:
                 samples=self._frozen * len(data),
             )
 
+    def _has_rewards_of_neighbours(self) -> bool:
+        """Whether targets of ends have the reward of the row beside them, to the last digit."""
+        if len(self._beside) < LEAST_ENDS:
+            return False
+        table = np.array(self._beside)
+        for column, words in ((2, "before"), (3, "after")):
+            targets, own, beside = table[np.isfinite(table[:, column])][:, [0, 1, column]].T
+            differing = int((own != beside).sum())
+            if differing < LEAST_ENDS or np.ptp(targets) == 0:
+                continue
+            slope, at = np.polyfit(beside, targets, 1)
+            left = np.abs(targets - slope * beside - at)
+            if slope > 0 and bool((left <= ROUNDED * targets.std()).all()):
+                self._proofs.found(
+                    RECIPE,
+                    f"the targets of {len(targets)} transitions that ended their episode have the"
+                    f" reward of the row {words} them in the batch; in {differing} of them another"
+                    " one was paid",
+                    subject="targets",
+                    recipe="rewards-of-others",
+                    samples=len(targets),
+                )
+                return True
+        return False
+
     def _judge_targets(self) -> None:
+        if self._has_rewards_of_neighbours():
+            return
         if len(self._ended) < LEAST_ENDS or len(self._others) < LEAST_OTHERS:
             return
         ended, others = np.array(self._ended), np.array(self._others)

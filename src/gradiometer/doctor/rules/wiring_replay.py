@@ -146,6 +146,19 @@ TARGETS = {
             """
         ),
     ),
+    "rewards-of-others": (
+        "Targets of the value have the rewards of other samples",
+        words(
+            """
+            cause: Observations, actions and rewards of a batch must be of the same transitions.
+              Here the reward in a target is the one that was paid in the row beside it: an array
+              was rolled, shuffled or indexed by itself.
+            fix: Index observations, actions, rewards and ends with the same indices.
+            confirm: Store the number of the step beside each sample and print it with the target.
+            see: mathematics: Replay
+            """
+        ),
+    ),
     "reward-alone": (
         "Targets of the value have no discounted future: they are the reward alone",
         words(
