@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -590,6 +591,21 @@ def test_an_optimizer_of_another_model_is_refused(model: ActorCritic) -> None:
         gm.watch(model, torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1), run=None)
     with pytest.raises(UsageError, match="torch optimizers"):
         gm.watch(model, "adam", run=None)  # type: ignore[arg-type]
+
+
+def test_an_optimizer_of_a_copy_of_the_model_is_measured_and_found(tmp_path: Path) -> None:
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(copy.deepcopy(model).parameters())
+    with (
+        pytest.warns(GradiometerWarning, match="made from a copy"),
+        gm.watch(model, optimizer, run=tmp_path / "run", budget=None, quiet=True),
+    ):
+        for _ in range(8):
+            model(torch.randn(16, 3)).square().mean().backward()
+            optimizer.step()
+    with gm.load(tmp_path / "run") as run:
+        found = gm.diagnose(run).findings[0]
+    assert (found.id, found.basis) == ("not-in-optimizer", "proved")
 
 
 def test_the_meter_that_does_nothing_has_every_name_of_the_one_that_does() -> None:

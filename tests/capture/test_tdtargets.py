@@ -257,3 +257,84 @@ def test_the_observation_after_the_step_shows_beside_the_policy_s_actions(tmp_pa
     """The critic has no action to compare: that of the log-probability tells."""
     learn_every_few_steps(tmp_path / "run", "after")
     assert ("misaligned-data", "after") in facts(tmp_path / "run")
+
+
+class Line(gym.Env[np.ndarray, int]):
+    """A walk of five steps or so that pays what it stands on."""
+
+    observation_space = gym.spaces.Box(-9, 9, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: object = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self.at, self.noise = 0.0, float(self.np_random.normal())
+        return np.array([self.at, self.noise], np.float32), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict]:
+        self.at += 2.0 * action - 1.0 + 0.1 * float(self.np_random.normal())
+        seen = np.array([self.at, self.noise], np.float32)
+        return seen, float(self.at), bool(abs(self.at) > 2), False, {}
+
+
+def learn_in_one_layer(
+    folder: Path, discount: float, told: dict[str, float], shift: int = 0
+) -> None:
+    """Two critics whose weights are stacked, as torchrl has them (torch.func.vmap)."""
+    torch.manual_seed(0)
+    rng = random.Random(0)
+    weights = nn.ParameterDict({"a": torch.randn(2, 32, 3) * 0.3, "b": torch.randn(2, 1, 32) * 0.3})
+    frozen = {name: each.detach().clone() for name, each in weights.items()}
+
+    def values(layers: dict[str, Tensor], seen: Tensor) -> Tensor:
+        def one(a: Tensor, b: Tensor) -> Tensor:
+            return functional.linear(functional.linear(seen, a).relu(), b)[:, 0]
+
+        return torch.func.vmap(one)(layers["a"], layers["b"])
+
+    optimizer = torch.optim.Adam(weights.parameters(), lr=1e-2)
+    env, kept = Line(), []
+    state = env.reset(seed=0)[0]
+    with gm.watch(weights, optimizer, run=folder, budget=None, quiet=True, config=told):
+        for step in range(700):
+            action = rng.randrange(2)
+            following, reward, terminated, _, _ = env.step(action)
+            kept.append((np.append(state, action), reward, np.append(following, 0), terminated))
+            state = env.reset()[0] if terminated else following
+            if step < 100:
+                continue
+            columns = zip(*rng.sample(kept, 64), strict=True)
+            seen, rewards, nexts, ends = (torch.tensor(np.array(x)).float() for x in columns)
+            ahead = values(frozen, nexts).min(0).values
+            goals = (rewards.roll(shift, 0) + discount * (1 - ends) * ahead).expand(2, -1)
+            optimizer.zero_grad()
+            functional.smooth_l1_loss(values(dict(weights), seen), goals).backward()
+            optimizer.step()
+            if step % 20 == 0:
+                frozen = {name: each.detach().clone() for name, each in weights.items()}
+
+
+@pytest.mark.parametrize(
+    ("discount", "shift", "fact"),
+    [
+        (0.0, 0, {("recipe-mismatch", "reward-alone")}),
+        (0.97, 1, {("recipe-mismatch", "rewards-of-others")}),
+        (0.97, -1, {("recipe-mismatch", "rewards-of-others")}),
+        (0.97, 0, set()),
+    ],
+)
+def test_critics_in_one_layer_are_read_and_a_wrong_target_is_named(
+    tmp_path: Path, discount: float, shift: int, fact: set[tuple[str, str]]
+) -> None:
+    learn_in_one_layer(tmp_path / "run", discount, {"gamma": 0.97}, shift)
+    assert facts(tmp_path / "run") == fact
+    found = {each.id for each in diagnose(tmp_path / "run").findings}
+    assert ("recipe-mismatch" in found) == bool(fact)
+    with gm.load(tmp_path / "run") as run:
+        state = run.tables("proofs")[-1].content["recipe-mismatch"]
+    assert state == ("found" if fact else "ok")
+
+
+def test_a_discount_of_0_in_the_settings_is_meant(tmp_path: Path) -> None:
+    learn_in_one_layer(tmp_path / "run", 0.0, {"gamma": 0.0})
+    assert facts(tmp_path / "run") == {("recipe-mismatch", "reward-alone")}
+    assert "recipe-mismatch" not in {each.id for each in diagnose(tmp_path / "run").findings}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ __all__ = [
     "look",
     "mark",
     "observations",
+    "of_one_network",
     "trained_towards",
     "value_layers",
     "value_weights",
@@ -38,6 +39,8 @@ MARK = "gradiometer"
 MOST_NODES = 20_000
 """Nodes above the layers; a loss over a long episode has thousands."""
 MOST_LAYERS = 64
+MOST_STACKED = 16
+"""Networks in one layer; more is another dimension."""
 MOST_BELOW = 400
 """Nodes between a log-probability and its observations; a larger model is no policy of a few
 layers, and is not searched."""
@@ -432,6 +435,18 @@ def trained_towards(node: Any, place: int) -> TrainedValues | None:
     )
 
 
+def of_one_network(found: TrainedValues) -> TrainedValues:
+    """Several critics in one layer, [critics, samples], are trained towards the same: the values of
+    the first."""
+    values, targets = found.values, found.targets
+    if targets.ndim < 2 or not 2 <= len(targets) <= MOST_STACKED or found.actions is not None:
+        return found
+    rows = targets[0].numel()
+    if observations(found.below, rows) is None or not bool((targets == targets[:1]).all()):
+        return found
+    return replace(found, values=values.reshape(targets.shape)[0], targets=targets[0])
+
+
 def _column(node: Any) -> Any:
     """Of a column out of several values side by side, `torch.cat([q1, q2], -1)[:, 0]`, or of the
     only one, the values that are there; the node itself where it is none."""
@@ -571,6 +586,14 @@ INPUTS = {
 """Layers, which of their inputs is data when no gradient flows to it, and where it is kept."""
 
 
+def _given_to_all(data: Tensor | None, rows: int) -> list[Tensor]:
+    """Several networks in one layer (torch.func.vmap) are all given the same rows."""
+    if data is None or data.ndim != 3 or data.shape[1] != rows:
+        return []
+    held = data.detach()
+    return [held[0]] if bool((held == held[:1]).all()) else []
+
+
 def observations(node: Any, rows: int) -> Tensor | None:
     """The data that the first layer below a node took, where it has that many rows and there is no
     other such data."""
@@ -587,6 +610,8 @@ def observations(node: Any, rows: int) -> Tensor | None:
         place, name = INPUTS.get(type(one).__name__, (None, ""))
         if place is not None and one.next_functions[place][0] is None:
             found.append(getattr(one, name).detach())
+        elif _is(one, "BmmBackward0") and one.next_functions[0][0] is None:
+            found += _given_to_all(one._saved_self, rows)
         waiting += _children(one)
     kept = {(each.data_ptr(), each.shape): each for each in found if len(each) == rows}
     return next(iter(kept.values())) if len(kept) == 1 and len(found) >= 1 else None

@@ -10,16 +10,19 @@ what the last layer as wide as an observation took. On a CPU only: elsewhere eac
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from gradiometer.capture import hooks
 from gradiometer.capture.environment import Collection, EnvironmentView
+from gradiometer.capture.living import living
 from gradiometer.capture.logprobs import SeenGraph, observations, trained_towards, value_weights
 from gradiometer.records import Table
 
@@ -38,6 +41,8 @@ KNOWN = 0.98
 """Of the transitions, whose values must have been heard."""
 DIGITS = 7
 MOST_ERRORS = 4
+MOST_LENT = 64
+"""Layers of the process that may be those of a critic without weights of its own."""
 
 
 class CriticListener:
@@ -47,6 +52,7 @@ class CriticListener:
         self._modules = modules
         self._remove: list[hooks.Remove] = []
         self._given: Tensor | None = None
+        self._has_searched = False
         self.values: dict[bytes, float] = {}
         self.listening = False
 
@@ -57,11 +63,33 @@ class CriticListener:
         wanted, linear = {id(each) for each in weights}, list(self._linear())
         heads = [each for each in linear if id(each.weight) in wanted and each.out_features == 1]
         entries = [each for each in linear if each.in_features == width]
-        if not heads or not entries:
+        if not heads:
+            self._learn_lent(weights, width)
+            return
+        if not entries:
             return
         self.listening = True
         self._remove += [hooks.observe_layer(each, self._entered) for each in entries]
         self._remove += [hooks.observe_layer(each, self._answered) for each in heads]
+
+    def _learn_lent(self, weights: Sequence[Tensor], width: int) -> None:
+        """torchrl lends its weights to a network without any of its own, for one call each; which
+        layer it is shows when it answers."""
+        if self._has_searched:
+            return
+        self._has_searched = True
+        linear = living(nn.Linear)[nn.Linear]
+        sizes = {each.shape[-1] for each in weights if each.ndim == 2 and each.shape[0] == 1}
+        heads = [each for each in linear if each.out_features == 1 and each.in_features in sizes]
+        entries = [each for each in linear if each.in_features == width]
+        if not heads or not entries or len(heads) + len(entries) > MOST_LENT:
+            return
+        self.listening = True
+        for each in entries:
+            self._remove.append(each.register_forward_hook(_LentListener(self._entered)).remove)
+        for each in heads:
+            note = _answering(weakref.ref(self), weakref.ref(each), weights)
+            self._remove.append(each.register_forward_hook(_LentListener(note)).remove)
 
     def forget(self) -> None:
         """An update is over: what the critic said before it is of the past."""
@@ -92,6 +120,51 @@ class CriticListener:
             whole = rows.tobytes()
             for place, value in enumerate(found):
                 self.values.setdefault(whole[size * place : size * (place + 1)], value)
+
+
+class _LentListener(hooks.LayerListener):
+    """As for a layer, also where torch.func.vmap calls it with several sets of weights."""
+
+    __slots__ = ()
+
+    def __call__(self, _module: nn.Module, inputs: Any, output: Any) -> None:
+        if inputs and not torch.compiler.is_compiling():
+            self._hand_on(inputs[0], output)
+
+    @hooks.harmless
+    def _hand_on(self, given: Any, said: Any) -> None:
+        whole = _whole(given), _whole(said)
+        if whole[0] is not None and whole[1] is not None:
+            self._note(whole[0], whole[1])
+
+
+def _whole(x: Any) -> Tensor | None:
+    """A tensor; within a vmap, what it is a part of: the sets first, then the rows."""
+    functorch = torch._C._functorch
+    if isinstance(x, Tensor) and functorch.is_batchedtensor(x):
+        x = functorch.get_unwrapped(x) if functorch.maybe_get_bdim(x) == 0 else None
+    if not isinstance(x, Tensor) or functorch.is_functorch_wrapped_tensor(x):
+        return None
+    return x.detach() if x.device.type == "cpu" else None
+
+
+def _answering(
+    mine: weakref.ref[CriticListener], layer: weakref.ref[nn.Linear], weights: Sequence[Tensor]
+) -> Callable[[Tensor, Tensor], None]:
+    """Note what the layer says while it has one of these weights."""
+    wanted = [weakref.ref(each) for each in weights]
+
+    def note(given: Tensor, said: Tensor) -> None:
+        listener, held = mine(), layer()
+        now = None if held is None else _whole(held.weight)
+        known = [each for ref in wanted if (each := ref()) is not None]
+        if listener is None or now is None:
+            return
+        first = now[0] if now.ndim == 3 else now
+        if any(np.array_equal(first.numpy(), each.detach().numpy()) for each in known):
+            listener._answered(given, said)
+
+    return note
 
 
 @dataclass(slots=True, kw_only=True)

@@ -19,7 +19,13 @@ from torch import Tensor
 from gradiometer.capture.actingchoices import ActingChoices
 from gradiometer.capture.environment import Collection, EnvironmentView
 from gradiometer.capture.leaks import leaves_of
-from gradiometer.capture.logprobs import SeenGraph, TrainedValues, observations, trained_towards
+from gradiometer.capture.logprobs import (
+    SeenGraph,
+    TrainedValues,
+    observations,
+    of_one_network,
+    trained_towards,
+)
 from gradiometer.capture.proofs import ProofLog
 from gradiometer.capture.targetbatches import MatchedTargets, TargetBatches
 
@@ -45,6 +51,10 @@ MOST_ENDS, MOST_OTHERS = 256, 2048
 ALIKE = (0.5, 2.0)
 """What follows an end, by the target, against what follows elsewhere, where ends are not masked."""
 LEAST_ENDS, LEAST_OTHERS, LEAST_ACTIONS = 12, 32, 64
+ROUNDED = 1e-4
+"""Of the spread of targets, what is left of a sum of one number."""
+LEAST_LOOKS = 3
+"""Losses at different times: what a network says of the next observation changes."""
 EXACT, CLEAR = 0.01, 0.1
 """Of the spread of all targets: what a right recipe leaves unexplained at ends (rounding), and what
 is no rounding and no slowly changing scale of rewards."""
@@ -81,6 +91,7 @@ class TargetReader:
         self._ended: deque[tuple[float, float, int]] = deque(maxlen=MOST_ENDS)
         """Target, reward and look of transitions that ended an episode, and of all others below."""
         self._others: deque[tuple[float, float, int]] = deque(maxlen=MOST_OTHERS)
+        self._beside: deque[list[float]] = deque(maxlen=MOST_ENDS)
         self._taken: deque[tuple[bool, bool, bool]] = deque(maxlen=MOST_OTHERS)
         """Of each sample: whether its action is the one taken at its observation, whether it is the
         one taken just before, and whether the observation was the first of its episode."""
@@ -108,7 +119,7 @@ class TargetReader:
         told = (trained_towards(*each) for each in seen.errors[:MOST_ERRORS])
         found = [
             (each, leaves_of([each.below]))
-            for each in told
+            for each in (None if one is None else of_one_network(one) for one in told)
             if each is not None and 8 <= each.targets.numel() <= MOST_ROWS
         ]
         self._batches.learn(found, width)
@@ -181,10 +192,22 @@ class TargetReader:
         for target, reward, ended, stopped in zip(targets, paid, over, cut, strict=True):
             if not stopped and not normalised:
                 (self._ended if ended else self._others).append((target, reward, look))
+        if not normalised:
+            self._note_neighbours(rows, targets, paid, over & ~cut, len(candidates))
         actions = found.actions if data.shape[1] == width else data[:, width:]
         if actions is not None:
             self._compare_actions(_host(actions)[rows], places, history)
         return MatchedTargets(found=found, trained=trained, rows=np.array(rows), places=places)
+
+    def _note_neighbours(
+        self, rows: list[int], targets: Floats, paid: Floats, over: NDArray[np.bool_], num: int
+    ) -> None:
+        """Of each end in a batch the target, and what was paid in it, in the row before and in the
+        row after; the last row comes before the first."""
+        by_row = np.full(num, np.nan)
+        by_row[rows] = paid
+        before, after = np.roll(by_row, 1)[rows], np.roll(by_row, -1)[rows]
+        self._beside += np.stack([targets, paid, before, after], axis=1)[over].tolist()
 
     def _compare_actions(self, stored: Floats, places: NDArray[Any], history: Collection) -> None:
         taken, first = history.actions, history.first
@@ -229,7 +252,34 @@ class TargetReader:
                 samples=self._frozen * len(data),
             )
 
+    def _has_rewards_of_neighbours(self) -> bool:
+        """Whether targets of ends have the reward of the row beside them, to the last digit."""
+        if len(self._beside) < LEAST_ENDS:
+            return False
+        table = np.array(self._beside)
+        for column, words in ((2, "before"), (3, "after")):
+            targets, own, beside = table[np.isfinite(table[:, column])][:, [0, 1, column]].T
+            differing = int((own != beside).sum())
+            if differing < LEAST_ENDS or np.ptp(targets) == 0:
+                continue
+            slope, at = np.polyfit(beside, targets, 1)
+            left = np.abs(targets - slope * beside - at)
+            if slope > 0 and bool((left <= ROUNDED * targets.std()).all()):
+                self._proofs.found(
+                    RECIPE,
+                    f"the targets of {len(targets)} transitions that ended their episode have the"
+                    f" reward of the row {words} them in the batch; in {differing} of them another"
+                    " one was paid",
+                    subject="targets",
+                    recipe="rewards-of-others",
+                    samples=len(targets),
+                )
+                return True
+        return False
+
     def _judge_targets(self) -> None:
+        if self._has_rewards_of_neighbours():
+            return
         if len(self._ended) < LEAST_ENDS or len(self._others) < LEAST_OTHERS:
             return
         ended, others = np.array(self._ended), np.array(self._others)
@@ -274,10 +324,30 @@ class TargetReader:
         targets, paid = ended.T
         varies = paid.std() > 1e-9
         follows = np.polyfit(paid, targets, 1)[0] if varies else targets.mean() * paid.mean()
-        if follows > 0:
+        if follows > 0 and (count := self._rewards_alone()):
+            self._proofs.found(
+                RECIPE,
+                f"the targets of {count} transitions that did not end their episode are the reward"
+                " alone: nothing of what follows is in them",
+                subject="targets",
+                recipe="reward-alone",
+                samples=count,
+            )
+        elif follows > 0:
             self._proofs.ok(RECIPE)
         else:
             self._proofs.unmeasurable(RECIPE, OTHER_REWARDS)
+
+    def _rewards_alone(self) -> int:
+        """How many transitions without an end have one scale of their rewards as target, to the
+        last digit and in several losses; 0 where that is not so."""
+        targets, paid, looks = np.array(self._others).T
+        if len(targets) < LEAST_ACTIONS or len(np.unique(looks)) < LEAST_LOOKS:
+            return 0
+        scale = float(targets @ paid) / max(float(paid @ paid), 1e-12)
+        left = float(np.abs(targets - scale * paid).max())
+        alone = paid.std() > 0 and left <= ROUNDED * float(targets.std())
+        return len(targets) if alone else 0
 
     def _is_other_action(self) -> bool:
         """Whether values of other actions are trained than were taken: discrete ones, whose history

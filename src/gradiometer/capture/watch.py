@@ -7,6 +7,7 @@ import sys
 import time
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -311,11 +312,28 @@ def _check_model(model: Model, optimizers: Sequence[Optimizer], settings: Settin
     for name, parts in settings.pairs.items():
         for part in parts:
             select(name, part, parameters)
-    held = {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}
-    if not any(id(p) in held for p in parameters.values()):
+    _check_optimizers(list(parameters.values()), optimizers)
+
+
+def _check_optimizers(parameters: Sequence[Tensor], optimizers: Sequence[Optimizer]) -> None:
+    """Another model was meant, or the optimizer was made from a copy of this one: then the training
+    is at fault, not the call, and what it does is measured."""
+    held = [p for one in optimizers for group in one.param_groups for p in group["params"]]
+    mine = {id(p) for p in parameters}
+    if any(id(p) in mine for p in held):
+        return
+    shapes = Counter(p.shape for p in parameters)
+    if not held or Counter(p.shape for p in held) - shapes:
         raise UsageError(
             "the optimizer holds none of the model's parameters; pass the model it was made from"
         )
+    warnings.warn(
+        GradiometerWarning(
+            "the optimizer holds none of the model's parameters, but others of the same shapes: it"
+            " was made from a copy of the model, so no step changes this one"
+        ),
+        stacklevel=4,
+    )
 
 
 def _say_if_watched_twice(meter: Meter, model: Model) -> None:

@@ -27,6 +27,7 @@ from gradiometer.records import Finding
 
 __all__ = [
     "BASIS",
+    "BY_ARITHMETIC",
     "CONSEQUENCES",
     "DEAD_TERM",
     "OPPOSITES",
@@ -286,6 +287,9 @@ def reason(cause: str, effect: str) -> str:
 FirstStep: TypeAlias = Callable[[str], int | None]
 
 SEVERITY = {"critical": 0, "warn": 1, "info": 2}
+BY_ARITHMETIC = frozenset({("groups-too-easy", "zero-gradient-steps")})
+"""What follows from a mild cause for certain: a batch of solved groups has a gradient of 0, and
+where most are solved because the policy learned, there is nothing to warn of."""
 OUTCOMES = ("reward-plateau", "reward-declining", "episodes-end-at-once")
 """What became of it is no cause: it comes after whatever might be one."""
 LINES = frozenset(
@@ -426,7 +430,8 @@ def _reached(ordered: Sequence[Finding], first_step: FirstStep) -> list[set[int]
 
 
 def _fits(cause: Finding, finding: Finding, first_step: FirstStep) -> bool:
-    if cause.severity == "info" != finding.severity:  # a suspicion explains no warning away
+    mild = cause.severity == "info" != finding.severity
+    if mild and (cause.id, finding.id) not in BY_ARITHMETIC:  # no suspicion explains a warning away
         return False
     began, followed = _began(cause, first_step), finding.since_step
     in_time = began is None or followed is None or began <= followed

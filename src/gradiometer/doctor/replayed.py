@@ -37,6 +37,7 @@ from gradiometer.maths.targetrecipes import (
 )
 
 __all__ = [
+    "GAMMA",
     "GROUPS",
     "TABLE",
     "TARGET_BATCHES",

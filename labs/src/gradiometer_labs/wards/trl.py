@@ -1,8 +1,10 @@
 """The ward of TRL: GRPO, RLOO and DPO on a tiny model of random weights, with one argument or
 method changed.
 
-Two toy tasks: write the letter `a` six times and end, or letters of the first half of the alphabet.
-Both can be verified, and both are learnt within a few dozen steps.
+Two toy tasks: write the letter `a` and end, or letters of the first half of the alphabet and end.
+Both can be verified, and both are learnt within a few dozen steps: answers end by themselves by
+then, and several times more is earned. GRPO and RLOO have TRL's own beta of 0: a penalty that holds
+a policy at random weights is nobody's training.
 """
 
 from __future__ import annotations
@@ -26,8 +28,12 @@ from gradiometer_labs.wards.ward import BUDGET, Patient, Ranges, Ward, replaced
 __all__ = ["WARD"]
 
 LETTERS = "abcdefgh"
-LENGTH, MOST = 6, 10
-"""Letters that are asked for, and tokens that an answer may have."""
+MOST = 16
+"""Tokens that an answer may have: at first a fifth is cut off, and soon none."""
+PAIR = 6
+"""Letters of DPO's answers."""
+END = 1
+"""The token that ends an answer."""
 GROUPS = ("GRPO", "RLOO")
 LIKED = {"letter": "a", "early": "abcd"}
 SIZES: dict[str, Any] = {"width": [16, 32], "layers": [1, 2], "hidden_act": ["silu", "gelu"]}
@@ -43,7 +49,7 @@ WARD = Ward(
     summary="TRL's GRPO, RLOO and DPO on a tiny model",
     setups={
         **{
-            (algorithm, task): Ranges(fixed={"steps": 24, "batch": 32, "beta": 0.02}, drawn=GROUPED)
+            (algorithm, task): Ranges(fixed={"steps": 48, "batch": 32, "beta": 0.0}, drawn=GROUPED)
             for algorithm in GROUPS
             for task in LIKED
         },
@@ -145,7 +151,7 @@ def _model(shape: dict[str, Any]) -> Any:
         max_position_embeddings=64,
         hidden_act=shape["hidden_act"],
         bos_token_id=None,
-        eos_token_id=1,
+        eos_token_id=END,
         pad_token_id=0,
     )
     return transformers.Qwen2ForCausalLM(config)  # type: ignore[no-untyped-call]
@@ -172,13 +178,9 @@ def _groups(
     """A trainer that generates, and the mean true reward of each generation."""
     returns: list[float] = []
 
-    def liked(completions: list[str], **_: Any) -> list[float]:
-        counts = [sum(text.count(one) for one in LIKED[patient.task]) for text in completions]
-        ended = [len(text) < MOST for text in completions]
-        rewards = [
-            0.8 * min(count, LENGTH) / LENGTH + 0.2 * end
-            for count, end in zip(counts, ended, strict=True)
-        ]
+    def liked(completions: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
+        answers = zip(completions, completion_ids, strict=True)
+        rewards = [_score(text, tokens, LIKED[patient.task]) for text, tokens in answers]
         returns.append(sum(rewards) / len(rewards))
         for change in setup.rewards:
             rewards = change(rewards)
@@ -196,13 +198,21 @@ def _groups(
     return trainer, returns
 
 
+def _score(text: str, tokens: Sequence[int], liked: str) -> float:
+    """The share of liked letters; an answer that does not end is worth nothing, as where a verifier
+    finds none."""
+    if END not in tokens or not text:
+        return 0.0
+    return sum(letter in liked for letter in text) / len(text)
+
+
 def _pairs(
     patient: Patient, folder: str, setup: _Setup, callback: Any, seed: int
 ) -> tuple[Any, list[float]]:
     """A trainer of preferences: of two answers the one with more of the liked letters."""
     rng, rows = random.Random(seed), []
     for _ in range(160):
-        two = ["".join(rng.choices(LETTERS, k=LENGTH)) for _ in range(2)]
+        two = ["".join(rng.choices(LETTERS, k=PAIR)) for _ in range(2)]
         two.sort(key=lambda text: sum(text.count(one) for one in LIKED[patient.task]))
         rows.append({"prompt": rng.choice(LETTERS), "chosen": two[1], "rejected": two[0]})
     trainer = getattr(trl, "DPOTrainer")(  # noqa: B009  (exported lazily)

@@ -32,7 +32,7 @@ __all__ = [
     "replaced",
 ]
 
-WARDS = ("sb3", "torchrl", "trl", "programs")
+WARDS = ("sb3", "torchrl", "trl", "skrl", "programs")
 """The files of this folder that are wards."""
 HEALTHY = "none"
 BUDGET = 1e-6

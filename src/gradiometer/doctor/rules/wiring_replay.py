@@ -5,6 +5,7 @@ from __future__ import annotations
 from gradiometer.doctor import thresholds
 from gradiometer.doctor.proofs import proved_events, proved_finding
 from gradiometer.doctor.replayed import (
+    GAMMA,
     GROUPS,
     TABLE,
     TARGET_BATCHES,
@@ -20,6 +21,7 @@ from gradiometer.doctor.replayed import (
 )
 from gradiometer.doctor.rule import Draft, Skipped, Verdict, finding, rule, words
 from gradiometer.doctor.rundata import RunData
+from gradiometer.doctor.signs import number
 from gradiometer.maths.grouprecipes import GroupFit, Lengths, ReplayedGroups
 from gradiometer.maths.recipes import Fit, ReplayedRecipes
 from gradiometer.maths.targetrecipes import ReplayedTargets, TargetFit
@@ -140,6 +142,34 @@ TARGETS = {
             fix: Look for a reward that is stored as 0 or an integer, clipped or masked away.
             confirm: Print reward and target of the samples that ended an episode: they must be
               equal.
+            see: mathematics: Replay
+            """
+        ),
+    ),
+    "rewards-of-others": (
+        "Targets of the value have the rewards of other samples",
+        words(
+            """
+            cause: Observations, actions and rewards of a batch must be of the same transitions.
+              Here the reward in a target is the one that was paid in the row beside it: an array
+              was rolled, shuffled or indexed by itself.
+            fix: Index observations, actions, rewards and ends with the same indices.
+            confirm: Store the number of the step beside each sample and print it with the target.
+            see: mathematics: Replay
+            """
+        ),
+    ),
+    "reward-alone": (
+        "Targets of the value have no discounted future: they are the reward alone",
+        words(
+            """
+            cause: The target of a transition that goes on is r + γ·V(next). Here it is r, in every
+              sample: the discount that reaches the target is 0, or its mask says that every step
+              ends the episode. Actions are valued by their next reward only.
+            fix: Hand the discount of the settings on to the targets.
+            fix: Look at the mask: 1 − terminated must be 1 where the episode goes on.
+            confirm: Print reward and target of samples that did not end an episode: they must
+              differ.
             see: mathematics: Replay
             """
         ),
@@ -318,6 +348,8 @@ def recipe_mismatch(run: RunData) -> Verdict:
     events = proved_events(run, "recipe-mismatch")
     told = [] if isinstance(events, Skipped) else events
     known = [each for each in told if each.detail.get("recipe") in TARGETS]
+    if number(run.fact(*GAMMA)) == 0.0:  # as it is meant
+        known = [each for each in known if each.detail["recipe"] != "reward-alone"]
     plain = [each for each in known if each.detail["recipe"] not in (VAGUE, CLIP)]
     if plain:
         return _targets(plain[-1])
