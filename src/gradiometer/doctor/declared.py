@@ -54,6 +54,7 @@ from gradiometer.doctor.signs import (
     persists,
     shown,
     since,
+    stays,
     trend,
     where,
 )
@@ -73,6 +74,7 @@ __all__ = [
     "blocks",
     "declare",
     "drafted",
+    "lasting",
     "worst",
 ]
 
@@ -113,6 +115,23 @@ Beside: TypeAlias = Callable[[RunData, Sign], Sign | None]
 Fact: TypeAlias = Callable[[RunData], Verdict]
 
 
+def lasting(
+    series: Series,
+    holds: Callable[[float], bool],
+    *,
+    strength: Strength = "strong",
+    reading: str = "median {level} over the last half",
+) -> Sign | None:
+    """What holds in three windows at the end, and from where on; None where it does not, or where
+    too few measurements tell."""
+    if not stays(series, holds):
+        return None
+    now, at = level(series.last(0.5)), since(series, holds)
+    said = {"level": fmt(now), "percent": f"{100 * now:.3g} %", "since": str(at)}
+    reading = reading.format_map(said)
+    return Sign(series=series, strength=strength, since=at, reading=reading, said=said)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stays:
     """The median lies beyond a bound in three windows at the end: one, two or three bounds."""
@@ -129,22 +148,15 @@ class Stays:
         seen = replace(series, values=np.abs(series.values)) if self.size else series
         found: Sign | None = None
         for place, name in enumerate(self.above or self.below):
-            bound, held = value(name), persists(seen, self._beyond(value(name)))
-            if held is None:
+            holds = self._beyond(value(name))
+            if persists(seen, holds) is None:
                 raise CannotSay(too_short(series, 9))
-            if held:
-                found = self._sign(seen, STRENGTHS[STRENGTHS.index(self.first) + place], bound)
+            strength = STRENGTHS[STRENGTHS.index(self.first) + place]
+            found = lasting(seen, holds, strength=strength) or found
         return found
 
     def _beyond(self, bound: float) -> Callable[[float], bool]:
         return (lambda x: x >= bound) if self.above else (lambda x: x <= bound)
-
-    def _sign(self, series: Series, strength: Strength, bound: float) -> Sign:
-        now = level(series.last(0.5))
-        at = since(series, self._beyond(bound))
-        said = {"level": fmt(now), "percent": f"{100 * now:.3g} %", "since": str(at)}
-        reading = f"median {fmt(now)} over the last half"
-        return Sign(series=series, strength=strength, since=at, reading=reading, said=said)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,12 +256,14 @@ def drafted(
     role: Role = "plain",
     basis: Basis = "heuristic",
     values: Mapping[str, str] | None = None,
+    then: bool = True,
 ) -> Draft:
-    """A finding of a sign: its title with what the outcome did, both as evidence."""
+    """A finding of a sign: its title with what the outcome did, both as evidence; without `then`
+    the title stands alone."""
     progress = outcome_of(run)
-    then = "" if progress is None else f", and the {progress.noun} {progress.then}"
+    did = f", and the {progress.noun} {progress.then}" if then and progress is not None else ""
     draft = finding(
-        title.format_map(sign.said) + then,
+        title.format_map(sign.said) + did,
         sign.evidence,
         *more,
         *sign.more,
