@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from gradiometer.doctor.rundata import RunData
-from gradiometer.doctor.signs import number
+from gradiometer.doctor.signs import mapping, number
 from gradiometer.maths.grouprecipes import GroupBatch, Lengths, ReplayedGroups, replay_groups
 from gradiometer.maths.recipes import (
     EXPLAINS,
@@ -125,9 +125,7 @@ def is_credited_alike(run: RunData) -> int | None:
 
 def seen_setting(run: RunData, name: str) -> float | None:
     """What the program's own variables say (capture/seensettings.py)."""
-    kept = run.source.tables(SEEN) if SEEN in run.source.table_names() else []
-    content = kept[-1].content if kept else None
-    return number(content.get(name)) if isinstance(content, Mapping) else None
+    return number(mapping(run.table(SEEN)).get(name))
 
 
 def set_discount(run: RunData) -> float | None:
@@ -139,9 +137,7 @@ def set_discount(run: RunData) -> float | None:
 def replayed_targets(run: RunData) -> ReplayedTargets | None:
     """The recipes of the targets of Q-learning; None where the run kept too little to tell."""
     if run not in _KNOWN_TARGETS:
-        there = TARGET_BATCHES in run.source.table_names()
-        kept = run.source.tables(TARGET_BATCHES) if there else []
-        found = (_target_batch(table.content) for table in kept)
+        found = (_target_batch(table.content) for table in run.tables(TARGET_BATCHES))
         _KNOWN_TARGETS[run] = replay_targets([each for each in found if each is not None])
     return _KNOWN_TARGETS[run]
 
@@ -231,23 +227,21 @@ def _batch(content: Any) -> GroupBatch | None:
 
 def rollouts_of(run: RunData) -> list[tuple[Rollout, Credit]]:
     """What the run kept; what does not fit together is left out."""
-    if TABLE not in run.source.table_names():
-        return []
-    found = (_rollout(table.content) for table in run.source.tables(TABLE))
+    found = (_rollout(table.content) for table in run.tables(TABLE))
     return [each for each in found if each is not None]
 
 
 def replayed_values(run: RunData) -> ReplayedRecipes | None:
     """What values are trained towards, where that is no return; None where it is, or nobody can
     tell."""
-    if TABLE not in run.source.table_names():
+    if not run.tables(TABLE):
         return None
-    found = [_with_targets(table.content) for table in run.source.tables(TABLE)]
+    found = [_with_targets(table.content) for table in run.tables(TABLE)]
     return replay_values([each for each in found if each is not None], gamma=set_discount(run))
 
 
 def _with_targets(content: Any) -> tuple[Rollout, Credit] | None:
-    targets = content.get("targets") if isinstance(content, Mapping) else None
+    targets = mapping(content).get("targets")
     known = _rollout(content) if isinstance(targets, list) else None
     if known is None or not isinstance(targets, list) or len(targets) != len(known[1]):
         return None

@@ -8,7 +8,7 @@ could have written down (`facts(...)`), looked up by the names people give them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from gradiometer import metrics
-from gradiometer.records import Event
+from gradiometer.records import Event, Table
 from gradiometer.store.logs import Log
 from gradiometer.store.reader import Floats, Ints, Run
 
@@ -188,8 +188,12 @@ class RunData:
 
     def table(self, name: str) -> Any:
         """The newest table of that name; None when there is none."""
-        tables = self.source.tables(name) if name in self.source.table_names() else []
+        tables = self.tables(name)
         return tables[-1].content if tables else None
+
+    def tables(self, name: str) -> Sequence[Table]:
+        """Every table of that name, the oldest first; none where the run has none."""
+        return self.source.tables(name) if name in self.source.table_names() else ()
 
     def fact(self, *names: str) -> Any:
         """The first of these settings that the run wrote down, wherever in its facts; else None.

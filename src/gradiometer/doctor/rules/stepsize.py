@@ -14,7 +14,7 @@ import numpy as np
 
 from gradiometer.doctor import thresholds
 from gradiometer.doctor.declared import Look, Sign, Stays, declare, drafted, lasting
-from gradiometer.doctor.outcome import began_trained, near_best, outcome_of
+from gradiometer.doctor.outcome import began_trained, near_best, outcome_of, warms_up
 from gradiometer.doctor.proofs import proved_events, proved_finding
 from gradiometer.doctor.rule import (
     Draft,
@@ -30,6 +30,7 @@ from gradiometer.doctor.rule import (
 from gradiometer.doctor.rundata import RunData, Series
 from gradiometer.doctor.severity import Strength
 from gradiometer.doctor.signs import (
+    ends,
     enough,
     level,
     number,
@@ -528,7 +529,7 @@ def _becomes_stale(before: float, after: float) -> bool:
 def _grew(run: RunData, kl: Series) -> Sign | None:
     """A KL that was fresh data's, grew steadily and is large, at a learning rate that did not."""
     rate = run.get("learning_rate")
-    first, last = level(kl.finite.first(0.2)), level(kl.finite.last(0.2))
+    first, last = ends(kl)
     if not _becomes_stale(first, last) or trend(kl).direction != "rises":
         return None
     if rate is not None and trend(rate).direction == "rises":
@@ -637,15 +638,12 @@ def _never_left(run: RunData) -> list[Sign]:
 def _warms_up(run: RunData) -> list[Sign]:
     """A learning rate that rose from nearly nothing at every step there is."""
     rate, update = _long_enough(run, "learning_rate"), run.get(UPDATE, block="all")
-    if rate is None:
-        return []
-    first, last = float(rate.values[0]), float(rate.values[-1])
-    rising = float((np.diff(rate.values) > 0.0).mean()) >= limits.warming
     # it may have risen to more than enough
     moves = update is not None and level(update.finite.last(0.5)) > limits.moves
-    if not rising or first > limits.warm_start * last or moves:
+    if rate is None or not warms_up(rate) or moves:
         return []
-    return [_throughout(rate, f"in its warm-up all along, {fmt(last)} at the end")]
+    last = fmt(float(rate.values[-1]))
+    return [_throughout(rate, f"in its warm-up all along, {last} at the end")]
 
 
 def _no_rate(run: RunData) -> bool:
