@@ -151,8 +151,7 @@ class Stays:
             holds = self._beyond(value(name))
             if persists(seen, holds) is None:
                 raise CannotSay(too_short(series, 9))
-            strength = STRENGTHS[STRENGTHS.index(self.first) + place]
-            found = lasting(seen, holds, strength=strength) or found
+            found = lasting(seen, holds, strength=_above(self.first, place)) or found
         return found
 
     def _beyond(self, bound: float) -> Callable[[float], bool]:
@@ -183,21 +182,8 @@ class FallsTo:
                 raise CannotSay(too_short(series, 9))
             at = since(finite, lambda x, bound=bound: x <= bound)  # type: ignore[misc]
             if held and at is not None:
-                strength = STRENGTHS[STRENGTHS.index(self.first) + place]
-                found = _fallen(finite, start, at, strength)
+                found = _from_start(finite, start, at, _above(self.first, place))
         return found
-
-
-def _fallen(series: Series, start: float, at: int, strength: Strength) -> Sign:
-    end = level(series.last(0.2))
-    said = {
-        "start": fmt(start),
-        "end": fmt(end),
-        "percent": f"{100 * end / start:.2g} %",
-        "since": str(at),
-    }
-    reading = f"{fmt(start)} at the start, {fmt(end)} at the end (median of the last fifth)"
-    return Sign(series=series, strength=strength, since=at, reading=reading, said=said)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,10 +203,26 @@ class RisesPast:
         if not passed or trend(size).direction != "rises":
             return None
         at = since(size, lambda x: x >= value(passed[0]) * start)
-        said = {"start": fmt(start), "end": fmt(end), "times": f"{end / start:.3g}"}
-        reading = f"{fmt(start)} at the start, {fmt(end)} at the end (median of the last fifth)"
-        strength = STRENGTHS[STRENGTHS.index(self.first) + len(passed) - 1]
-        return Sign(series=series, strength=strength, since=at, reading=reading, said=said)
+        grown = _from_start(size, start, at, _above(self.first, len(passed) - 1))
+        return replace(grown, series=series)
+
+
+def _above(first: Strength, by: int) -> Strength:
+    return STRENGTHS[STRENGTHS.index(first) + by]
+
+
+def _from_start(series: Series, start: float, at: int | None, strength: Strength) -> Sign:
+    """A series that went from its start to somewhere else."""
+    end = level(series.last(0.2))
+    said = {
+        "start": fmt(start),
+        "end": fmt(end),
+        "percent": f"{100 * end / start:.2g} %",
+        "times": f"{end / start:.3g}",
+        "since": str(at),
+    }
+    reading = f"{fmt(start)} at the start, {fmt(end)} at the end (median of the last fifth)"
+    return Sign(series=series, strength=strength, since=at, reading=reading, said=said)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

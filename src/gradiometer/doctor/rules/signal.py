@@ -263,32 +263,42 @@ def template_collapse(run: RunData) -> Verdict:
     says so.
     """
     information, entropy = run.get("mutual_information"), run.get("entropy")
-    ruled = _ruled_buckets(run)
-    if information is None or entropy is None:
-        if ruled is None and not run.has("grad_norm/<bucket>/sample_pct"):
-            metric = "mutual_information" if information is None else "entropy"
-            return unlogged(metric)
-        return None if ruled is None else _template(run, (ruled,), severity="info", start=None)
-    if len(information.finite) < limits.min_trend:
-        return too_short(information, limits.min_trend)
+    ruled, start = _ruled_buckets(run), None
+    alike: tuple[Evidence, ...] = ()
+    if information is not None and entropy is not None:
+        if len(information.finite) < limits.min_trend:
+            return too_short(information, limits.min_trend)
+        alike = _ever_more_alike(information, entropy)
+        forgotten = (1.0 - limits.lost_share) * ends(information)[0]
+        start = since(information, lambda x: x < forgotten) if alike else None
+    elif ruled is None and not run.has("grad_norm/<bucket>/sample_pct"):
+        return unlogged("mutual_information" if information is None else "entropy")
+    if not alike and ruled is None:
+        return None
+    progress = outcome_of(run)
+    stuck = progress is None or progress.stuck
+    return finding(
+        "The policy answers ever more alike whatever the prompt, while its entropy holds"
+        if alike
+        else "In groups without reward variance regularisers move the policy more than the task",
+        *alike,
+        ruled,
+        progress and progress.evidence,
+        severity="warn" if alike and stuck else "info",
+        basis="statistical" if alike else "heuristic",
+        since_step=start,
+    )
+
+
+def _ever_more_alike(information: Series, entropy: Series) -> tuple[Evidence, ...]:
+    """Mutual information that fell along a trend, while the entropy kept its level."""
     lost, held, falling = _lost(information), 1.0 - _lost(entropy), trend(information)
     if falling.direction != "falls" or lost < limits.lost_share or held < limits.held_share:
-        return None if ruled is None else _template(run, (ruled,), severity="info", start=None)
+        return ()
     first, last = ends(information)
-    start = since(information, lambda x: x < (1.0 - limits.lost_share) * first)
-    evidence = (
-        shown(
-            information.finite,
-            f"fell from {fmt(first)} to {fmt(last)}, Mann-Kendall p"
-            f" {fmt(trend(information).p_value or 0.0)}",
-        ),
-        shown(entropy.finite, f"kept {fmt(100 * held)} % of its level"),
-    )
-    progress = outcome_of(run)
-    severity: Severity = "warn" if progress is None or progress.stuck else "info"
-    return _template(
-        run, (*evidence, *(() if ruled is None else (ruled,))), severity=severity, start=start
-    )
+    reading = f"fell from {fmt(first)} to {fmt(last)}, Mann-Kendall p {fmt(falling.p_value or 0.0)}"
+    kept = f"kept {fmt(100 * held)} % of its level"
+    return shown(information.finite, reading), shown(entropy.finite, kept)
 
 
 def _lost(series: Series) -> float:
@@ -333,23 +343,6 @@ def _last_norm(run: RunData, bucket: str, roles: tuple[Role, ...]) -> float | No
         if role_of(x.parts["term"]) in roles and len(x.finite)
     ]
     return sum(norms) if norms else None
-
-
-def _template(
-    run: RunData, evidence: tuple[Evidence, ...], *, severity: Severity, start: int | None
-) -> Draft:
-    sure = severity == "warn" or len(evidence) > 1
-    progress = outcome_of(run)
-    return finding(
-        "The policy answers ever more alike whatever the prompt, while its entropy holds"
-        if sure
-        else "In groups without reward variance regularisers move the policy more than the task",
-        *evidence,
-        progress and progress.evidence,
-        severity=severity,
-        basis="statistical" if sure else "heuristic",
-        since_step=start,
-    )
 
 
 # Noise. A cosine near 0 and a noise scale above the batch are normal in RL, and at the maximum no

@@ -15,10 +15,9 @@ import numpy as np
 from gradiometer.doctor import thresholds
 from gradiometer.doctor.declared import Look, Sign, Stays, declare, drafted, lasting
 from gradiometer.doctor.outcome import began_trained, near_best, outcome_of, warms_up
-from gradiometer.doctor.proofs import proved_events, proved_finding
+from gradiometer.doctor.proofs import known_events, proved_finding
 from gradiometer.doctor.rule import (
     Draft,
-    Skipped,
     Verdict,
     finding,
     needed,
@@ -65,11 +64,7 @@ def _windows(series: Series, limit: float) -> int | None:
 def _first_above(series: Series, limit: float) -> int | None:
     """The first step of a stretch of three above the limit."""
     above = series.finite.values > limit
-    runs = (
-        np.flatnonzero(above[:-2] & above[1:-1] & above[2:])
-        if len(above) >= 3
-        else np.array([], dtype=np.int64)
-    )
+    runs = np.flatnonzero(above[:-2] & above[1:-1] & above[2:])
     return int(series.finite.steps[runs[0]]) if len(runs) else None
 
 
@@ -270,8 +265,8 @@ STEP = ("step", "the learning rate or the epochs over a rollout")
 
 def _closed(run: RunData) -> Verdict:
     """The range of the clip, where the graph of the loss shows that 1 is not inside."""
-    proved = proved_events(run, "ppo-clip-saturated")
-    if isinstance(proved, Skipped) or not proved:
+    proved = known_events(run, "ppo-clip-saturated")
+    if not proved:
         return None
     ends = [fmt(number(proved[-1].detail.get(k)) or 0.0) for k in ("low", "high")]
     title = f"PPO's clip leaves no room around 1: the ratio is held in [{ends[0]}, {ends[1]}]"

@@ -17,7 +17,7 @@ from typing import Any, get_args
 import numpy as np
 
 from gradiometer.doctor import thresholds
-from gradiometer.doctor.proofs import proved_events, proved_finding
+from gradiometer.doctor.proofs import known_events, proved_events, proved_finding
 from gradiometer.doctor.rule import (
     Draft,
     Judge,
@@ -72,6 +72,7 @@ def fact(
     about: str,
     title: str | Callable[[Event], str],
     words: Callable[[Event], Words | None] = lambda event: None,
+    severity: Callable[[RunData, Event], Severity] = lambda run, event: "critical",
     each: bool = True,
 ) -> None:
     """Register what the meter proved as a rule: a finding for each of its events, or for the
@@ -83,7 +84,10 @@ def fact(
             return events
         return [
             proved_finding(
-                event, title if isinstance(title, str) else title(event), words=words(event)
+                event,
+                title if isinstance(title, str) else title(event),
+                words=words(event),
+                severity=severity(run, event),
             )
             for event in (events if each else events[:1])
         ]
@@ -444,7 +448,7 @@ def hidden_term(run: RunData) -> Verdict:
     A difference thousands of times above rounding on every step needs no statistics. One below it
     cannot be seen.
     """
-    if any(_is_proved(run, id) for id in LEAVE_GRADIENTS):
+    if any(known_events(run, id) for id in LEAVE_GRADIENTS):
         return None
     finite, dtype = needed(run, ADDITIVITY, limits.min_additivity).finite, _dtype(run)
     bound = ROUNDING.get(dtype, max(ROUNDING.values()))
@@ -472,11 +476,6 @@ def hidden_term(run: RunData) -> Verdict:
 DTYPES = {"bfloat16": "bfloat16|bf16", "float16": "float16|fp16|half|16-mixed", "float32": "32"}
 LEAVE_GRADIENTS = ("gradients-not-cleared", "not-in-optimizer")
 """Facts that say what else is in the gradient: that of earlier steps."""
-
-
-def _is_proved(run: RunData, id: str) -> bool:
-    facts = proved_events(run, id)
-    return not isinstance(facts, Skipped) and bool(facts)
 
 
 def _dtype(run: RunData) -> str:
