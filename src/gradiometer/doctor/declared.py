@@ -73,6 +73,7 @@ __all__ = [
     "blocks",
     "declare",
     "drafted",
+    "lasting",
     "worst",
 ]
 
@@ -113,6 +114,24 @@ Beside: TypeAlias = Callable[[RunData, Sign], Sign | None]
 Fact: TypeAlias = Callable[[RunData], Verdict]
 
 
+def lasting(
+    series: Series,
+    holds: Callable[[float], bool],
+    *,
+    strength: Strength = "strong",
+    reading: str = "median {level} over the last half",
+    windows: int | None = None,
+) -> Sign | None:
+    """What holds in three windows at the end (or so many), and from where on; None where it does
+    not, or where too few measurements tell."""
+    if not persists(series, holds, windows=windows):
+        return None
+    now, at = level(series.last(0.5)), since(series, holds)
+    said = {"level": fmt(now), "percent": f"{100 * now:.3g} %", "since": str(at)}
+    reading = reading.format_map(said)
+    return Sign(series=series, strength=strength, since=at, reading=reading, said=said)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stays:
     """The median lies beyond a bound in three windows at the end, and in two of them beyond the
@@ -130,24 +149,17 @@ class Stays:
         seen = replace(series, values=np.abs(series.values)) if self.size else series
         found: Sign | None = None
         for place, name in enumerate(self.above or self.below):
-            bound = value(name)
-            # what grows is as strong as it has become: the first bound alone must hold for longer
-            held = persists(seen, self._beyond(bound), windows=2 if place else None)
-            if held is None:
+            holds = self._beyond(value(name))
+            if persists(seen, holds) is None:
                 raise CannotSay(too_short(series, 9))
-            if held:
-                found = self._sign(seen, STRENGTHS[STRENGTHS.index(self.first) + place], bound)
+            # what grows is as strong as it has become: the first bound alone must hold for longer
+            windows = 2 if place else None
+            sign = lasting(seen, holds, strength=_above(self.first, place), windows=windows)
+            found = sign or found
         return found
 
     def _beyond(self, bound: float) -> Callable[[float], bool]:
         return (lambda x: x >= bound) if self.above else (lambda x: x <= bound)
-
-    def _sign(self, series: Series, strength: Strength, bound: float) -> Sign:
-        now = level(series.last(0.5))
-        at = since(series, self._beyond(bound))
-        said = {"level": fmt(now), "percent": f"{100 * now:.3g} %", "since": str(at)}
-        reading = f"median {fmt(now)} over the last half"
-        return Sign(series=series, strength=strength, since=at, reading=reading, said=said)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,21 +186,8 @@ class FallsTo:
                 raise CannotSay(too_short(series, 9))
             at = since(finite, lambda x, bound=bound: x <= bound)  # type: ignore[misc]
             if held and at is not None:
-                strength = STRENGTHS[STRENGTHS.index(self.first) + place]
-                found = _fallen(finite, start, at, strength)
+                found = _from_start(finite, start, at, _above(self.first, place))
         return found
-
-
-def _fallen(series: Series, start: float, at: int, strength: Strength) -> Sign:
-    end = level(series.last(0.2))
-    said = {
-        "start": fmt(start),
-        "end": fmt(end),
-        "percent": f"{100 * end / start:.2g} %",
-        "since": str(at),
-    }
-    reading = f"{fmt(start)} at the start, {fmt(end)} at the end (median of the last fifth)"
-    return Sign(series=series, strength=strength, since=at, reading=reading, said=said)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,10 +207,26 @@ class RisesPast:
         if not passed or trend(size).direction != "rises":
             return None
         at = since(size, lambda x: x >= value(passed[0]) * start)
-        said = {"start": fmt(start), "end": fmt(end), "times": f"{end / start:.3g}"}
-        reading = f"{fmt(start)} at the start, {fmt(end)} at the end (median of the last fifth)"
-        strength = STRENGTHS[STRENGTHS.index(self.first) + len(passed) - 1]
-        return Sign(series=series, strength=strength, since=at, reading=reading, said=said)
+        grown = _from_start(size, start, at, _above(self.first, len(passed) - 1))
+        return replace(grown, series=series)
+
+
+def _above(first: Strength, by: int) -> Strength:
+    return STRENGTHS[STRENGTHS.index(first) + by]
+
+
+def _from_start(series: Series, start: float, at: int | None, strength: Strength) -> Sign:
+    """A series that went from its start to somewhere else."""
+    end = level(series.last(0.2))
+    said = {
+        "start": fmt(start),
+        "end": fmt(end),
+        "percent": f"{100 * end / start:.2g} %",
+        "times": f"{end / start:.3g}",
+        "since": str(at),
+    }
+    reading = f"{fmt(start)} at the start, {fmt(end)} at the end (median of the last fifth)"
+    return Sign(series=series, strength=strength, since=at, reading=reading, said=said)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,12 +262,14 @@ def drafted(
     role: Role = "plain",
     basis: Basis = "heuristic",
     values: Mapping[str, str] | None = None,
+    then: bool = True,
 ) -> Draft:
-    """A finding of a sign: its title with what the outcome did, both as evidence."""
+    """A finding of a sign: its title with what the outcome did, both as evidence; without `then`
+    the title stands alone."""
     progress = outcome_of(run)
-    then = "" if progress is None else f", and the {progress.noun} {progress.then}"
+    did = f", and the {progress.noun} {progress.then}" if then and progress is not None else ""
     draft = finding(
-        title.format_map(sign.said) + then,
+        title.format_map(sign.said) + did,
         sign.evidence,
         *more,
         *sign.more,

@@ -17,7 +17,7 @@ import numpy as np
 
 from gradiometer.doctor import thresholds
 from gradiometer.doctor.rundata import RunData, Series
-from gradiometer.doctor.signs import level, number, robust_sigma, shown
+from gradiometer.doctor.signs import level, number, robust_sigma, shown, together
 from gradiometer.maths.gains import LIKELY, Gain, gain, stands_apart, without_tails
 from gradiometer.maths.students import t_quantile
 from gradiometer.maths.trends import LEVEL, Drift, drift, monotone
@@ -49,6 +49,7 @@ __all__ = [
     "suffers",
     "told_best",
     "trained_for",
+    "warms_up",
 ]
 
 limits = thresholds.group("course")
@@ -277,17 +278,12 @@ class Outcome:
         """Whether more could be had, and that is known: of the way to a known maximum, or of a
         score between 0 and 1."""
         best = self.known_best
-        if best is None and self._is_score:
+        if best is None and _is_score(self.series.values):
             best = 1.0
         best = self.references.baseline if best is None else best
         if best is None or self.lower_is_better:
             return False
         return self.end - self.start < limits.short_of_best * (best - self.start)
-
-    @property
-    def _is_score(self) -> bool:
-        low, high = float(self.series.values.min()), float(self.series.values.max())
-        return 0.0 <= low < high <= 1.0
 
     @property
     def fate(self) -> Fate:
@@ -548,9 +544,12 @@ def _unit(run: RunData, series: Series, start: float, end: float) -> float:
     if best is not None:
         lowest = start if random is None else random
         return best - lowest if best > lowest else size
-    low, high = float(series.values.min()), float(series.values.max())
-    score = low >= 0.0 and high <= 1.0 and high - low > 0.0
-    return min(size, max(1.0 - start, 0.1 * size)) if score else size
+    return min(size, max(1.0 - start, 0.1 * size)) if _is_score(series.values) else size
+
+
+def _is_score(values: Floats) -> bool:
+    """Whether they lie between 0 and 1, and differ."""
+    return 0.0 <= float(values.min()) < float(values.max()) <= 1.0
 
 
 def began_trained(run: RunData) -> bool:
@@ -617,9 +616,8 @@ def length_is_return(run: RunData) -> bool:
     reward, length = run.get("reward"), run.get("episode_length")
     if reward is None or length is None:
         return False
-    _, mine, theirs = np.intersect1d(reward.finite.steps, length.finite.steps, return_indices=True)
-    returns, lengths = reward.finite.values[mine], length.finite.values[theirs]
-    if len(mine) < 3 or bool((lengths <= 0).any()) or bool((returns <= 0).any()):
+    returns, lengths = (each.values for each in together(reward.finite, length.finite))
+    if len(returns) < 3 or bool((lengths <= 0).any()) or bool((returns <= 0).any()):
         return False
     ratio = returns / lengths
     middle = float(np.median(ratio))
@@ -676,6 +674,15 @@ def rising_elsewhere(run: RunData, start: int) -> bool:
     names = ("val/reward", "val/success_rate", "success_rate", "best_reward")
     found = [run.get(name) for name in names]
     return any(rises(series.since(start)) for series in found if series is not None)
+
+
+def warms_up(rate: Series | None) -> bool:
+    """Whether a learning rate rose all along, from nearly nothing."""
+    if rate is None or len(rate.finite) < limits.min_rewards:
+        return False
+    values = rate.finite.values
+    rising = float((np.diff(values) > 0.0).mean()) >= limits.warming
+    return rising and float(values[0]) <= limits.warm_start * float(values[-1])
 
 
 def trained_for(run: RunData) -> Series | None:

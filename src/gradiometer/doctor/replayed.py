@@ -9,15 +9,14 @@ one batch of answers, several to a prompt: `rewards` by name, `groups`, and `row
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
-from weakref import WeakKeyDictionary
+from typing import Any, TypeVar
 
 import numpy as np
 
-from gradiometer.doctor.rundata import RunData
-from gradiometer.doctor.signs import number
+from gradiometer.doctor.rundata import RunData, once
+from gradiometer.doctor.signs import mapping, number
 from gradiometer.maths.grouprecipes import GroupBatch, Lengths, ReplayedGroups, replay_groups
 from gradiometer.maths.recipes import (
     EXPLAINS,
@@ -68,17 +67,19 @@ LAMBDA = ("gae_lambda", "lam", "lmbda", "lambda")
 MIN_ALIKE = 48
 """Samples that must all have been given the same."""
 
-_KNOWN_TARGETS: WeakKeyDictionary[RunData, ReplayedTargets | None] = WeakKeyDictionary()
-_KNOWN_GROUPS: WeakKeyDictionary[RunData, ReplayedGroups | None] = WeakKeyDictionary()
-_KNOWN: WeakKeyDictionary[RunData, ReplayedRecipes | None] = WeakKeyDictionary()
+Kept = TypeVar("Kept")
 
 
+@once
 def replayed(run: RunData) -> ReplayedRecipes | None:
     """The recipes of a run by what they explain; None where it kept too little to tell."""
-    if run not in _KNOWN:
-        lam = number(run.fact(*LAMBDA))
-        _KNOWN[run] = replay(rollouts_of(run), gamma=set_discount(run), lam=lam)
-    return _KNOWN[run]
+    return replay(rollouts_of(run), gamma=set_discount(run), lam=number(run.fact(*LAMBDA)))
+
+
+def _kept(run: RunData, table: str, read: Callable[[Any], Kept | None]) -> list[Kept]:
+    """What the tables of a name hold; what does not fit together is left out."""
+    found = (read(each.content) for each in run.tables(table))
+    return [each for each in found if each is not None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,9 +127,7 @@ def is_credited_alike(run: RunData) -> int | None:
 
 def seen_setting(run: RunData, name: str) -> float | None:
     """What the program's own variables say (capture/seensettings.py)."""
-    kept = run.source.tables(SEEN) if SEEN in run.source.table_names() else []
-    content = kept[-1].content if kept else None
-    return number(content.get(name)) if isinstance(content, Mapping) else None
+    return number(mapping(run.table(SEEN)).get(name))
 
 
 def set_discount(run: RunData) -> float | None:
@@ -137,14 +136,10 @@ def set_discount(run: RunData) -> float | None:
     return gamma if gamma is not None and LEAST_DISCOUNT <= gamma <= 1.0 else None
 
 
+@once
 def replayed_targets(run: RunData) -> ReplayedTargets | None:
     """The recipes of the targets of Q-learning; None where the run kept too little to tell."""
-    if run not in _KNOWN_TARGETS:
-        there = TARGET_BATCHES in run.source.table_names()
-        kept = run.source.tables(TARGET_BATCHES) if there else []
-        found = (_target_batch(table.content) for table in kept)
-        _KNOWN_TARGETS[run] = replay_targets([each for each in found if each is not None])
-    return _KNOWN_TARGETS[run]
+    return replay_targets(_kept(run, TARGET_BATCHES, _target_batch))
 
 
 def _target_batch(content: Any) -> TargetBatch | None:
@@ -192,13 +187,10 @@ def _fits(batch: TargetBatch) -> bool:
     return flat and len(rows) == 1 and len(widths) <= 1 and numbers
 
 
+@once
 def replayed_groups(run: RunData) -> ReplayedGroups | None:
     """The recipes of a group-relative run; None where it kept too little to tell."""
-    if run not in _KNOWN_GROUPS:
-        kept = run.source.tables(GROUPS) if GROUPS in run.source.table_names() else []
-        found = (_batch(table.content) for table in kept)
-        _KNOWN_GROUPS[run] = replay_groups([each for each in found if each is not None])
-    return _KNOWN_GROUPS[run]
+    return replay_groups(_kept(run, GROUPS, _batch))
 
 
 def set_lengths(run: RunData) -> Lengths | None:
@@ -232,23 +224,19 @@ def _batch(content: Any) -> GroupBatch | None:
 
 def rollouts_of(run: RunData) -> list[tuple[Rollout, Credit]]:
     """What the run kept; what does not fit together is left out."""
-    if TABLE not in run.source.table_names():
-        return []
-    found = (_rollout(table.content) for table in run.source.tables(TABLE))
-    return [each for each in found if each is not None]
+    return _kept(run, TABLE, _rollout)
 
 
 def replayed_values(run: RunData) -> ReplayedRecipes | None:
     """What values are trained towards, where that is no return; None where it is, or nobody can
     tell."""
-    if TABLE not in run.source.table_names():
+    if not run.tables(TABLE):
         return None
-    found = [_with_targets(table.content) for table in run.source.tables(TABLE)]
-    return replay_values([each for each in found if each is not None], gamma=set_discount(run))
+    return replay_values(_kept(run, TABLE, _with_targets), gamma=set_discount(run))
 
 
 def _with_targets(content: Any) -> tuple[Rollout, Credit] | None:
-    targets = content.get("targets") if isinstance(content, Mapping) else None
+    targets = mapping(content).get("targets")
     known = _rollout(content) if isinstance(targets, list) else None
     if known is None or not isinstance(targets, list) or len(targets) != len(known[1]):
         return None

@@ -282,10 +282,7 @@ def _beside(start: str, words: str, width: int) -> list[str]:
 
 def labelled(label: str, words: str, width: int) -> list[str]:
     """Words beside their label, wrapped under themselves."""
-    start = f"  {label:<{LABELS}}"
-    return textwrap.wrap(
-        words, width, initial_indent=start, subsequent_indent=" " * len(start)
-    ) or [start]
+    return _beside(f"  {label:<{LABELS}}", words, width)
 
 
 def _wrapped(words: str, width: int, indent: str = "") -> list[str]:

@@ -8,19 +8,22 @@ could have written down (`facts(...)`), looked up by the names people give them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Any
+from functools import cached_property, wraps
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from gradiometer import metrics
-from gradiometer.records import Event
+from gradiometer.records import Event, Table
 from gradiometer.store.logs import Log
 from gradiometer.store.reader import Floats, Ints, Run
 
-__all__ = ["Named", "RunData", "Series", "first_step"]
+__all__ = ["Named", "RunData", "Series", "first_step", "once"]
+
+Read = TypeVar("Read")
 
 NOT_EVIDENCE = ("lab", "fault", "run")
 """Facts no rule may see: which lab this is and which fault it was given would be the answer."""
@@ -188,8 +191,12 @@ class RunData:
 
     def table(self, name: str) -> Any:
         """The newest table of that name; None when there is none."""
-        tables = self.source.tables(name) if name in self.source.table_names() else []
+        tables = self.tables(name)
         return tables[-1].content if tables else None
+
+    def tables(self, name: str) -> Sequence[Table]:
+        """Every table of that name, the oldest first; none where the run has none."""
+        return self.source.tables(name) if name in self.source.table_names() else ()
 
     def fact(self, *names: str) -> Any:
         """The first of these settings that the run wrote down, wherever in its facts; else None.
@@ -237,6 +244,19 @@ class RunData:
                 library="" if alias is None else alias.library,
             )
         return self._read[name]
+
+
+def once(read: Callable[[RunData], Read]) -> Callable[[RunData], Read]:
+    """Reads a run once, and forgets it with the run."""
+    known: WeakKeyDictionary[RunData, Read] = WeakKeyDictionary()
+
+    @wraps(read)
+    def first(run: RunData) -> Read:
+        if run not in known:
+            known[run] = read(run)
+        return known[run]
+
+    return first
 
 
 def _as_ours(values: Floats, found: metrics.Meaning) -> Floats:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -20,15 +20,18 @@ from gradiometer.doctor.rundata import NORM, Series
 from gradiometer.maths import trends
 from gradiometer.records import Evidence
 from gradiometer.store.reader import Floats, Ints
+from gradiometer.words import fmt
 
 __all__ = [
     "NORM",
+    "both_ends",
+    "ends",
     "enough",
     "in_words",
-    "items",
     "layered",
     "level",
     "log10",
+    "mapping",
     "number",
     "over",
     "persists",
@@ -184,9 +187,20 @@ def stays(series: Series, holds: Callable[[float], bool]) -> bool:
     return persists(series, holds) is True
 
 
-def items(table: Any) -> list[tuple[str, Any]]:
-    """The entries of a table that is a mapping; none of anything else."""
-    return list(table.items()) if isinstance(table, dict) else []
+def mapping(given: Any) -> Mapping[str, Any]:
+    """What a table holds, where it is what it should be; nothing otherwise."""
+    return given if isinstance(given, Mapping) else {}
+
+
+def ends(series: Series) -> tuple[float, float]:
+    """The medians of the first fifth and of the last."""
+    return level(series.finite.first(0.2)), level(series.finite.last(0.2))
+
+
+def both_ends(series: Series) -> Evidence:
+    """The same as evidence."""
+    first, last = ends(series)
+    return reads(series, f"{fmt(first)} in the first fifth, {fmt(last)} in the last (medians)")
 
 
 def shown(

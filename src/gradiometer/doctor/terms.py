@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 
 from gradiometer.doctor.rundata import RunData, Series
+from gradiometer.doctor.signs import together
 
 __all__ = [
     "COEFFICIENTS",
@@ -84,10 +85,10 @@ def _of(terms: dict[str, Series], *roles: Role) -> list[Series]:
 
 def log_ratio(above: Series, below: Series) -> Series:
     """log10 of one norm over another, where both were measured and are above zero."""
-    steps, a, b = np.intersect1d(above.steps, below.steps, return_indices=True)
-    x, y = above.values[a], below.values[b]
+    above, below = together(above, below)
+    x, y = above.values, below.values
     kept = np.isfinite(x) & np.isfinite(y) & (x > 0.0) & (y > 0.0)
-    return replace(above, steps=steps[kept], values=np.log10(x[kept]) - np.log10(y[kept]))
+    return replace(above, steps=above.steps[kept], values=np.log10(x[kept]) - np.log10(y[kept]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,10 +8,9 @@ for the field before they excuse anything.
 from __future__ import annotations
 
 from typing import Literal, TypeAlias
-from weakref import WeakKeyDictionary
 
 from gradiometer import metrics
-from gradiometer.doctor.rundata import RunData, Series
+from gradiometer.doctor.rundata import RunData, Series, once
 from gradiometer.names import of_language
 
 __all__ = ["SETTINGS", "Field", "field_of", "key_for", "key_of"]
@@ -154,8 +153,6 @@ SETTINGS: dict[str, dict[str, str]] = {
 }
 """What trainers call the settings that a fix names: by what they set, and by trainer."""
 
-_FIELDS: WeakKeyDictionary[RunData, Field] = WeakKeyDictionary()
-
 
 def key_of(series: Series, setting: str, ours: str) -> str:
     """What the trainer the series came from calls a setting, or our own words for it."""
@@ -172,18 +169,12 @@ def _named(library: str, setting: str, ours: str) -> str:
     return next((key for known, key in SETTINGS[setting].items() if known in library), ours)
 
 
+@once
 def field_of(run: RunData) -> Field:
     """What kind of training this is, by the names in its log."""
-    if run not in _FIELDS:
-        language = of_language(run.source.names())
-        pairs = run.has("preference/margin") or run.has("preference/chosen_log_prob")
-        _FIELDS[run] = (
-            "preference"
-            if pairs
-            else "unknown"
-            if language is None
-            else "language"
-            if language
-            else "control"
-        )
-    return _FIELDS[run]
+    if run.has("preference/margin") or run.has("preference/chosen_log_prob"):
+        return "preference"
+    language = of_language(run.source.names())
+    if language is None:
+        return "unknown"
+    return "language" if language else "control"

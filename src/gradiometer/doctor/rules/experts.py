@@ -31,7 +31,7 @@ from gradiometer.doctor.rule import (
     words,
 )
 from gradiometer.doctor.rundata import RunData
-from gradiometer.doctor.signs import enough, items, level, shown, since
+from gradiometer.doctor.signs import enough, level, mapping, shown, since
 from gradiometer.errors import UsageError
 from gradiometer.records import Evidence
 from gradiometer.words import fmt
@@ -183,8 +183,8 @@ def _block(run: RunData, places: set[str]) -> str | None:
     place = next(iter(places))
     if len(places) > 1 or place == "all":
         return None
-    for layer in dict(items(run.table("experts"))).get("layers") or ():
-        known = dict(items(layer))
+    for layer in mapping(run.table("experts")).get("layers") or ():
+        known = mapping(layer)
         if place in (known.get("router"), known.get("layer")):
             return str(known.get("layer"))
     return place if place.startswith("layer.") else f"layer.{place}"

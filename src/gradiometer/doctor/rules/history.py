@@ -130,13 +130,13 @@ def swinging(run: RunData, log: Series) -> Sign | None:
     found = trends.dominant_period(log.steps[-newest:], log.values[-newest:])
     if found is None or found.amplitude < limits.min_amplitude or _of_epochs(run, found.steps):
         return None
+    period, by = fmt(found.steps), f"{10.0 ** min(2 * found.amplitude, 300.0):.1f}"
     return Sign(
         series=log,
         strength="strong",
         since=int(log.steps[0]),
-        reading=f"period {fmt(found.steps)} steps, highest over lowest"
-        f" {10 ** (2 * found.amplitude):.1f}, p = {fmt(found.p_value)}",
-        said={"period": fmt(found.steps), "by": f"{10 ** (2 * found.amplitude):.1f}"},
+        reading=f"period {period} steps, highest over lowest {by}, p = {fmt(found.p_value)}",
+        said={"period": period, "by": by},
         rank=found.amplitude,
         p_value=found.p_value,
     )

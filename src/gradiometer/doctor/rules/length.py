@@ -29,7 +29,7 @@ from gradiometer.doctor.outcome import (
 )
 from gradiometer.doctor.rule import Skipped, Verdict, needed, rule, unlogged
 from gradiometer.doctor.rundata import RunData, Series
-from gradiometer.doctor.signs import enough, reads
+from gradiometer.doctor.signs import enough, reads, together
 from gradiometer.doctor.trainers import field_of, key_for
 from gradiometer.maths.trends import correlation
 from gradiometer.records import Evidence
@@ -54,9 +54,14 @@ def _excused(run: RunData, sign: Sign) -> bool:
 
 def _earns(cut: Series, reward: Series) -> bool:
     """Whether more is earned where more is cut off."""
-    _, mine, theirs = np.intersect1d(cut.finite.steps, reward.finite.steps, return_indices=True)
-    together = correlation(cut.finite.values[mine], reward.finite.values[theirs])
-    return together is not None and together.rho >= limits.together
+    rho = _rank_correlation(cut, reward)
+    return rho is not None and rho >= limits.together
+
+
+def _rank_correlation(a: Series, b: Series) -> float | None:
+    a, b = together(a.finite, b.finite)
+    found = correlation(a.values, b.values)
+    return None if found is None else found.rho
 
 
 declare(
@@ -202,15 +207,13 @@ def _carried(reward: Series | None, held: Series | None, length: Series) -> tupl
     """The reward that grew with the length, and the held-out score that did not."""
     if reward is None or held is None or not enough(held, limits.min_evaluations):
         return ()
-    _, mine, theirs = np.intersect1d(reward.finite.steps, length.finite.steps, return_indices=True)
-    together = correlation(reward.finite.values[mine], length.finite.values[theirs])
-    gain, carried = _gain(reward), _gain(held)
-    if together is None or together.rho < limits.together or gain <= 0.0:
+    rho, gain, carried = _rank_correlation(reward, length), _gain(reward), _gain(held)
+    if rho is None or rho < limits.together or gain <= 0.0:
         return ()
     if carried >= limits.carried_over * gain:
         return ()
     return (
-        reads(reward, f"gained {fmt(gain)}; rank correlation with the length {fmt(together.rho)}"),
+        reads(reward, f"gained {fmt(gain)}; rank correlation with the length {fmt(rho)}"),
         reads(held, f"gained {fmt(carried)}, {carried / gain:.0%} of that"),
     )
 

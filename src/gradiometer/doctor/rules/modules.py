@@ -8,7 +8,8 @@ silent while the reward does not rise is a warning.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from gradiometer.doctor import thresholds
 from gradiometer.doctor.declared import Sign, blocks, drafted
 from gradiometer.doctor.rule import Draft, Verdict, finding, rule, unlogged
 from gradiometer.doctor.rundata import RunData, Series
-from gradiometer.doctor.signs import NORM, enough, items, level, shown, since, stays, together
+from gradiometer.doctor.signs import NORM, enough, level, mapping, shown, since, stays, together
 from gradiometer.maths.pairs import LOW_RATIO, SILENT_RATIO, read_pair
 from gradiometer.records import Evidence
 from gradiometer.words import fmt
@@ -148,16 +149,16 @@ def loss_not_reaching_module(run: RunData) -> Verdict:
     Read off the states of its parameters (table `pairs`: which parameters a pair is of), or off a
     ratio that ended while the rest was still measured. Frozen on purpose is no finding.
     """
-    series, members = run.every(RATIO), dict(items(run.table("pairs")))
+    series, members = run.every(RATIO), mapping(run.table("pairs"))
     if not series and not members:
         return unlogged(RATIO)
     return list(_unreached(run, members)) or list(_ended(run))
 
 
-def _unreached(run: RunData, members: dict[str, object]) -> Iterator[Draft]:
-    states = dict(items(run.table("states")))
+def _unreached(run: RunData, members: Mapping[str, Any]) -> Iterator[Draft]:
+    states = mapping(run.table("states"))
     for name, parts in members.items():
-        given = dict(items(parts)).get("seed", ())
+        given = mapping(parts).get("seed", ())
         seed = [str(parameter) for parameter in given] if isinstance(given, list | tuple) else []
         rest = {state for parameter, state in states.items() if parameter not in seed}
         missing = {states.get(parameter) for parameter in seed} == {"missing"}
@@ -172,7 +173,7 @@ def _unreached(run: RunData, members: dict[str, object]) -> Iterator[Draft]:
 def _ended(run: RunData) -> Iterator[Draft]:
     """Ratios that stop while the whole gradient is measured on, and that are not frozen."""
     whole = run.get(NORM, block="all")
-    if whole is None or "frozen" in dict(items(run.table("states"))).values():
+    if whole is None or "frozen" in mapping(run.table("states")).values():
         return
     for ratio in run.every(RATIO):
         after = whole.finite.since(int(ratio.steps[-1]) + 1).steps if len(ratio) else ratio.steps

@@ -23,10 +23,10 @@ from gradiometer.doctor.severity import Role
 from gradiometer.doctor.signs import (
     NORM,
     enough,
-    items,
     layered,
     level,
     log10,
+    mapping,
     over,
     robust_sigma,
     shown,
@@ -73,13 +73,13 @@ def nonfinite_gradient(run: RunData) -> Verdict:
     trainer skipped the step, as verl does with no more than a printed line; under an fp16 loss
     scale a few such steps are by design.
     """
-    events, states = run.events("nonfinite")[:1], items(run.table("states"))
+    events, states = run.events("nonfinite")[:1], mapping(run.table("states"))
     both = run.every(NORM) + run.every("total_grad_norm")
     norms = list({series.name: series for series in both}.values())
     bad = nonfinite_steps(run, norms)
     told = [event.detail for event in events]
     tensors = [str(name) for each in told for name in each.get("tensors", ())]
-    tensors = tensors or [name for name, state in states if state == "nonfinite"]
+    tensors = tensors or [name for name, state in states.items() if state == "nonfinite"]
     if not (bad or events or tensors):
         metric = "grad/<block>/nonfinite"
         known = norms or states or any(run.has(name) for name in (metric, *LOSSES))

@@ -25,7 +25,7 @@ from gradiometer.doctor.outcome import (
     told_best,
     trained_for,
 )
-from gradiometer.doctor.proofs import proved_events, proved_finding
+from gradiometer.doctor.proofs import known_events, proved_finding
 from gradiometer.doctor.replayed import replayed
 from gradiometer.doctor.rule import (
     Draft,
@@ -224,8 +224,7 @@ WORST_WORDS = words(
 def update_opposes_reward(run: RunData) -> Verdict:
     """Updates raise a held-out loss or lower reward_gain: the sign is wrong. Without these
     measurements, a reward that falls from the start under healthy norms is a suspicion."""
-    proved = proved_events(run, "update-opposes-reward")
-    if not isinstance(proved, Skipped) and proved:
+    if proved := known_events(run, "update-opposes-reward"):
         return _opposed_as_written(proved[-1])
     if (credited := opposed_by_credit(run)) is not None:
         told = replayed(run)

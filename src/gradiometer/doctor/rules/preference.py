@@ -12,7 +12,7 @@ from gradiometer.doctor import thresholds
 from gradiometer.doctor.declared import Sign, drafted
 from gradiometer.doctor.rule import Verdict, needed, rule
 from gradiometer.doctor.rundata import RunData, Series
-from gradiometer.doctor.signs import level, reads, stays, trend
+from gradiometer.doctor.signs import both_ends, ends, level, stays, trend
 from gradiometer.doctor.trainers import key_for
 from gradiometer.records import Evidence
 from gradiometer.words import fmt
@@ -48,12 +48,12 @@ def preference_over_optimised(run: RunData) -> Verdict:
     found = [each for each in (worse, unlearned, apart) if each is not None]
     if worse is None and (unlearned is None or apart is None):
         return None
-    start, end = fmt(level(margin.first(0.2))), fmt(level(margin.last(0.2)))
+    start, end = map(fmt, ends(margin))
     sign = Sign(
         series=margin,
         strength="strong",
         since=None if worse is None else worse.first_step,
-        reading=f"{start} in the first fifth, {end} in the last (medians)",
+        reading=both_ends(margin).reading,
     )
     what = "held-out pairs are told apart no better" if worse else "chosen answers are unlearned"
     key = key_for(run, "preference", "beta, and an NLL term on the chosen answers", margin)
@@ -67,9 +67,9 @@ def _held_out_worse(run: RunData) -> Evidence | None:
     """The held-out accuracy or loss, where it turned for the worse."""
     accuracy, loss = run.get("val/preference/accuracy"), run.get("val/loss")
     if accuracy is not None and trend(accuracy).direction == "falls":
-        return _ends(accuracy)
+        return both_ends(accuracy)
     if loss is not None and trend(loss).direction == "rises":
-        return _ends(loss)
+        return both_ends(loss)
     return None
 
 
@@ -78,11 +78,11 @@ def _unlearned(run: RunData) -> Evidence | None:
     the reference."""
     chosen, reward = run.get("preference/chosen_log_prob"), run.get("preference/chosen_reward")
     if chosen is not None and trend(chosen).direction == "falls":
-        start, end = level(chosen.first(0.2)), level(chosen.last(0.2))
+        start, end = ends(chosen)
         if start - end >= limits.unlearned * abs(start):
-            return _ends(chosen)
+            return both_ends(chosen)
     if reward is not None and stays(reward, lambda x: x <= limits.below_reference):
-        return _ends(reward)
+        return both_ends(reward)
     return None
 
 
@@ -91,9 +91,4 @@ def _over_separated(run: RunData, margin: Series) -> Evidence | None:
     accuracy = run.get("preference/accuracy")
     if accuracy is None or not stays(accuracy, lambda x: x >= limits.all_apart):
         return None
-    return _ends(accuracy) if level(margin.last(0.2)) >= limits.wide else None
-
-
-def _ends(series: Series) -> Evidence:
-    first, last = level(series.first(0.2)), level(series.last(0.2))
-    return reads(series, f"{fmt(first)} in the first fifth, {fmt(last)} in the last (medians)")
+    return both_ends(accuracy) if level(margin.last(0.2)) >= limits.wide else None

@@ -34,7 +34,7 @@ from gradiometer.doctor.rule import (
     words,
 )
 from gradiometer.doctor.rundata import RunData, Series
-from gradiometer.doctor.signs import enough, level, number, reads, trend
+from gradiometer.doctor.signs import both_ends, enough, level, number, reads, trend
 from gradiometer.doctor.trainers import field_of, key_for
 from gradiometer.maths.gains import without_tails
 from gradiometer.names import vocabulary, words_of
@@ -155,18 +155,6 @@ class _Rise:
         least = limits.never_earned * abs(level(self.carrier.last(0.2)))
         return level(self.left.last(0.2)) <= least
 
-    @property
-    def evidence(self) -> tuple[Evidence, ...]:
-        """Both, from the first fifth to the last."""
-        return tuple(
-            reads(
-                each,
-                f"{fmt(level(each.first(0.2)))} in the first fifth,"
-                f" {fmt(level(each.last(0.2)))} in the last (medians)",
-            )
-            for each in (self.carrier, self.left)
-        )
-
 
 def _means(run: RunData) -> list[Series]:
     """The mean of each reward function, with its weight, where it is long enough."""
@@ -232,7 +220,8 @@ def _by_parts(run: RunData, found: _Rise) -> Draft:
     return finding(
         f"The reward rises by {alone}: {mine!r} has {found.share:.0%} of the gain, and {other!r}"
         f" stays at {fmt(level(found.left.last(0.2)))}",
-        *found.evidence,
+        both_ends(found.carrier),
+        both_ends(found.left),
         progress and progress.evidence,
         severity="critical" if found.nothing else "warn",
         basis="statistical",
@@ -381,7 +370,8 @@ def _by_variance(run: RunData) -> _Parts | None:
         for series in run.every("rewards/<function>/<statistic>")
         if series.parts.get("statistic") == "std" and enough(series, limits.min_windowed)
     ]
-    halves = [_spreads(run, [part(series) for series in found]) for part in (_early, _late)]
+    early, late = [each.first(0.5) for each in found], [each.last(0.5) for each in found]
+    halves = [_spreads(run, half) for half in (early, late)]
     # a loud function is often learned by half time, and falls silent
     spread = max(halves, key=_largest_share)
     total = sum(x * x for x in spread.values())
@@ -397,14 +387,6 @@ def _by_variance(run: RunData) -> _Parts | None:
         for s in found
     )
     return _Parts(shares=shares, what="variance of the reward", evidence=evidence)
-
-
-def _early(series: Series) -> Series:
-    return series.first(0.5)
-
-
-def _late(series: Series) -> Series:
-    return series.last(0.5)
 
 
 def _spreads(run: RunData, found: list[Series]) -> dict[str, float]:

@@ -34,7 +34,17 @@ from gradiometer.doctor.rule import (
 )
 from gradiometer.doctor.rundata import RunData, Series
 from gradiometer.doctor.severity import Strength
-from gradiometer.doctor.signs import level, number, persists, shown, since, trend
+from gradiometer.doctor.signs import (
+    ends,
+    level,
+    mapping,
+    number,
+    persists,
+    shown,
+    since,
+    together,
+    trend,
+)
 from gradiometer.doctor.terms import REGULARISERS, Role, role_of
 from gradiometer.doctor.trainers import key_of
 from gradiometer.maths.gains import CERTAIN
@@ -253,37 +263,47 @@ def template_collapse(run: RunData) -> Verdict:
     says so.
     """
     information, entropy = run.get("mutual_information"), run.get("entropy")
-    ruled = _ruled_buckets(run)
-    if information is None or entropy is None:
-        if ruled is None and not run.has("grad_norm/<bucket>/sample_pct"):
-            metric = "mutual_information" if information is None else "entropy"
-            return unlogged(metric)
-        return None if ruled is None else _template(run, (ruled,), severity="info", start=None)
-    if len(information.finite) < limits.min_trend:
-        return too_short(information, limits.min_trend)
+    ruled, start = _ruled_buckets(run), None
+    alike: tuple[Evidence, ...] = ()
+    if information is not None and entropy is not None:
+        if len(information.finite) < limits.min_trend:
+            return too_short(information, limits.min_trend)
+        alike = _ever_more_alike(information, entropy)
+        forgotten = (1.0 - limits.lost_share) * ends(information)[0]
+        start = since(information, lambda x: x < forgotten) if alike else None
+    elif ruled is None and not run.has("grad_norm/<bucket>/sample_pct"):
+        return unlogged("mutual_information" if information is None else "entropy")
+    if not alike and ruled is None:
+        return None
+    progress = outcome_of(run)
+    stuck = progress is None or progress.stuck
+    return finding(
+        "The policy answers ever more alike whatever the prompt, while its entropy holds"
+        if alike
+        else "In groups without reward variance regularisers move the policy more than the task",
+        *alike,
+        ruled,
+        progress and progress.evidence,
+        severity="warn" if alike and stuck else "info",
+        basis="statistical" if alike else "heuristic",
+        since_step=start,
+    )
+
+
+def _ever_more_alike(information: Series, entropy: Series) -> tuple[Evidence, ...]:
+    """Mutual information that fell along a trend, while the entropy kept its level."""
     lost, held, falling = _lost(information), 1.0 - _lost(entropy), trend(information)
     if falling.direction != "falls" or lost < limits.lost_share or held < limits.held_share:
-        return None if ruled is None else _template(run, (ruled,), severity="info", start=None)
-    first, last = level(information.finite.first(0.2)), level(information.finite.last(0.2))
-    start = since(information, lambda x: x < (1.0 - limits.lost_share) * first)
-    evidence = (
-        shown(
-            information.finite,
-            f"fell from {fmt(first)} to {fmt(last)}, Mann-Kendall p"
-            f" {fmt(trend(information).p_value or 0.0)}",
-        ),
-        shown(entropy.finite, f"kept {fmt(100 * held)} % of its level"),
-    )
-    progress = outcome_of(run)
-    severity: Severity = "warn" if progress is None or progress.stuck else "info"
-    return _template(
-        run, (*evidence, *(() if ruled is None else (ruled,))), severity=severity, start=start
-    )
+        return ()
+    first, last = ends(information)
+    reading = f"fell from {fmt(first)} to {fmt(last)}, Mann-Kendall p {fmt(falling.p_value or 0.0)}"
+    kept = f"kept {fmt(100 * held)} % of its level"
+    return shown(information.finite, reading), shown(entropy.finite, kept)
 
 
 def _lost(series: Series) -> float:
     """Share of its early level that a series has lost, by medians of the first and last fifth."""
-    first, last = level(series.finite.first(0.2)), level(series.finite.last(0.2))
+    first, last = ends(series)
     return 1.0 - last / first if first > 0.0 else 0.0
 
 
@@ -323,23 +343,6 @@ def _last_norm(run: RunData, bucket: str, roles: tuple[Role, ...]) -> float | No
         if role_of(x.parts["term"]) in roles and len(x.finite)
     ]
     return sum(norms) if norms else None
-
-
-def _template(
-    run: RunData, evidence: tuple[Evidence, ...], *, severity: Severity, start: int | None
-) -> Draft:
-    sure = severity == "warn" or len(evidence) > 1
-    progress = outcome_of(run)
-    return finding(
-        "The policy answers ever more alike whatever the prompt, while its entropy holds"
-        if sure
-        else "In groups without reward variance regularisers move the policy more than the task",
-        *evidence,
-        progress and progress.evidence,
-        severity=severity,
-        basis="statistical" if sure else "heuristic",
-        since_step=start,
-    )
 
 
 # Noise. A cosine near 0 and a noise scale above the batch are normal in RL, and at the maximum no
@@ -539,7 +542,7 @@ def reward_unreliable(run: RunData) -> Verdict:
     directions = _no_direction(run)
     if falling.direction != "falls" or growing.direction != "rises" or directions is None:
         return None
-    first, last = (level(part) for part in (norm.finite.first(0.2), norm.finite.last(0.2)))
+    first, last = ends(norm)
     evidence = (
         shown(groups, f"fell by {fmt(-falling.change)}, p {fmt(falling.p_value or 0.0)}"),
         shown(norm, f"grew from {fmt(first)} to {fmt(last)}, p {fmt(growing.p_value or 0.0)}"),
@@ -564,7 +567,7 @@ def _fooled(run: RunData, progress: Outcome) -> tuple[Evidence, ...] | None:
     error = math.sqrt(early.var(ddof=1) / len(early) + late.var(ddof=1) / len(late))
     if float(early.mean() - late.mean()) <= limits.clearly * error:
         return None
-    first, last = (level(part) for part in (held.finite.first(0.2), held.finite.last(0.2)))
+    first, last = ends(held)
     return (
         shown(held.finite, f"fell from {fmt(first)} to {fmt(last)}"),
         shown(gain.finite, f"median {fmt(raised)}: updates do raise what earned more"),
@@ -652,18 +655,13 @@ def _advantages(run: RunData, statistic: str) -> Series | None:
 
 def _outliers(largest: Series, std: Series) -> Series:
     """Where the largest advantage is an outlier: by how many deviations or medians; 0 elsewhere."""
-    steps, here, there = np.intersect1d(
-        largest.steps, std.steps, assume_unique=True, return_indices=True
-    )
-    values, spread = largest.values[here], std.values[there]
+    here, there = together(largest, std)
+    values, spread = here.values, there.values
     sigmas = np.divide(values, spread, out=np.zeros_like(values), where=spread > 0.0)
     medians = values / max(level(largest), 1e-12)
     spiked = (medians >= limits.spike) & (values >= limits.large)
-    return replace(
-        largest,
-        steps=steps,
-        values=np.where(spiked, medians, np.where(sigmas >= limits.outlier, sigmas, 0.0)),
-    )
+    alone = np.where(sigmas >= limits.outlier, sigmas, 0.0)
+    return replace(here, values=np.where(spiked, medians, alone))
 
 
 def _jumps(run: RunData, steps: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Evidence | None:
@@ -748,11 +746,8 @@ def _scales(
                     )
                 )
     if std is not None and mean is not None:
-        steps, here, there = np.intersect1d(
-            mean.steps, std.steps, assume_unique=True, return_indices=True
-        )
-        off = np.abs(mean.values[here]) / np.maximum(std.values[there], 1e-12)
-        centre = replace(mean, steps=steps, values=off)
+        here, there = together(mean, std)
+        centre = replace(here, values=np.abs(here.values) / np.maximum(there.values, 1e-12))
         if persists(centre, lambda x: x > limits.off_centre) and not _on_its_way(run):
             reading = (
                 f"|mean| is {fmt(level(centre.last(0.5)))} of the std over the last half; 0 when"
@@ -771,16 +766,8 @@ def _on_its_way(run: RunData) -> bool:
     )
     if loss is None or value is None or returns is None or trend(loss).direction != "falls":
         return False
-    gaps = [abs(level(part(returns)) - level(part(value))) for part in (_early, _late)]
-    return gaps[1] < gaps[0]
-
-
-def _early(series: Series) -> Series:
-    return series.finite.first(0.2)
-
-
-def _late(series: Series) -> Series:
-    return series.finite.last(0.2)
+    early, late = (abs(a - b) for a, b in zip(ends(returns), ends(value), strict=True))
+    return late < early
 
 
 def _goes_through_q(run: RunData) -> bool:
@@ -788,9 +775,8 @@ def _goes_through_q(run: RunData) -> bool:
     values = run.get("value_loss")
     if values is not None and re.search(r"(^|[/_])(soft_)?q[f_\d]", values.name):
         return True
-    wiring = run.table("wiring")
-    terms = wiring.get("terms", ()) if isinstance(wiring, dict) else ()
-    return any(isinstance(each, dict) and each.get("role") == "q" for each in terms)
+    terms = mapping(run.table("wiring")).get("terms", ())
+    return any(mapping(each).get("role") == "q" for each in terms)
 
 
 def _loud_loss(run: RunData) -> tuple[Evidence, int | None] | None:
@@ -903,7 +889,7 @@ def _critic_suffers(run: RunData, targets: Series) -> list[Evidence]:
     found: list[Evidence] = []
     loss, explained = run.get("value_loss"), run.get(EXPLAINED)
     if loss is not None and loss.name != targets.name and len(loss.finite):
-        first, last = (level(part) for part in (loss.finite.first(0.2), loss.finite.last(0.2)))
+        first, last = ends(loss)
         grown = last > limits.decade * first and trend(loss).direction == "rises"
         if persists(loss, lambda x: x > limits.drowning) or grown:
             found.append(shown(loss, f"{fmt(first)} at the start, {fmt(last)} at the end"))

@@ -13,12 +13,11 @@ from dataclasses import replace
 import numpy as np
 
 from gradiometer.doctor import thresholds
-from gradiometer.doctor.declared import Look, Sign, Stays, declare, drafted
-from gradiometer.doctor.outcome import began_trained, near_best, outcome_of
-from gradiometer.doctor.proofs import proved_events, proved_finding
+from gradiometer.doctor.declared import Look, Sign, Stays, declare, drafted, lasting
+from gradiometer.doctor.outcome import began_trained, near_best, outcome_of, warms_up
+from gradiometer.doctor.proofs import known_events, proved_finding
 from gradiometer.doctor.rule import (
     Draft,
-    Skipped,
     Verdict,
     finding,
     needed,
@@ -29,7 +28,17 @@ from gradiometer.doctor.rule import (
 )
 from gradiometer.doctor.rundata import RunData, Series
 from gradiometer.doctor.severity import Strength
-from gradiometer.doctor.signs import level, number, persists, shown, since, trend
+from gradiometer.doctor.signs import (
+    ends,
+    enough,
+    level,
+    number,
+    persists,
+    shown,
+    since,
+    stays,
+    trend,
+)
 from gradiometer.doctor.terms import COEFFICIENTS, role_of
 from gradiometer.doctor.trainers import key_for
 from gradiometer.records import Basis, Evidence
@@ -38,6 +47,7 @@ from gradiometer.words import fmt
 __all__: list[str] = []
 
 limits = thresholds.group("stepsize")
+UPDATE = "grad/<block>/update_ratio"
 
 
 def _windows(series: Series, limit: float) -> int | None:
@@ -54,11 +64,7 @@ def _windows(series: Series, limit: float) -> int | None:
 def _first_above(series: Series, limit: float) -> int | None:
     """The first step of a stretch of three above the limit."""
     above = series.finite.values > limit
-    runs = (
-        np.flatnonzero(above[:-2] & above[1:-1] & above[2:])
-        if len(above) >= 3
-        else np.array([], dtype=np.int64)
-    )
+    runs = np.flatnonzero(above[:-2] & above[1:-1] & above[2:])
     return int(series.finite.steps[runs[0]]) if len(runs) else None
 
 
@@ -78,7 +84,7 @@ def _first_above(series: Series, limit: float) -> int | None:
 )
 def step_too_large(run: RunData) -> Verdict:
     """The policy moves too far in a step: by its KL, by its weights, or by both."""
-    kl, update = run.get("approx_kl"), run.get("grad/<block>/update_ratio", block="all")
+    kl, update = run.get("approx_kl"), run.get(UPDATE, block="all")
     if kl is None and update is None:
         return unlogged("approx_kl")
     if (jump := _jumped(run, update)) is not None:
@@ -259,8 +265,8 @@ STEP = ("step", "the learning rate or the epochs over a rollout")
 
 def _closed(run: RunData) -> Verdict:
     """The range of the clip, where the graph of the loss shows that 1 is not inside."""
-    proved = proved_events(run, "ppo-clip-saturated")
-    if isinstance(proved, Skipped) or not proved:
+    proved = known_events(run, "ppo-clip-saturated")
+    if not proved:
         return None
     ends = [fmt(number(proved[-1].detail.get(k)) or 0.0) for k in ("low", "high")]
     title = f"PPO's clip leaves no room around 1: the ratio is held in [{ends[0]}, {ends[1]}]"
@@ -471,126 +477,85 @@ declare(
 )
 def stale_data(run: RunData) -> Verdict:
     """The data comes from another policy: importance weights degenerate, or KL keeps growing."""
-    ess, weight, kl = run.get("ess"), run.get("importance_weight"), run.get("approx_kl")
-    if (found := _of_earlier_rollouts(run)) is not None:
-        return _stale(run, *found, strength="total")
-    known = [x for x in (ess, weight, kl) if x is not None]
-    if not known:
-        return unlogged("ess")
-    if all(len(x.finite) < limits.min_points for x in known):
-        return too_short(known[0], limits.min_points)
-    if (found := _degenerate(ess, weight)) is not None:
-        return _stale(run, *found, strength="strong")
-    if kl is None:
+    kl, sign = run.get("approx_kl"), _of_earlier_rollouts(run)
+    if sign is None:
+        known = [x for x in (run.get("ess"), run.get("importance_weight"), kl) if x is not None]
+        if not known:
+            return unlogged("ess")
+        if all(len(x.finite) < limits.min_points for x in known):
+            return too_short(known[0], limits.min_points)
+        sign = _degenerate(run)
+    if sign is None and kl is not None:
+        sign = _grew(run, kl) or _over_epochs(run, kl.finite)
+    if sign is None:
         return None
-    if (found := _grew(run, kl)) is not None:
-        far = level(kl.finite.last(0.2)) >= limits.far_kl
-        return _stale(run, *found, strength="strong" if far else "present")
-    found = _over_epochs(run, kl)
-    progress = outcome_of(run)
-    if found is None or (progress is not None and not progress.stuck):
-        return None
-    return replace(_stale(run, *found, strength="present"), severity="info")
+    key = key_for(run, "epochs", "epochs over a rollout, age of the buffer", sign.series)
+    title = f"The policy learns from data of another policy: {sign.reading}"
+    return drafted(run, sign, title, values={"key": key}, then=False)
 
 
-Stale = tuple[Series, Evidence, int | None]
-
-
-def _of_earlier_rollouts(run: RunData) -> Stale | None:
+def _of_earlier_rollouts(run: RunData) -> Sign | None:
     """Samples of the policy's loss that the environment gave before the newest rollout."""
     share = run.get("credit/stale_share")
-    if share is None or not persists(share, lambda x: x > limits.stale_share):
+    if share is None:
         return None
-    start = since(share, lambda x: x > limits.stale_share)
-    now = fmt(100 * level(share.last(0.5)))
-    reading = f"{now} % of the policy's samples are of earlier rollouts, over the last half"
-    return share, shown(share, reading, first_step=start), start
+    reading = "{percent} of the policy's samples are of earlier rollouts, over the last half"
+    return lasting(share, lambda x: x > limits.stale_share, strength="total", reading=reading)
 
 
-def _degenerate(ess: Series | None, weight: Series | None) -> Stale | None:
-    low, high = (limits.weight_low, limits.weight_high)
-    if ess is not None and persists(ess, lambda x: x < limits.low_ess):
-        start = since(ess, lambda x: x < limits.low_ess)
-        reading = (
-            f"effective sample size {fmt(100 * level(ess.last(0.5)))} % of the batch over the last"
-            " half"
-        )
-        return ess, shown(ess, reading, first_step=start), start
-    if weight is not None and persists(weight, lambda x: not low <= x <= high):
-        start = since(weight, lambda x: not low <= x <= high)
-        reading = (
-            f"mean importance weight {fmt(level(weight.last(0.5)))} over the last half; 1 in"
-            " expectation"
-        )
-        return weight, shown(weight, reading, first_step=start), start
-    return None
+def _degenerate(run: RunData) -> Sign | None:
+    """Importance weights that leave little of the batch, or that are not 1 in the mean."""
+    ess, weight = run.get("ess"), run.get("importance_weight")
+    little = "effective sample size {percent} of the batch over the last half"
+    off = "mean importance weight {level} over the last half; 1 in expectation"
+    low, high = limits.weight_low, limits.weight_high
+    found = None if ess is None else lasting(ess, lambda x: x < limits.low_ess, reading=little)
+    if found is not None or weight is None:
+        return found
+    return lasting(weight, lambda x: not low <= x <= high, reading=off)
 
 
-def _grew(run: RunData, kl: Series) -> Stale | None:
+def _becomes_stale(before: float, after: float) -> bool:
+    """Whether a KL that was fresh data's has become large."""
+    fresh = before < limits.fresh_kl
+    return fresh and after > limits.large_kl and after > limits.grew * abs(before)
+
+
+def _grew(run: RunData, kl: Series) -> Sign | None:
     """A KL that was fresh data's, grew steadily and is large, at a learning rate that did not."""
     rate = run.get("learning_rate")
-    first, last = level(kl.finite.first(0.2)), level(kl.finite.last(0.2))
-    grown = first < limits.fresh_kl and last > limits.large_kl and last > limits.grew * abs(first)
-    if (
-        not grown
-        or trend(kl).direction != "rises"
-        or (rate is not None and trend(rate).direction == "rises")
-    ):
+    first, last = ends(kl)
+    if not _becomes_stale(first, last) or trend(kl).direction != "rises":
         return None
-    start = since(kl, lambda x: x > limits.fresh_kl)
-    return (
-        kl,
-        shown(
-            kl,
-            f"KL to the collecting policy grew from {fmt(first)} to {fmt(last)}",
-            first_step=start,
-        ),
-        start,
+    if rate is not None and trend(rate).direction == "rises":
+        return None
+    return Sign(
+        series=kl,
+        strength="strong" if last >= limits.far_kl else "present",
+        since=since(kl, lambda x: x > limits.fresh_kl),
+        reading=f"KL to the collecting policy grew from {fmt(first)} to {fmt(last)}",
     )
 
 
-def _over_epochs(run: RunData, kl: Series) -> Stale | None:
-    """A KL that is fresh in the first epoch of a rollout and large in the last."""
-    where = run.source.steps()
-    epochs = dict(
-        zip(
-            where["step"].tolist(),
-            np.asarray(where["epoch"], dtype=np.float64).tolist(),
-            strict=True,
-        )
-    )
-    kl = kl.finite
+def _over_epochs(run: RunData, kl: Series) -> Sign | None:
+    """A KL that is fresh in the first epoch of a rollout and large in the last; a note, where the
+    reward does not rise."""
+    where, progress = run.source.steps(), outcome_of(run)
+    known = np.asarray(where["epoch"], dtype=np.float64).tolist()
+    epochs = dict(zip(where["step"].tolist(), known, strict=True))
     epoch = np.array([epochs.get(int(step), np.nan) for step in kl.steps])
     numbers = np.unique(epoch[np.isfinite(epoch)])
-    if len(numbers) < 2:
+    if len(numbers) < 2 or (progress is not None and not progress.stuck):
         return None
     first, last = (kl.values[epoch == number] for number in (numbers[0], numbers[-1]))
     if min(len(first), len(last)) < limits.min_epoch:
         return None
     before, after = float(np.median(first)), float(np.median(last))
-    if not (
-        before < limits.fresh_kl and after > limits.large_kl and after > limits.grew * abs(before)
-    ):
+    if not _becomes_stale(before, after):
         return None
-    reading = (
-        f"KL {fmt(before)} in the first epoch of a rollout, {fmt(after)} in epoch"
-        f" {int(numbers[-1]) + 1}"
-    )
-    return kl, shown(kl, reading), None
-
-
-def _stale(
-    run: RunData, series: Series, evidence: Evidence, start: int | None, *, strength: Strength
-) -> Draft:
-    progress = outcome_of(run)
-    return finding(
-        f"The policy learns from data of another policy: {evidence.reading}",
-        evidence,
-        progress and progress.evidence,
-        strength=strength,
-        since_step=start,
-        key=key_for(run, "epochs", "epochs over a rollout, age of the buffer", series),
-    )
+    reading = f"KL {fmt(before)} in the first epoch of a rollout, {fmt(after)} in epoch"
+    reading += f" {int(numbers[-1]) + 1}"
+    return Sign(series=kl, strength="present", role="note", since=None, reading=reading)
 
 
 # Standing still. A schedule that ends with the run is fine, and so is a policy that is done.
@@ -614,7 +579,7 @@ def policy_frozen(run: RunData) -> Verdict:
 
     A schedule that ends with the run is fine, and so is a policy that is done.
     """
-    known = ("approx_kl", "grad/<block>/update_ratio", "learning_rate", "kl_ref")
+    known = ("approx_kl", UPDATE, "learning_rate", "kl_ref")
     if not any(run.has(name) for name in known):
         return unlogged("approx_kl")
     progress = outcome_of(run)
@@ -627,145 +592,119 @@ def policy_frozen(run: RunData) -> Verdict:
     found = _crawls(run) if learns else _still(run) or _warms_up(run) or _never_left(run)
     if not found:
         return None
-    series = found[0][0]
-    starts = [start for _, start, _ in found if start is not None]
-    key = key_for(run, "learning-rate", "the learning rate", series)
-    draft = finding(
-        f"The policy hardly moves ({found[0][2].series}: {found[0][2].reading}) and the "
+    key = key_for(run, "learning-rate", "the learning rate", found[0].series)
+    what = "such a rate" if _no_rate(run) else "10 times the learning rate"
+    rate = f"Raise {key} by 10 times until approx_kl reads 0.003 to 0.02"
+    if _no_rate(run):
+        rate = f"Set {key} above zero: 3e-4 is usual for PPO under Adam"
+    return finding(
+        f"The policy hardly moves ({found[0].series.name}: {found[0].reading}) and the "
         f"reward {progress.then}",
-        *(evidence for _, _, evidence in found),
+        *(sign.evidence for sign in found),
         progress.evidence,
-        strength="strong",
+        severity="info",
+        strength=None if learns else "strong",
         role="convergence",
-        since_step=min(starts, default=None),
-        rate=f"Set {key} above zero: 3e-4 is usual for PPO under Adam"
-        if _no_rate(run)
-        else f"Raise {key} by 10 times until approx_kl reads 0.003 to 0.02",
-        what="such a rate" if _no_rate(run) else "10 times the learning rate",
+        since_step=min((x.since for x in found if x.since is not None), default=None),
+        rate=rate,
+        what=what,
     )
-    return replace(draft, severity="info") if learns else draft
 
 
-def _never_left(run: RunData) -> list[tuple[Series, int | None, Evidence]]:
+def _throughout(series: Series, reading: str) -> Sign:
+    """What holds of all measurements."""
+    start = int(series.steps[0])
+    return Sign(series=series, strength="strong", since=start, reading=reading)
+
+
+def _never_left(run: RunData) -> list[Sign]:
     """A learning rate far below any in use, or a policy that is still its own reference."""
-    rate, away = run.get("learning_rate"), run.get("kl_ref")
-    margin = run.get("preference/margin")
-    if margin is not None:
-        return _below(
-            replace(margin, values=np.abs(margin.values)), lambda x: x <= limits.same_margin
-        )
-    if rate is not None and len(rate.finite) >= limits.min_points:
-        most = float(rate.finite.values.max())
-        if 0.0 < most <= limits.tiny_rate:
-            reading = f"at most {fmt(most)}"
-            return [(rate, int(rate.finite.steps[0]), shown(rate.finite, reading))]
+    rate, away = _long_enough(run, "learning_rate"), run.get("kl_ref")
+    if (margin := run.get("preference/margin")) is not None:
+        return _below(_size(margin), lambda x: x <= limits.same_margin)
+    most = 0.0 if rate is None else float(rate.values.max())
+    if rate is not None and 0.0 < most <= limits.tiny_rate:
+        return [_throughout(rate, f"at most {fmt(most)}")]
     if away is None or not np.count_nonzero(away.finite.values):
         return []
-    return _below(replace(away, values=np.abs(away.values)), lambda x: x <= limits.at_reference)
+    return _below(_size(away), lambda x: x <= limits.at_reference)
 
 
-def _warms_up(run: RunData) -> list[tuple[Series, int | None, Evidence]]:
+def _warms_up(run: RunData) -> list[Sign]:
     """A learning rate that rose from nearly nothing at every step there is."""
-    rate = run.get("learning_rate")
-    if rate is None or len(rate.finite) < limits.min_points:
+    rate, update = _long_enough(run, "learning_rate"), run.get(UPDATE, block="all")
+    # it may have risen to more than enough
+    moves = update is not None and level(update.finite.last(0.5)) > limits.moves
+    if rate is None or not warms_up(rate) or moves:
         return []
-    values = rate.finite.values
-    rising = float((np.diff(values) > 0.0).mean()) >= limits.warming
-    if not rising or float(values[0]) > limits.warm_start * float(values[-1]):
-        return []
-    update = run.get("grad/<block>/update_ratio", block="all")
-    if update is not None and len(update.finite) and level(update.finite.last(0.5)) > limits.moves:
-        return []  # it rose to more than enough
-    reading = f"in its warm-up all along, {fmt(float(values[-1]))} at the end"
-    return [(rate, int(rate.finite.steps[0]), shown(rate.finite, reading))]
+    last = fmt(float(rate.values[-1]))
+    return [_throughout(rate, f"in its warm-up all along, {last} at the end")]
 
 
 def _no_rate(run: RunData) -> bool:
     """The learning rate was zero all along: whatever the reward did, this policy did not do it."""
-    rate = run.get("learning_rate")
-    return (
-        rate is not None
-        and len(rate.finite) >= limits.min_points
-        and not np.any(rate.finite.values)
-    )
+    rate = _long_enough(run, "learning_rate")
+    return rate is not None and not np.any(rate.values)
 
 
-def _crawls(run: RunData) -> list[tuple[Series, int | None, Evidence]]:
+def _crawls(run: RunData) -> list[Sign]:
     """Learning, in steps so small that larger ones would do: weights and policy hardly move."""
-    kl, update = run.get("approx_kl"), run.get("grad/<block>/update_ratio", block="all")
-    if kl is None or update is None or min(len(kl.finite), len(update.finite)) < limits.min_points:
+    kl, update = _long_enough(run, "approx_kl"), _long_enough(run, UPDATE, block="all")
+    if kl is None or update is None:
         return []
-    peak = float(kl.finite.values.max())
+    peak = float(kl.values.max())
     if not (level(update) < limits.moves and 0.0 < peak < limits.crawls):
         return []
-    first = int(update.finite.steps[0])
     reading = f"median {fmt(level(update))}, and a KL of at most {fmt(peak)}: small steps all along"
-    return [(update, first, shown(update.finite, reading))]
+    return [_throughout(update, reading)]
 
 
-def _still(run: RunData) -> list[tuple[Series, int | None, Evidence]]:
+def _still(run: RunData) -> list[Sign]:
     """What shows that nothing moves over the last half of the run."""
-    kl, update = run.get("approx_kl"), run.get("grad/<block>/update_ratio", block="all")
+    kl, update = run.get("approx_kl"), run.get(UPDATE, block="all")
     rate = run.get("learning_rate")
+    if update is not None and kl is not None and _stays_put(run):
+        tiny = f"at most {fmt(float(np.abs(kl.finite.values).max()))}, and the entropy keeps its"
+        whole = f"median {fmt(level(update))}: too little for the policy to move"
+        put = Sign(series=update.finite, strength="strong", since=None, reading=whole)
+        return [_throughout(kl.finite, f"{tiny} digits"), put]
     found = [] if update is None else _below(update, lambda x: x < limits.frozen_update)
     if rate is not None and len(rate.finite):
         most = float(rate.finite.values.max())
         found += _below(rate, lambda x: x <= limits.ended * most)
-    if update is not None and kl is not None and _stays_put(run):
-        tiny = (
-            f"at most {fmt(float(np.abs(kl.finite.values).max()))}, and the entropy keeps its"
-            " digits"
-        )
-        whole = f"median {fmt(level(update))}: too little for the policy to move"
-        return [
-            (kl, int(kl.finite.steps[0]), shown(kl.finite, tiny)),
-            (update, None, shown(update.finite, whole)),
-        ]
-    moves = update is not None and persists(update, lambda x: x > limits.moves)
+    moves = update is not None and stays(update, lambda x: x > limits.moves)
     if kl is not None and not moves and not _has_moved(run) and np.count_nonzero(kl.finite.values):
         # k1 is signed: its median is near zero whatever the policy does
-        size = replace(kl, values=np.abs(kl.values))
-        found += _below(size, lambda x: x < limits.frozen_kl)
+        found += _below(_size(kl), lambda x: x < limits.frozen_kl)
     return found
 
 
 def _stays_put(run: RunData) -> bool:
     """Weights that move and a policy that does not: a tiny KL, an entropy that keeps its digits."""
-    kl, entropy = run.get("approx_kl"), run.get("entropy")
-    if (
-        kl is None
-        or entropy is None
-        or min(len(kl.finite), len(entropy.finite)) < limits.min_points
-    ):
+    kl, entropy = _long_enough(run, "approx_kl"), _long_enough(run, "entropy")
+    if kl is None or entropy is None:
         return False
-    span = float(np.ptp(entropy.finite.values))
-    return 0.0 < np.abs(kl.finite.values).max() < limits.tiny_kl and 0.0 < span < limits.same * abs(
-        level(entropy)
-    )
+    tiny = 0.0 < np.abs(kl.values).max() < limits.tiny_kl
+    return bool(tiny and 0.0 < np.ptp(entropy.values) < limits.same * abs(level(entropy)))
 
 
 def _has_moved(run: RunData) -> bool:
     """A reference left behind or an entropy on its way, which a KL before the only step hides."""
     away, entropy = run.get("kl_ref"), run.get("entropy")
-    if away is not None and persists(away, lambda x: abs(x) > limits.away):
+    if away is not None and stays(away, lambda x: abs(x) > limits.away):
         return True
     return entropy is not None and trend(entropy.last(0.5)).direction in ("rises", "falls")
 
 
-def _below(
-    series: Series, low: Callable[[float], bool]
-) -> list[tuple[Series, int | None, Evidence]]:
-    if not persists(series, low):
-        return []
-    start = since(series, low)
-    return [
-        (
-            series,
-            start,
-            shown(
-                series,
-                f"median {fmt(level(series.last(0.5)))} over the last half",
-                first_step=start,
-            ),
-        )
-    ]
+def _below(series: Series, low: Callable[[float], bool]) -> list[Sign]:
+    return list(filter(None, [lasting(series, low)]))
+
+
+def _size(series: Series) -> Series:
+    return replace(series, values=np.abs(series.values))
+
+
+def _long_enough(run: RunData, name: str, **parts: str) -> Series | None:
+    """A series without NaN and Inf, where it has what `persists` needs."""
+    series = run.get(name, **parts)
+    return None if series is None or not enough(series, limits.min_points) else series.finite

@@ -17,7 +17,7 @@ from typing import Any, get_args
 import numpy as np
 
 from gradiometer.doctor import thresholds
-from gradiometer.doctor.proofs import proved_events, proved_finding
+from gradiometer.doctor.proofs import known_events, proved_events, proved_finding
 from gradiometer.doctor.rule import (
     Draft,
     Judge,
@@ -35,11 +35,11 @@ from gradiometer.doctor.rule import (
 )
 from gradiometer.doctor.rundata import RunData, Series
 from gradiometer.doctor.signs import NORM as RAW
-from gradiometer.doctor.signs import layered, level, number, shown, since, where
+from gradiometer.doctor.signs import layered, level, mapping, number, shown, since, where
 from gradiometer.doctor.terms import COEFFICIENTS, Role, role_of
 from gradiometer.maths.students import t_quantile
 from gradiometer.metrics import key
-from gradiometer.records import Basis, Event, Evidence, Finding, Severity, Table
+from gradiometer.records import Basis, Event, Evidence, Finding, Severity
 from gradiometer.store.reader import Floats, Ints
 from gradiometer.words import fmt
 
@@ -72,6 +72,7 @@ def fact(
     about: str,
     title: str | Callable[[Event], str],
     words: Callable[[Event], Words | None] = lambda event: None,
+    severity: Callable[[RunData, Event], Severity] = lambda run, event: "critical",
     each: bool = True,
 ) -> None:
     """Register what the meter proved as a rule: a finding for each of its events, or for the
@@ -83,7 +84,10 @@ def fact(
             return events
         return [
             proved_finding(
-                event, title if isinstance(title, str) else title(event), words=words(event)
+                event,
+                title if isinstance(title, str) else title(event),
+                words=words(event),
+                severity=severity(run, event),
             )
             for event in (events if each else events[:1])
         ]
@@ -106,7 +110,7 @@ def _joined(id: str, seen: Verdict, run: RunData) -> Verdict:
 
 def _said(check: Mapping[str, Any], logged: list[Draft | Finding]) -> bool:
     """Whether the log told the same: of the same subject, or of any where the check names none."""
-    numbers = _mapping(check.get("numbers"))
+    numbers = mapping(check.get("numbers"))
     named = [check.get("block"), *(numbers.get(name) for name in SUBJECTS)]
     told = " ".join(f"{finding.title} {finding.block!r}" for finding in logged)
     return bool(logged) and all(repr(name) in told for name in named if isinstance(name, str))
@@ -115,25 +119,16 @@ def _said(check: Mapping[str, Any], logged: list[Draft | Finding]) -> bool:
 def _checks(run: RunData, id: str) -> list[tuple[int, Mapping[str, Any]]]:
     """The checks of an id with their step; those of a newer audit replace the older ones."""
     found: list[tuple[int, Mapping[str, Any]]] = []
-    for table in _tables(run, "audit"):
-        given = _mapping(table.content).get("checks")
-        checks = [_mapping(check) for check in given] if isinstance(given, list) else []
+    for table in run.tables("audit"):
+        given = mapping(table.content).get("checks")
+        checks = [mapping(check) for check in given] if isinstance(given, list) else []
         mine = [check for check in checks if check.get("id") in (id, *ALSO.get(id, ()))]
         found = [(table.step, check) for check in mine] or found
     return found
 
 
-def _tables(run: RunData, name: str) -> list[Table]:
-    return list(run.source.tables(name)) if name in run.source.table_names() else []
-
-
-def _mapping(given: Any) -> Mapping[str, Any]:
-    """What a table holds, where it is what it should be; nothing otherwise."""
-    return given if isinstance(given, Mapping) else {}
-
-
 def _audit_finding(id: str, step: int, check: Mapping[str, Any]) -> Finding:
-    numbers = _mapping(check.get("numbers"))
+    numbers = mapping(check.get("numbers"))
     message = str(check.get("message") or f"the check {id} of the audit failed").strip().rstrip(".")
     fix, block = check.get("fix"), check.get("block", numbers.get("block"))
     listed = fix if isinstance(fix, Iterable) and not isinstance(fix, str | Mapping) else ()
@@ -251,10 +246,10 @@ def dead_term(run: RunData) -> Verdict:
 def _without_path(run: RunData) -> Iterator[tuple[str, int]]:
     """Terms that reach no parameter, and since when; not those with a gradient since."""
     begun: dict[str, int] = {}
-    for table in _tables(run, "terms"):
-        for name, row in _mapping(table.content).items():
+    for table in run.tables("terms"):
+        for name, row in mapping(table.content).items():
             term = str(name)
-            if set(_mapping(row).values()) == {"none"}:
+            if set(mapping(row).values()) == {"none"}:
                 begun.setdefault(term, table.step)
             else:
                 begun.pop(term, None)
@@ -307,9 +302,9 @@ def _times_zero(run: RunData) -> Iterator[Draft]:
     """A policy or value loss whose coefficient is 0 at every look: that of an entropy bonus is
     often meant."""
     coefficients: dict[str, list[tuple[int, float | None, Role]]] = {}
-    for table in _tables(run, "wiring"):
-        rows = _mapping(table.content).get("terms")
-        for row in map(_mapping, rows if isinstance(rows, list) else ()):
+    for table in run.tables("wiring"):
+        rows = mapping(table.content).get("terms")
+        for row in map(mapping, rows if isinstance(rows, list) else ()):
             if row.get("role") in NEEDED:
                 held = coefficients.setdefault(str(row.get("name")), [])
                 held.append((table.step, row.get("coefficient"), row["role"]))
@@ -453,7 +448,7 @@ def hidden_term(run: RunData) -> Verdict:
     A difference thousands of times above rounding on every step needs no statistics. One below it
     cannot be seen.
     """
-    if any(_is_proved(run, id) for id in LEAVE_GRADIENTS):
+    if any(known_events(run, id) for id in LEAVE_GRADIENTS):
         return None
     finite, dtype = needed(run, ADDITIVITY, limits.min_additivity).finite, _dtype(run)
     bound = ROUNDING.get(dtype, max(ROUNDING.values()))
@@ -481,11 +476,6 @@ def hidden_term(run: RunData) -> Verdict:
 DTYPES = {"bfloat16": "bfloat16|bf16", "float16": "float16|fp16|half|16-mixed", "float32": "32"}
 LEAVE_GRADIENTS = ("gradients-not-cleared", "not-in-optimizer")
 """Facts that say what else is in the gradient: that of earlier steps."""
-
-
-def _is_proved(run: RunData, id: str) -> bool:
-    facts = proved_events(run, id)
-    return not isinstance(facts, Skipped) and bool(facts)
 
 
 def _dtype(run: RunData) -> str:
@@ -538,7 +528,7 @@ def _waiting(run: RunData) -> set[str]:
 
 def _blocks(run: RunData) -> list[str]:
     """Named blocks: those of the terms' table, and those that the optimizer holds."""
-    rows = map(_mapping, _mapping(run.table("terms")).values())
+    rows = map(mapping, mapping(run.table("terms")).values())
     named = {str(block) for row in rows for block in row} | set(map(where, run.every(UPDATE)))
     return sorted(block for block in named if block != "all" and not _is_layer(block))
 
@@ -546,19 +536,19 @@ def _blocks(run: RunData) -> list[str]:
 def _others(run: RunData, block: str) -> bool:
     """Whether experts or routers are meant: those are judged by rules of their own."""
     path = block.removeprefix("layer.")
-    layers = _mapping(run.table("experts")).get("layers")
-    within = [str(_mapping(x).get("layer", "")).removeprefix("layer.") for x in layers or ()]
+    layers = mapping(run.table("experts")).get("layers")
+    within = [str(mapping(x).get("layer", "")).removeprefix("layer.") for x in layers or ()]
     routed = run.has("router/<router>/load/<expert>") and ROUTERS.search(block) is not None
     return routed or path.startswith(tuple(x for x in within if x))
 
 
 def _is_dead(run: RunData, block: str) -> bool:
     """No gradient was measured, no term has a path, and it is not frozen on purpose."""
-    rows = list(map(_mapping, _mapping(run.table("terms")).values()))
+    rows = list(map(mapping, mapping(run.table("terms")).values()))
     reached = any(row.get(block, "none") != "none" for row in rows)
     if _others(run, block) or run.get(RAW, block=block) is not None or reached:
         return False
-    kinds = set(_mapping(run.table("states")).values())
+    kinds = set(mapping(run.table("states")).values())
     return run.get(UPDATE, block=block) is not None or (
         "missing" in kinds and "frozen" not in kinds
     )
@@ -581,7 +571,7 @@ UNREACHED_WORDS = words(
 
 
 def _unreached(run: RunData, block: str, whole: Series) -> Draft:
-    terms = ", ".join(map(repr, _mapping(run.table("terms")))) or "the loss"
+    terms = ", ".join(map(repr, mapping(run.table("terms")))) or "the loss"
     first, last = int(whole.steps[0]), int(whole.steps[-1])
     return finding(
         f"No loss reaches the block {block!r}: it has had no gradient on any of {len(whole)}"
@@ -661,8 +651,8 @@ UNUSED_LAYERS_WORDS = words(
 
 def _unused_layers(run: RunData, whole: Series) -> Draft | None:
     """Layers whose parameters are all missing since the newest table, experts aside."""
-    tables = _tables(run, "states")
-    states = _mapping(tables[-1].content) if tables else {}
+    tables = run.tables("states")
+    states = mapping(tables[-1].content) if tables else {}
     if not states or (whole.steps >= tables[-1].step).sum() < limits.min_steps:
         return None
     layers: dict[str, set[str]] = {}

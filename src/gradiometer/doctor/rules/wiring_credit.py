@@ -9,13 +9,12 @@ from __future__ import annotations
 import numpy as np
 
 from gradiometer.doctor import thresholds
-from gradiometer.doctor.outcome import outcome_of
-from gradiometer.doctor.proofs import proved_events, proved_finding
-from gradiometer.doctor.rule import Draft, Skipped, Verdict, finding, words
-from gradiometer.doctor.rules.wiring import fact, wired
+from gradiometer.doctor.outcome import stuck
+from gradiometer.doctor.rule import Draft, finding, words
+from gradiometer.doctor.rules.wiring import fact
 from gradiometer.doctor.rundata import RunData
 from gradiometer.doctor.signs import shown
-from gradiometer.records import Event
+from gradiometer.records import Event, Severity
 
 __all__ = ["opposed_by_credit"]
 
@@ -103,7 +102,16 @@ fact(
 )
 
 
-@wired(
+def _without_gradient(event: Event) -> bool:
+    return event.detail.get("how") == "no-gradient"
+
+
+def _of_unused(run: RunData, event: Event) -> Severity:
+    """An optimizer of something that is not trained by design is no fault of a run that learns."""
+    return "info" if _without_gradient(event) and not stuck(run) else "critical"
+
+
+fact(
     "never-trained",
     """
     cause: Gradients are made and no step is ever taken with them: the weights stay what they were.
@@ -111,20 +119,11 @@ fact(
     fix: Delete an optimizer that is not meant to train anything
     confirm: Compare a parameter before and after ten updates.
     """,
+    about="An optimizer was made, its parameters get gradients, and it never steps.",
+    title=lambda event: (
+        "An optimizer never steps, and no backward reaches what it holds"
+        if _without_gradient(event)
+        else "An optimizer never steps"
+    ),
+    severity=_of_unused,
 )
-def never_trained(run: RunData) -> Verdict:
-    """An optimizer was made, its parameters get gradients, and it never steps."""
-    facts = proved_events(run, "never-trained")
-    if isinstance(facts, Skipped):
-        return facts
-    return [_never(event, run) for event in facts]
-
-
-def _never(event: Event, run: RunData) -> Draft:
-    if event.detail.get("how") != "no-gradient":
-        return proved_finding(event, "An optimizer never steps")
-    # an optimizer of something that is not trained by design is no fault of a run that learns
-    progress = outcome_of(run)
-    stuck = progress is not None and progress.stuck
-    title = "An optimizer never steps, and no backward reaches what it holds"
-    return proved_finding(event, title, severity="critical" if stuck else "info")

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from gradiometer.doctor.proofs import place, proved_events, proved_finding
-from gradiometer.doctor.rule import Draft, Skipped, Verdict, words
-from gradiometer.doctor.rules.wiring import fact, wired
-from gradiometer.doctor.rundata import RunData
+from gradiometer.doctor.proofs import place
+from gradiometer.doctor.rule import words
+from gradiometer.doctor.rules.wiring import fact
 from gradiometer.records import Event
 
 __all__: list[str] = []
@@ -90,7 +89,12 @@ RELU_WORDS = words(
 )
 
 
-@wired(
+def _through_relu(event: Event) -> bool:
+    return str(event.detail.get("below")).startswith("Relu")
+
+
+# Normalising log-probabilities again changes nothing, and is no finding.
+fact(
     "double-softmax",
     """
     cause: Probabilities are given where logits are expected, and normalised once more. They lie
@@ -101,26 +105,19 @@ RELU_WORDS = words(
     confirm: Print the largest probability of the trained policy: with two actions it stays below
       0.74.
     """,
+    about=(
+        "A softmax goes into something that normalises again: Categorical(logits=...),"
+        " cross_entropy, another softmax; or a sigmoid into a loss that takes logits; or logits go"
+        " through a ReLU first."
+    ),
+    title=lambda event: (
+        f"Logits go through a ReLU{place(event)}: those below zero have no gradient"
+        if _through_relu(event)
+        else f"Probabilities are taken for logits{place(event)}: {event.message}"
+    ),
+    words=lambda event: RELU_WORDS if _through_relu(event) else None,
+    each=False,
 )
-def double_softmax(run: RunData) -> Verdict:
-    """A softmax goes into something that normalises again: Categorical(logits=...), cross_entropy,
-    another softmax; or a sigmoid into a loss that takes logits; or logits go through a ReLU first.
-
-    Normalising log-probabilities again changes nothing, and is no finding.
-    """
-    events = proved_events(run, "double-softmax")
-    if isinstance(events, Skipped):
-        return events
-    return [_no_logits(event) for event in events[:1]]
-
-
-def _no_logits(event: Event) -> Draft:
-    if str(event.detail.get("below")).startswith("Relu"):
-        title = f"Logits go through a ReLU{place(event)}: those below zero have no gradient"
-        return proved_finding(event, title, words=RELU_WORDS)
-    return proved_finding(
-        event, f"Probabilities are taken for logits{place(event)}: {event.message}"
-    )
 
 
 # An actor's loss that runs through a critic (SAC, TD3, DDPG) is no finding where the critic clears
