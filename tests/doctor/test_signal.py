@@ -122,6 +122,13 @@ def test_the_level_may_come_from_the_reward_and_its_range(patient: Patient) -> N
     assert judge("groups-too-easy", hard) == []
 
 
+def test_held_out_prompts_tell_whether_groups_are_solved_or_failed(patient: Patient) -> None:
+    idle = {"zero_variance_groups": level(0.7), "reward": 40 + FLAT}
+    run = patient({**idle, "val/success_rate": level(0.9)})
+    assert "solved by every rollout" in finding("groups-too-easy", run).title
+    assert judge("groups-too-hard", run) == []
+
+
 def test_an_unknown_level_is_said_to_be_either(patient: Patient) -> None:
     run = patient({"zero_variance_groups": level(0.7), "reward": 40 + FLAT})
     for id in ("groups-too-easy", "groups-too-hard"):

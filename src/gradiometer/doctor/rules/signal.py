@@ -107,13 +107,15 @@ def _range(run: RunData, reward: Series) -> tuple[float, float] | None:
 
 
 def _earned(run: RunData) -> Series | None:
-    rate = run.get("success_rate")
+    """Of what can be earned: the success rate, a reward with a known range, or else what held-out
+    prompts tell of prompts like them."""
+    rate, held = run.get("success_rate"), run.get("val/success_rate")
     if rate is not None and len(rate.finite):
         return rate.finite
     reward = run.get("reward")
     bounds = None if reward is None else _range(run, reward)
     if reward is None or bounds is None:
-        return None
+        return held.finite if held is not None and len(held.finite) else None
     return replace(
         reward.finite, values=(reward.finite.values - bounds[0]) / (bounds[1] - bounds[0])
     )
