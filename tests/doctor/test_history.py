@@ -88,6 +88,12 @@ def swing(period: float, amplitude: float, n: int = 200) -> Any:
     return norm(amplitude * np.sin(2 * np.pi * np.arange(n) / period))
 
 
+def test_a_swing_over_all_that_floats_hold_is_told_and_stops_nobody(patient: Patient) -> None:
+    wide = np.where(np.arange(200) % 20 < 10, 1e300, 1e-300)
+    found = one(SWING, patient({"grad/all/norm/raw": wide}))
+    assert "1e+300" in found.title
+
+
 def test_a_norm_that_comes_and_goes_by_a_factor_of_two_oscillates(patient: Patient) -> None:
     finding = one(SWING, patient({"grad_norm": swing(13.0, 0.3)}))
     assert "every 13" in finding.title

@@ -130,7 +130,8 @@ def swinging(run: RunData, log: Series) -> Sign | None:
     found = trends.dominant_period(log.steps[-newest:], log.values[-newest:])
     if found is None or found.amplitude < limits.min_amplitude or _of_epochs(run, found.steps):
         return None
-    period, by = fmt(found.steps), f"{10.0 ** min(2 * found.amplitude, 300.0):.1f}"
+    swing = 10.0 ** min(2 * found.amplitude, 300.0)
+    period, by = fmt(found.steps), f"{swing:.1f}" if swing < 1e6 else fmt(swing)
     return Sign(
         series=log,
         strength="strong",
