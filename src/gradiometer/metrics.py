@@ -419,7 +419,7 @@ def read_names(
         if name in there and meaning in CATALOGUE:
             found[name] = _told(name, meaning, found.get(name))
     chosen = sorted(
-        _with_parts(_with_an_outcome(_with_proxy(found))).values(),
+        _with_parts(_with_an_outcome(_with_score(_with_proxy(found)))).values(),
         key=lambda reading: reading.order,
     )
     return {reading.name: reading for reading in chosen}
@@ -470,6 +470,20 @@ def _with_proxy(found: dict[str, Meaning]) -> dict[str, Meaning]:
         for name, meaning in meant.items()
         if not found[name].told
     }
+
+
+def _with_score(found: dict[str, Meaning]) -> dict[str, Meaning]:
+    """Beside a `reward` in a table of one's own, `score` is what the game says: it is the outcome,
+    and the reward, often shaped, is what is trained for."""
+    rewards = [
+        each for each in found.values() if each.metric.name == "reward" and "/" not in each.name
+    ]
+    scores = [each for each in rewards if "score" in plain_words(each.name) and not each.told]
+    shaped = [each for each in rewards if not {"score", "reward"}.isdisjoint(plain_words(each.name))]
+    if not scores or len(shaped) == len(scores):
+        return found
+    metric = CATALOGUE["val/reward"]
+    return found | {each.name: replace(each, metric=metric) for each in scores}
 
 
 def _is_reward(reading: Meaning) -> bool:

@@ -21,6 +21,7 @@ from gradiometer.doctor.signs import level, number, robust_sigma, shown
 from gradiometer.maths.gains import LIKELY, Gain, gain, stands_apart, without_tails
 from gradiometer.maths.students import t_quantile
 from gradiometer.maths.trends import LEVEL, Drift, drift, monotone
+from gradiometer.names import vocabulary, words_of
 from gradiometer.records import Evidence
 from gradiometer.store.reader import Floats, Ints
 from gradiometer.words import fmt
@@ -393,7 +394,7 @@ def judge_series(run: RunData, series: Series) -> Outcome | None:
         course = "best"
     found = Outcome(
         series=series,
-        noun=NOUNS.get(series.metric.name, "reward"),
+        noun=_noun(series),
         course=course,
         start=sign * start,
         end=sign * end,
@@ -410,6 +411,14 @@ def judge_series(run: RunData, series: Series) -> Outcome | None:
         over=_schedule_over(run),
     )
     return _against_random(run, _by_eye(found))
+
+
+def _noun(series: Series) -> str:
+    """What to call it: a game's own score, beside a reward, was not taken on data held out."""
+    words, name = set(words_of(series.name)), series.metric.name
+    if name == "val/reward" and "score" in words and words.isdisjoint(vocabulary().held_out):
+        return "score"
+    return NOUNS.get(name, "reward")
 
 
 def _schedule_over(run: RunData) -> bool:

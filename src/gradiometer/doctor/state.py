@@ -106,7 +106,8 @@ def _judged(run: RunData, outcome: Outcome, serious: Sequence[Finding]) -> tuple
     perhaps = rose or (outcome.course == "unclear" and outcome.visible)
     # A wrong line that is proved costs something; what was gained all the same is no broken run.
     wired = rose and all(each.basis == "proved" for each in critical)
-    if critical and (hollow or not perhaps or (outcome.fate == "stands" and not wired)):
+    over = outcome.fate in ("stands", "fell") and not wired
+    if critical and (hollow or not perhaps or over):
         return "broken", said + _and(serious)
     if critical and not rose:
         return "concern", said + _and(serious)
@@ -200,7 +201,10 @@ def _all_at_once(outcome: Outcome) -> bool:
     after = values[round(limits.early_gain * len(values)) : len(values) // 2]
     if len(early) < 2 or len(after) < 2 or outcome.lower_is_better:
         return False
-    return float(np.median(late)) <= float(np.median(after)) and len(late) > 2
+    level_after = float(np.median(after))
+    there = float(early[len(early) // 2 :].mean()) - outcome.start
+    reached = there >= limits.early_share * (level_after - outcome.start)
+    return reached and float(np.median(late)) <= level_after and len(late) > 2
 
 
 def _no_signal(run: RunData, outcome: Outcome) -> str:
