@@ -75,7 +75,9 @@ NOUNS = {
 }
 
 Course: TypeAlias = Literal["best", "gained", "flat", "fell", "unclear"]
-Fate: TypeAlias = Literal["best", "rises", "stands", "stuck", "fell", "early", "unknown"]
+Fate: TypeAlias = Literal[
+    "best", "rises", "stands", "stuck", "fell", "still", "early", "unknown"
+]
 """What became of a run, as a sign is weighed by it."""
 
 
@@ -132,6 +134,8 @@ class Outcome:
     """Whether it tells nothing apart: every measurement is the same, or nearly."""
     apart: bool = False
     """Whether it rose to the eye where no test can tell: `_stands_above`."""
+    warming: bool = False
+    """Whether the learning rate rose all along, from nearly nothing."""
     over: bool = False
     """Whether the learning rate was taken down to its end: nothing more will come."""
 
@@ -298,7 +302,8 @@ class Outcome:
         if self.course == "fell" or suffers(self) is not None:
             return "fell"
         if self.early:
-            return "early"
+            waited = len(self.series) >= limits.still_rows and not self.warming
+            return "still" if waited and not self.visible else "early"
         if self.stuck:
             return "stuck"
         return "stands" if self.rests else "rises"
@@ -409,6 +414,7 @@ def judge_series(run: RunData, series: Series) -> Outcome | None:
         constant=constant,
         references=_references(run, series),
         over=_schedule_over(run),
+        warming=_warms_up(run),
     )
     return _against_random(run, _by_eye(found))
 
@@ -429,6 +435,16 @@ def _schedule_over(run: RunData) -> bool:
     return 0.0 <= float(values[-1]) <= limits.rate_over * float(values.max())
 
 
+def _warms_up(run: RunData) -> bool:
+    """Whether the learning rate rose all along, from nearly nothing."""
+    rate = run.get("learning_rate")
+    if rate is None or len(rate.finite) < limits.min_rewards:
+        return False
+    values = rate.finite.values
+    rising = float((np.diff(values) > 0.0).mean()) >= thresholds.value("state/warming")
+    return rising and float(values[0]) <= 0.2 * float(values[-1])
+
+
 def _by_eye(found: Outcome) -> Outcome:
     """What is plain to see, where no test can tell: averages over many episodes remember so much
     that a few dozen of them could have wandered anywhere, by what their steps alone show."""
@@ -438,9 +454,29 @@ def _by_eye(found: Outcome) -> Outcome:
         back = found.way < limits.lost * abs(found.top - found.start)
         return replace(found, course="fell", came_down=True) if back else found
     sign = -1.0 if found.lower_is_better else 1.0
+    for way, course in _ways(sign):
+        if _goes(found, way):
+            return replace(found, course=course)
     if _stands_above(found, sign):
         return replace(found, apart=True)
     return replace(found, course="fell") if _stands_above(found, -sign) else found
+
+
+def _ways(sign: float) -> tuple[tuple[float, Course], ...]:
+    return (sign, "gained"), (-sign, "fell")
+
+
+def _goes(found: Outcome, sign: float) -> bool:
+    """Whether it goes one way under a noise that forgets: a monotone curve explains most of it, and
+    its steps turn back on each other, which those of a random walk, and of averages over many
+    episodes, do once in 50 times."""
+    values, way = sign * found.series.values, sign * (found.end - found.start)
+    if len(values) < limits.goes_rows or way < limits.min_gain * found.unit:
+        return False
+    left = float(np.var(values - monotone(values))) / max(float(np.var(values)), 1e-300)
+    steps = np.diff(values) - float(np.diff(values).mean())
+    turns = float(steps[1:] @ steps[:-1]) / max(float(steps @ steps), 1e-300)
+    return left <= limits.goes_left and turns <= limits.goes_turns
 
 
 def _stands_above(found: Outcome, sign: float) -> bool:

@@ -137,10 +137,10 @@ def _rose(outcome: Outcome, serious: Sequence[Finding]) -> tuple[State, str]:
 
 def _stands(run: RunData, outcome: Outcome, serious: Sequence[Finding]) -> tuple[State, str]:
     said = outcome.in_words
-    if outcome.at_random and outcome.course == "flat" and not _warms_up(run):
+    if outcome.at_random and outcome.course == "flat" and not outcome.warming:
         why = f"{said}: it ends no better than random, so nothing was learned"
         return "not-learning", why + (_and(serious) or _what_would_tell(run))
-    if outcome.course != "fell" and _warms_up(run):
+    if outcome.course != "fell" and outcome.warming:
         return "too-early", f"{said}, and the learning rate is still in its warm-up{_and(serious)}"
     if outcome.early:
         few = (
@@ -244,16 +244,6 @@ def _explodes(run: RunData, series: Series) -> bool:
     outcome = outcome_of(run)
     fine = outcome is not None and outcome.course in ("best", "gained")
     return start > 0.0 and end >= max(limits.exploded * start, 100.0) and not fine
-
-
-def _warms_up(run: RunData) -> bool:
-    """Whether the learning rate rose all along, from nearly nothing."""
-    rate = run.get("learning_rate")
-    if rate is None or len(rate.finite) < thresholds.value("course/min_rewards"):
-        return False
-    values = rate.finite.values
-    rising = float((np.diff(values) > 0.0).mean()) >= limits.warming
-    return rising and float(values[0]) <= 0.2 * float(values[-1])
 
 
 def outcome_or_loss(run: RunData) -> Outcome | None:

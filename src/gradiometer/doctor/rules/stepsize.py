@@ -354,7 +354,7 @@ def kl_runaway(run: RunData) -> Verdict:
     if sign is None or not (grows or last >= runaway):
         return None
     if last >= runaway:
-        sign = replace(sign, strength="strong")
+        sign = replace(sign, strength="total" if last >= limits.lost_kl * runaway else "strong")
     still = " and growing" if grows else ""
     title = f"The policy moved far from its reference: {fmt(last)} {unit}{still}"
     basis: Basis = "statistical" if grows else "heuristic"
