@@ -28,6 +28,7 @@ from gradiometer.errors import UnknownName, UsageError
 from gradiometer.names import (
     Pattern,
     after,
+    core_of,
     guess,
     of_language,
     part_of_norm,
@@ -475,12 +476,11 @@ def _with_proxy(found: dict[str, Meaning]) -> dict[str, Meaning]:
 def _with_score(found: dict[str, Meaning]) -> dict[str, Meaning]:
     """Beside a `reward` in a table of one's own, `score` is what the game says: it is the outcome,
     and the reward, often shaped, is what is trained for."""
-    rewards = [
-        each for each in found.values() if each.metric.name == "reward" and "/" not in each.name
-    ]
-    scores = [each for each in rewards if "score" in plain_words(each.name) and not each.told]
-    shaped = [each for each in rewards if not {"score", "reward"}.isdisjoint(plain_words(each.name))]
-    if not scores or len(shaped) == len(scores):
+    if library_of(found):
+        return found
+    rewards = [each for each in found.values() if each.metric.name == "reward"]
+    scores = [each for each in rewards if core_of(each.name) == ["score"] and not each.told]
+    if not scores or not any(core_of(each.name) == ["reward"] for each in rewards):
         return found
     metric = CATALOGUE["val/reward"]
     return found | {each.name: replace(each, metric=metric) for each in scores}

@@ -75,9 +75,7 @@ NOUNS = {
 }
 
 Course: TypeAlias = Literal["best", "gained", "flat", "fell", "unclear"]
-Fate: TypeAlias = Literal[
-    "best", "rises", "stands", "stuck", "fell", "still", "early", "unknown"
-]
+Fate: TypeAlias = Literal["best", "rises", "stands", "stuck", "fell", "still", "early", "unknown"]
 """What became of a run, as a sign is weighed by it."""
 
 
@@ -382,7 +380,8 @@ def judge_series(run: RunData, series: Series) -> Outcome | None:
     quiet = min(_robust_spread(values[:half]), _robust_spread(values[half:]))
     rose = best - start >= max(spread, 0.1 * (best - end))
     came_down = rose and _came_down(sign * values, top, anew=anew)
-    visible = end - start > max(limits.by_eye * quiet, limits.min_gain * unit)
+    seen = max(limits.by_eye * quiet, limits.min_gain * unit)
+    visible = end - start > seen
     leapt = visible and stands_apart(sign * values)
     start = float(sign * values[: max(3, len(values) // 20)].mean()) if leapt else start
     course = _course(
@@ -394,7 +393,8 @@ def judge_series(run: RunData, series: Series) -> Outcome | None:
         visible=visible,
         gone=(start, best, end),
     )
-    constant = _constant(values) and not visible and course in ("flat", "unclear", "fell")
+    moved = visible or start - end > seen
+    constant = _constant(values) and not moved and course in ("flat", "unclear", "fell")
     if sign > 0.0 and (at_maximum(run, series) or (constant and _every_step_survived(run, values))):
         course = "best"
     found = Outcome(
@@ -441,22 +441,24 @@ def _warms_up(run: RunData) -> bool:
     if rate is None or len(rate.finite) < limits.min_rewards:
         return False
     values = rate.finite.values
-    rising = float((np.diff(values) > 0.0).mean()) >= thresholds.value("state/warming")
+    rising = float((np.diff(values) > 0.0).mean()) >= limits.warming
     return rising and float(values[0]) <= 0.2 * float(values[-1])
 
 
 def _by_eye(found: Outcome) -> Outcome:
     """What is plain to see, where no test can tell: averages over many episodes remember so much
     that a few dozen of them could have wandered anywhere, by what their steps alone show."""
-    if found.course != "unclear" or found.few or found.constant:
+    if found.course != "unclear" or found.few:
+        return found
+    sign = -1.0 if found.lower_is_better else 1.0
+    for way, course in _ways(sign):
+        if _goes(found, way):
+            return replace(found, course=course, constant=False)
+    if found.constant:
         return found
     if found.lost >= limits.half_lost and _clearly_down(found):
         back = found.way < limits.lost * abs(found.top - found.start)
         return replace(found, course="fell", came_down=True) if back else found
-    sign = -1.0 if found.lower_is_better else 1.0
-    for way, course in _ways(sign):
-        if _goes(found, way):
-            return replace(found, course=course)
     if _stands_above(found, sign):
         return replace(found, apart=True)
     return replace(found, course="fell") if _stands_above(found, -sign) else found
