@@ -663,3 +663,14 @@ def test_the_score_of_a_game_is_not_called_held_out(tmp_path: Path) -> None:
     found = outcome_of(RunData(load(tmp_path / "log.csv")))
     assert found is not None
     assert (found.series.name, found.noun, found.course) == ("score", "score", "gained")
+
+
+def test_beside_the_kl_of_an_update_a_plain_one_is_that_to_the_reference() -> None:
+    found = read_names(["update", "mean_reward", "approx_kl", "kl_div"])
+    assert (found["approx_kl"].metric.name, found["kl_div"].metric.name) == ("approx_kl", "kl_ref")
+    assert read_names(["update", "mean_reward", "kl_div"])["kl_div"].metric.name == "approx_kl"
+
+
+@pytest.mark.parametrize("name", ["frac_zero_std", "zero_adv_frac", "frac_zero_advantage"])
+def test_the_share_of_groups_that_teach_nothing_has_many_names(name: str) -> None:
+    assert read_names(["step", "reward", name])[name].metric.name == "zero_variance_groups"

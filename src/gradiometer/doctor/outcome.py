@@ -393,7 +393,8 @@ def judge_series(run: RunData, series: Series) -> Outcome | None:
         visible=visible,
         gone=(start, best, end),
     )
-    moved = visible or start - end > seen
+    falls = start - end > seen and float(np.ptp(values[half:])) > 0.0
+    moved = visible or falls
     constant = _constant(values) and not moved and course in ("flat", "unclear", "fell")
     if sign > 0.0 and (at_maximum(run, series) or (constant and _every_step_survived(run, values))):
         course = "best"
