@@ -4,6 +4,7 @@ of others say, and that random words say nothing."""
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from gradiometer.metrics import (
     resolve,
 )
 from gradiometer.names import is_bookkeeping, vocabulary, words_of
+from gradiometer.store.importers import load
 from gradiometer.store.logs import Log
 
 # By tool: its names as its source writes them, with what they are; - for the other sign, and
@@ -362,7 +364,6 @@ TOOLS: dict[str, dict[str, str]] = {
         "avgReturn": "reward",
         "smoothed_return_100": "reward",
         "total_reward": "reward",
-        "score": "reward",
         "eval/gsm8k/accuracy": "val/success_rate",
         "test_acc": "val/success_rate",
         "success_rate": "success_rate",
@@ -642,3 +643,34 @@ def test_beside_a_proxy_the_gold_reward_is_what_is_not_trained_for() -> None:
         "gold_reward": "val/reward",
     }
     assert read_names(["true_reward", "entropy"])["true_reward"].metric.name == "reward"
+
+
+def test_beside_a_reward_the_score_of_the_game_is_the_outcome() -> None:
+    def meant(*names: str) -> dict[str, str]:
+        return {name: found.metric.name for name, found in read_names(names).items()}
+
+    both = meant("Episode", "Score", "Total_Reward", "Epsilon")
+    assert (both["Score"], both["Total_Reward"]) == ("val/reward", "reward")
+    assert meant("episode", "score", "epsilon")["score"] == "reward"
+    assert (
+        meant("step", "critic/score/mean", "critic/rewards/mean")["critic/score/mean"] == "reward"
+    )
+
+
+def test_the_score_of_a_game_is_not_called_held_out(tmp_path: Path) -> None:
+    rows = [f"{k},{3 * k + k % 4},{-50 - k % 7},{0.99**k:.3f}" for k in range(80)]
+    (tmp_path / "log.csv").write_text("\n".join(["episode,score,reward,epsilon", *rows, ""]))
+    found = outcome_of(RunData(load(tmp_path / "log.csv")))
+    assert found is not None
+    assert (found.series.name, found.noun, found.course) == ("score", "score", "gained")
+
+
+def test_beside_the_kl_of_an_update_a_plain_one_is_that_to_the_reference() -> None:
+    found = read_names(["update", "mean_reward", "approx_kl", "kl_div"])
+    assert (found["approx_kl"].metric.name, found["kl_div"].metric.name) == ("approx_kl", "kl_ref")
+    assert read_names(["update", "mean_reward", "kl_div"])["kl_div"].metric.name == "approx_kl"
+
+
+@pytest.mark.parametrize("name", ["frac_zero_std", "zero_adv_frac", "frac_zero_advantage"])
+def test_the_share_of_groups_that_teach_nothing_has_many_names(name: str) -> None:
+    assert read_names(["step", "reward", name])[name].metric.name == "zero_variance_groups"

@@ -28,6 +28,7 @@ from gradiometer.errors import UnknownName, UsageError
 from gradiometer.names import (
     Pattern,
     after,
+    core_of,
     guess,
     of_language,
     part_of_norm,
@@ -419,7 +420,7 @@ def read_names(
         if name in there and meaning in CATALOGUE:
             found[name] = _told(name, meaning, found.get(name))
     chosen = sorted(
-        _with_parts(_with_an_outcome(_with_proxy(found))).values(),
+        _with_parts(_with_an_outcome(_with_score(_with_two_kls(_with_proxy(found))))).values(),
         key=lambda reading: reading.order,
     )
     return {reading.name: reading for reading in chosen}
@@ -470,6 +471,34 @@ def _with_proxy(found: dict[str, Meaning]) -> dict[str, Meaning]:
         for name, meaning in meant.items()
         if not found[name].told
     }
+
+
+def _with_two_kls(found: dict[str, Meaning]) -> dict[str, Meaning]:
+    """Beside an `approx_kl`, which is that of an update, a plain `kl_div` is that to the
+    reference."""
+    kls = [each for each in found.values() if each.metric.name == "approx_kl"]
+    plain = [
+        each
+        for each in kls
+        if each.guessed and not each.told and set(core_of(each.name)) <= {"kl", "divergence"}
+    ]
+    if not plain or len(plain) == len(kls):
+        return found
+    metric = CATALOGUE["kl_ref"]
+    return found | {each.name: replace(each, metric=metric) for each in plain}
+
+
+def _with_score(found: dict[str, Meaning]) -> dict[str, Meaning]:
+    """Beside a `reward` in a table of one's own, `score` is what the game says: it is the outcome,
+    and the reward, often shaped, is what is trained for."""
+    if library_of(found):
+        return found
+    rewards = [each for each in found.values() if each.metric.name == "reward"]
+    scores = [each for each in rewards if core_of(each.name) == ["score"] and not each.told]
+    if not scores or not any(core_of(each.name) == ["reward"] for each in rewards):
+        return found
+    metric = CATALOGUE["val/reward"]
+    return found | {each.name: replace(each, metric=metric) for each in scores}
 
 
 def _is_reward(reading: Meaning) -> bool:

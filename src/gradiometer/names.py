@@ -22,6 +22,7 @@ __all__ = [
     "Guess",
     "Pattern",
     "after",
+    "core_of",
     "guess",
     "is_bookkeeping",
     "of_language",
@@ -231,6 +232,11 @@ def _parted(word: str) -> tuple[str, ...]:
                 whole[end] = (*whole[start], word[start:end])
                 break
     return whole.get(len(word), (word,))
+
+
+def core_of(name: str) -> list[str]:
+    """The words of a name that are left without statistic, place and filling."""
+    return [word for word in plain_words(name) if not _says_where(word)]
 
 
 def _says_where(word: str) -> bool:

@@ -899,3 +899,18 @@ def test_evaluations_that_come_down_to_their_start_and_below_are_no_noise() -> N
     found = outcome_of(RunData(log({"val/reward": scores})))
     assert found is not None
     assert (found.course, found.came_down) == ("fell", True)
+
+
+def test_few_points_under_white_noise_tell_where_they_go_and_a_random_walk_does_not() -> None:
+    random = np.random.default_rng(5)
+    line, walks = np.linspace(0.0, 1.0, 26), 0
+    for sign, course in ((1.0, "gained"), (-1.0, "fell")):
+        told = 0
+        for _ in range(40):
+            found = outcome_of(RunData(log({"reward": sign * line + 0.1 * random.normal(size=26)})))
+            told += found is not None and found.course == course
+        assert told >= 30
+    for _ in range(100):
+        found = outcome_of(RunData(log({"reward": np.cumsum(random.normal(size=26))})))
+        walks += found is not None and found.course == "gained"
+    assert walks <= 8

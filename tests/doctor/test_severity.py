@@ -39,6 +39,21 @@ def test_a_strong_sign_by_its_role(patient: Patient, role: Any, expected: tuple[
     assert tuple(x and x.severity for x in weights) == expected
 
 
+def test_a_strong_sign_does_not_wait_where_nothing_moves_to_the_eye(patient: Patient) -> None:
+    """Thirty measurements of noise; the same in a warm-up; ten; and thirty that seem to rise."""
+    wide = 1.0 + 0.5 * np.random.default_rng(3).normal(size=30)
+    warming = {"reward": wide, "learning_rate": np.linspace(0.0, 1e-5, 30)}
+    wander = np.cumsum(np.random.default_rng(2).normal(size=30)) + np.linspace(0.0, 9.0, 30)
+    series = [{"reward": wide}, warming, {"reward": wide[:10]}, {"reward": wander}]
+    outcomes = [outcome_of(RunData(patient(each))) for each in series]
+    assert [each and each.fate for each in outcomes] == ["still", "early", "early", "early"]
+    weights = [weigh("strong", each, "statistical") for each in outcomes]
+    assert [each and each.severity for each in weights] == ["warn", "info", "info", "info"]
+    total = weigh("total", outcomes[3], "statistical")
+    assert total is not None
+    assert total.severity == "warn"
+
+
 def test_what_is_proved_needs_no_outcome() -> None:
     proved, guessed = (weigh("total", None, basis) for basis in ("proved", "heuristic"))
     assert proved is not None

@@ -37,6 +37,7 @@ def averaged(course: Any, episodes: int = 30, seed: int = 0, share: float = 0.1)
 
 SHORT = 36
 RISE_THEN_FALL = np.concatenate([np.linspace(0.1, 0.9, 100), np.linspace(0.9, 0.45, 100)])
+PEAK = np.concatenate([np.linspace(0.1, 0.9, 80), np.linspace(0.9, 0.6, 120)])
 CASES = {
     "a rise": ({"reward": 5.0 * (rise() + noise())}, "healthy"),
     "a start at the maximum": ({"reward": np.minimum(0.98 + noise(sigma=0.01), 1.0)}, "healthy"),
@@ -92,6 +93,14 @@ CASES = {
         {"reward": 20.0 - 10.0 * rise() + noise(), "value_loss": np.geomspace(1.0, 1e8, N)},
         "broken",
     ),
+    "a third lost, and the policy far from its reference": (
+        {"reward": 5.0 * PEAK + noise(), "kl_ref": np.geomspace(0.003, 30.0, N)},
+        "broken",
+    ),
+    "a small fall in few points": (
+        {"reward": 5.0 - 0.9 * rise(30) + noise(30, seed=1)},
+        "not-learning",
+    ),
     "five points": ({"reward": rise(5)}, "too-early"),
     "nine rows": ({"reward": rise(9)}, "too-early"),
     "fifty points of large noise": ({"reward": 0.1 + noise(50, 0.3)}, "too-early"),
@@ -125,6 +134,13 @@ def test_the_best_step_and_what_is_left_of_it_are_said(patient: Patient) -> None
     assert found.top == pytest.approx(4.3, abs=0.3)
     assert 0.4 <= found.lost <= 0.65
     assert "best 4." in diagnose(run).verdict
+
+
+def test_what_was_gained_up_to_the_middle_was_not_gained_at_once(patient: Patient) -> None:
+    found = diagnose(patient({"reward": 5.0 * PEAK + noise(), "clip_fraction": np.full(N, 0.6)}))
+    assert found.state == "concern", found.verdict
+    assert "all of it in the first" not in found.verdict
+    assert "of the gain is lost" in found.verdict
 
 
 def test_nothing_wrong_is_never_said_of_a_run_that_did_not_learn(patient: Patient) -> None:

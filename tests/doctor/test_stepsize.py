@@ -240,6 +240,16 @@ def test_a_kl_that_grows_while_the_reward_stalls_runs_away(patient: Patient) -> 
     assert judge("kl-runaway", patient({"kl_ref": kl, "reward": RISING})) == []
 
 
+def test_a_kl_that_doubles_again_and_again_runs_away_though_it_was_small_for_most_of_it(
+    patient: Patient,
+) -> None:
+    doubling = np.geomspace(0.003, 6.0, N)
+    assert finding("kl-runaway", patient({"kl_ref": doubling, "reward": FLAT})).severity == "warn"
+    assert judge("kl-runaway", patient({"kl_ref": 0.1 * doubling, "reward": FLAT})) == []
+    lost = patient({"kl_ref": np.geomspace(0.003, 30.0, N), "reward": FLAT})
+    assert finding("kl-runaway", lost).severity == "critical"
+
+
 def test_a_kl_that_settled_does_not_run_away(patient: Patient) -> None:
     settled = 0.6 * (1 - np.exp(-np.arange(N) / 8))
     assert judge("kl-runaway", patient({"kl_ref": settled, "reward": FLAT})) == []

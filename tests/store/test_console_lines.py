@@ -101,6 +101,10 @@ LINES: list[tuple[str, dict[str, float]]] = [
         {"Step": 10000, "Mean Reward": 1.2, "Std of Reward": 0.3},
     ),
     (
+        "INFO: run: Walker: Step: 3000. Time Elapsed: 9.5 s Mean Reward: 0.4. Std of Reward: 0.1.",
+        {"Step": 3000, "Mean Reward": 0.4, "Std of Reward": 0.1},
+    ),
+    (
         "Epoch #1: test_reward: 20.5 ± 0.5, best_reward: 21.0 ± 0.0 in #0",
         {"Epoch": 1, "test_reward": 20.5, "best_reward": 21},
     ),

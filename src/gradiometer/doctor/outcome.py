@@ -21,6 +21,7 @@ from gradiometer.doctor.signs import level, number, robust_sigma, shown, togethe
 from gradiometer.maths.gains import LIKELY, Gain, gain, stands_apart, without_tails
 from gradiometer.maths.students import t_quantile
 from gradiometer.maths.trends import LEVEL, Drift, drift, monotone
+from gradiometer.names import vocabulary, words_of
 from gradiometer.records import Evidence
 from gradiometer.store.reader import Floats, Ints
 from gradiometer.words import fmt
@@ -75,7 +76,7 @@ NOUNS = {
 }
 
 Course: TypeAlias = Literal["best", "gained", "flat", "fell", "unclear"]
-Fate: TypeAlias = Literal["best", "rises", "stands", "stuck", "fell", "early", "unknown"]
+Fate: TypeAlias = Literal["best", "rises", "stands", "stuck", "fell", "still", "early", "unknown"]
 """What became of a run, as a sign is weighed by it."""
 
 
@@ -132,6 +133,8 @@ class Outcome:
     """Whether it tells nothing apart: every measurement is the same, or nearly."""
     apart: bool = False
     """Whether it rose to the eye where no test can tell: `_stands_above`."""
+    warming: bool = False
+    """Whether the learning rate rose all along, from nearly nothing."""
     over: bool = False
     """Whether the learning rate was taken down to its end: nothing more will come."""
 
@@ -295,7 +298,8 @@ class Outcome:
         if self.course == "fell" or suffers(self) is not None:
             return "fell"
         if self.early:
-            return "early"
+            waited = len(self.series) >= limits.still_rows and not self.warming
+            return "still" if waited and not self.visible else "early"
         if self.stuck:
             return "stuck"
         return "stands" if self.rests else "rises"
@@ -374,7 +378,8 @@ def judge_series(run: RunData, series: Series) -> Outcome | None:
     quiet = min(_robust_spread(values[:half]), _robust_spread(values[half:]))
     rose = best - start >= max(spread, 0.1 * (best - end))
     came_down = rose and _came_down(sign * values, top, anew=anew)
-    visible = end - start > max(limits.by_eye * quiet, limits.min_gain * unit)
+    seen = max(limits.by_eye * quiet, limits.min_gain * unit)
+    visible = end - start > seen
     leapt = visible and stands_apart(sign * values)
     start = float(sign * values[: max(3, len(values) // 20)].mean()) if leapt else start
     course = _course(
@@ -386,12 +391,14 @@ def judge_series(run: RunData, series: Series) -> Outcome | None:
         visible=visible,
         gone=(start, best, end),
     )
-    constant = _constant(values) and not visible and course in ("flat", "unclear", "fell")
+    falls = start - end > seen and float(np.ptp(values[half:])) > 0.0
+    moved = visible or falls
+    constant = _constant(values) and not moved and course in ("flat", "unclear", "fell")
     if sign > 0.0 and (at_maximum(run, series) or (constant and _every_step_survived(run, values))):
         course = "best"
     found = Outcome(
         series=series,
-        noun=NOUNS.get(series.metric.name, "reward"),
+        noun=_noun(series),
         course=course,
         start=sign * start,
         end=sign * end,
@@ -406,8 +413,17 @@ def judge_series(run: RunData, series: Series) -> Outcome | None:
         constant=constant,
         references=_references(run, series),
         over=_schedule_over(run),
+        warming=warms_up(run.get("learning_rate")),
     )
     return _against_random(run, _by_eye(found))
+
+
+def _noun(series: Series) -> str:
+    """What to call it: a game's own score, beside a reward, was not taken on data held out."""
+    words, name = set(words_of(series.name)), series.metric.name
+    if name == "val/reward" and "score" in words and words.isdisjoint(vocabulary().held_out):
+        return "score"
+    return NOUNS.get(name, "reward")
 
 
 def _schedule_over(run: RunData) -> bool:
@@ -421,15 +437,37 @@ def _schedule_over(run: RunData) -> bool:
 def _by_eye(found: Outcome) -> Outcome:
     """What is plain to see, where no test can tell: averages over many episodes remember so much
     that a few dozen of them could have wandered anywhere, by what their steps alone show."""
-    if found.course != "unclear" or found.few or found.constant:
+    if found.course != "unclear" or found.few:
+        return found
+    sign = -1.0 if found.lower_is_better else 1.0
+    for way, course in _ways(sign):
+        if _goes(found, way):
+            return replace(found, course=course, constant=False)
+    if found.constant:
         return found
     if found.lost >= limits.half_lost and _clearly_down(found):
         back = found.way < limits.lost * abs(found.top - found.start)
         return replace(found, course="fell", came_down=True) if back else found
-    sign = -1.0 if found.lower_is_better else 1.0
     if _stands_above(found, sign):
         return replace(found, apart=True)
     return replace(found, course="fell") if _stands_above(found, -sign) else found
+
+
+def _ways(sign: float) -> tuple[tuple[float, Course], ...]:
+    return (sign, "gained"), (-sign, "fell")
+
+
+def _goes(found: Outcome, sign: float) -> bool:
+    """Whether it goes one way under a noise that forgets: a monotone curve explains most of it, and
+    its steps turn back on each other, which those of a random walk, and of averages over many
+    episodes, do once in 50 times."""
+    values, way = sign * found.series.values, sign * (found.end - found.start)
+    if len(values) < limits.goes_rows or way < limits.min_gain * found.unit:
+        return False
+    left = float(np.var(values - monotone(values))) / max(float(np.var(values)), 1e-300)
+    steps = np.diff(values) - float(np.diff(values).mean())
+    turns = float(steps[1:] @ steps[:-1]) / max(float(steps @ steps), 1e-300)
+    return left <= limits.goes_left and turns <= limits.goes_turns
 
 
 def _stands_above(found: Outcome, sign: float) -> bool:

@@ -6,9 +6,12 @@ is proved needs no outcome: such findings bring their own severity.
 
 - A sign that is merely present says nothing while the reward rises, or as long as it
   is too early to tell.
+- Where it is too early to tell, but nothing has moved to the eye for a while, a strong sign is a
+  warning already.
 - A strong sign is never silence: while the reward rises it is information, and its title says
   *Watch*; it is a warning once the reward stands, and critical once it fell.
-- A total sign leaves nothing to learn from: critical as soon as the reward does not rise.
+- A total sign leaves nothing to learn from: critical as soon as the reward does not rise, and a
+  warning before anybody can tell.
 - What a converged policy shows by itself (a low entropy, groups that are solved) is no fault where
   the task is solved, and a warning on a reward that stands only where there is more to be had.
 - A heuristic accuses of no more than a warning, unless its sign is total.
@@ -33,12 +36,14 @@ Role: TypeAlias = Literal["plain", "convergence", "usual", "harmless", "note"]
 `usual`: runs that learn show it too; information until nothing is gained. `harmless`: the same, and
 silent until then. `note`: information whatever the reward does."""
 
-FATES: tuple[Fate, ...] = ("best", "rises", "stands", "stuck", "fell", "early", "unknown")
+FATES: tuple[Fate, ...] = (
+    *("best", "rises", "stands", "stuck", "fell", "still", "early", "unknown"),
+)
 TABLE: dict[Strength, tuple[Severity | None, ...]] = {
-    #          best    rises   stands  stuck   fell    early   unknown
-    "present": (None, None, "info", "warn", "warn", None, "info"),
-    "strong": ("info", "info", "warn", "warn", "critical", "info", "warn"),
-    "total": ("info", "info", "critical", "critical", "critical", "info", "warn"),
+    #          best    rises   stands  stuck   fell    still   early   unknown
+    "present": (None, None, "info", "warn", "warn", None, None, "info"),
+    "strong": ("info", "info", "warn", "warn", "critical", "warn", "info", "warn"),
+    "total": ("info", "info", "critical", "critical", "critical", "warn", "warn", "warn"),
 }
 
 

@@ -21,7 +21,6 @@ from gradiometer.doctor.outcome import (
     judge_series,
     outcome_of,
     trained_for,
-    warms_up,
 )
 from gradiometer.doctor.rundata import RunData, Series
 from gradiometer.doctor.signs import level
@@ -110,7 +109,8 @@ def _judged(run: RunData, outcome: Outcome, serious: Sequence[Finding]) -> tuple
     perhaps = rose or (outcome.course == "unclear" and outcome.visible)
     # A wrong line that is proved costs something; what was gained all the same is no broken run.
     wired = rose and all(each.basis == "proved" for each in critical)
-    if critical and (hollow or not perhaps or (outcome.fate == "stands" and not wired)):
+    over = outcome.fate in ("stands", "fell") and not wired
+    if critical and (hollow or not perhaps or over):
         return "broken", said + _and(serious)
     if critical and not rose:
         return "concern", said + _and(serious)
@@ -140,10 +140,10 @@ def _rose(outcome: Outcome, serious: Sequence[Finding]) -> tuple[State, str]:
 
 def _stands(run: RunData, outcome: Outcome, serious: Sequence[Finding]) -> tuple[State, str]:
     said = outcome.in_words
-    if outcome.at_random and outcome.course == "flat" and not warms_up(run.get("learning_rate")):
+    if outcome.at_random and outcome.course == "flat" and not outcome.warming:
         why = f"{said}: it ends no better than random, so nothing was learned"
         return "not-learning", why + (_and(serious) or _what_would_tell(run))
-    if outcome.course != "fell" and warms_up(run.get("learning_rate")):
+    if outcome.course != "fell" and outcome.warming:
         return "too-early", f"{said}, and the learning rate is still in its warm-up{_and(serious)}"
     if outcome.early:
         few = (
@@ -204,7 +204,10 @@ def _all_at_once(outcome: Outcome) -> bool:
     after = values[round(limits.early_gain * len(values)) : len(values) // 2]
     if len(early) < 2 or len(after) < 2 or outcome.lower_is_better:
         return False
-    return float(np.median(late)) <= float(np.median(after)) and len(late) > 2
+    level_after = float(np.median(after))
+    there = float(early[len(early) // 2 :].mean()) - outcome.start
+    reached = there >= limits.early_share * (level_after - outcome.start)
+    return reached and float(np.median(late)) <= level_after and len(late) > 2
 
 
 def _no_signal(run: RunData, outcome: Outcome) -> str:

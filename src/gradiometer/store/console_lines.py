@@ -101,6 +101,8 @@ LEVELS = {
     *("INFO", "DEBUG", "WARN", "WARNING", "ERROR", "SUCCESS", "TRACE", "CRITICAL", "NOTICE"),
     *("info", "debug", "warning", "error"),
 }
+UNITS_BEFORE = {"s", "sec", "secs", "seconds", "ms"}
+"""Of the number before a name: `Time Elapsed: 114.8 s Mean Reward: 0.4`."""
 SHORTENED = {
     *("avg", "ave", "max", "min", "grad", "seq", "mem", "std", "num", "no", "ep", "dev", "var"),
     *(
@@ -732,7 +734,7 @@ def _cleaned(name: str) -> str:
         if before.endswith(".") and before[:-1].lower() not in SHORTENED:
             words = words[place:]
             break
-    while len(words) > 1 and words[0] in LEVELS:
+    while len(words) > 1 and (words[0] in LEVELS or words[0] in UNITS_BEFORE):
         words = words[1:]
     if not words[0] or len(words) > MOST_WORDS or words[0] in LEVELS:
         return ""

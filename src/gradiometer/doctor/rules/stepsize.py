@@ -355,10 +355,12 @@ def kl_runaway(run: RunData) -> Verdict:
     grows = trend(kl).direction == "rises" and last > limits.still_grows * level(
         kl.finite.first(0.6).last(1 / 3)
     )
+    if sign is None and grows and last >= runaway:  # what doubles again and again is late to see
+        sign = Stays(above=(bound,), first="present")(kl.finite.last(1 / 3))
     if sign is None or not (grows or last >= runaway):
         return None
     if last >= runaway:
-        sign = replace(sign, strength="strong")
+        sign = replace(sign, strength="total" if last >= limits.lost_kl * runaway else "strong")
     still = " and growing" if grows else ""
     title = f"The policy moved far from its reference: {fmt(last)} {unit}{still}"
     basis: Basis = "statistical" if grows else "heuristic"
