@@ -16,7 +16,7 @@ from gradiometer.doctor.diagnosis import diagnose
 ID = "update-opposes-reward"
 
 
-def learn(folder: Path, kind: str, sign: float) -> dict[str, str]:
+def learn(folder: Path, kind: str, sign: float, *, freezes: bool = False) -> dict[str, str]:
     """Twenty updates of a critic and of its actor; what was checked."""
     torch.manual_seed(0)
     actor, critic = nn.Linear(3, 2), nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 1))
@@ -30,6 +30,7 @@ def learn(folder: Path, kind: str, sign: float) -> dict[str, str]:
             theirs.zero_grad()
             functional.mse_loss(values, actions.neg()).backward()
             theirs.step()
+            critic.requires_grad_(not freezes)
             centre, width = actor(states).chunk(2, 1)
             normal = Normal(centre, functional.softplus(width))
             if kind == "soft":
@@ -53,6 +54,7 @@ def learn(folder: Path, kind: str, sign: float) -> dict[str, str]:
             ours.zero_grad()
             loss.backward()
             ours.step()
+            critic.requires_grad_(True)
     with gm.load(folder) as run:
         assert not run.events("fault")
         states_of: dict[str, str] = run.tables("proofs")[-1].content
@@ -70,6 +72,13 @@ def test_the_sign_of_an_actor_that_goes_through_its_critic_is_checked(
     first = diagnose(tmp_path / "wrong").findings[0]
     assert (first.id, first.basis, first.severity) == (ID, "proved", "critical")
     assert "its critic thinks less of the action" in first.title
+
+
+@pytest.mark.parametrize(("sign", "state"), [(1.0, "ok"), (-1.0, "found")])
+def test_a_critic_that_is_frozen_while_its_actor_learns_is_known_too(
+    tmp_path: Path, sign: float, state: str
+) -> None:
+    assert learn(tmp_path / "run", "deterministic", sign, freezes=True)[ID] == state
 
 
 def test_a_baseline_in_a_policy_gradient_is_not_judged(tmp_path: Path) -> None:

@@ -361,3 +361,17 @@ def test_the_fit_of_action_values_is_not_told_as_that_of_returns(tmp_path: Path)
     with gm.load(tmp_path) as kept:
         assert "credit/value_slope" in kept.names()
         assert not {"credit/value_loss", "credit/explained_variance"} & set(kept.names())
+
+
+@pytest.mark.parametrize("rows", [512, 2000, 4096])
+def test_actions_of_a_large_batch_are_kept(rows: int, tmp_path: Path) -> None:
+    """They are thinned out once, beside their credit: 2,000 steps are an epoch of Spinning Up."""
+    model = nn.Linear(3, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    chosen = torch.cat([torch.zeros(3 * rows // 4), torch.ones(rows // 4)])
+    with gm.watch(model, optimizer, run=tmp_path, budget=None, quiet=True, terms="manual"):
+        log_probs = Categorical(logits=model(torch.randn(rows, 3))).log_prob(chosen)
+        (-log_probs * torch.randn(rows)).mean().backward()
+        optimizer.step()
+    with gm.load(tmp_path) as kept:
+        assert float(kept.series("credit/action_share")[1][-1]) == pytest.approx(0.75, abs=0.01)

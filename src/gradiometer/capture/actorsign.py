@@ -6,11 +6,13 @@ actor's by this: it goes through the same layer, and on to parameters that the c
 reach. An actor whose loss has its critic and log-probabilities, all with the same weight, and no
 way through the critic, learns from its entropy alone: actions were drawn with `sample`. Where the
 loss has log-probabilities of what the actor draws, they must count positively, dL/dlog π > 0: else
-the entropy is punished.
+the entropy is punished. Programs that freeze the critic while the actor learns (Spinning Up) leave
+no parameters of it in the graph: its layer is known by the memory of its weight.
 """
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
@@ -37,6 +39,8 @@ class ActorSign:
         self._proofs = proofs
         self._reached: dict[int, set[int]] = {}
         """By a weight of the critic's last layer: all that its own loss reaches, by id."""
+        self._weights: dict[int, weakref.ref[Tensor]] = {}
+        """Those weights, as long as they are there."""
         self._slopes: list[Tensor] = []
         self._entropies: list[Tensor] = []
         """dL/dlog π of the actions that the actor draws."""
@@ -54,7 +58,9 @@ class ActorSign:
         elif seen.errors:
             for layer in value_layers(seen):
                 below = set(leaves_of([layer]))
-                self._reached.update({id(each): below for each in layer_weights(layer)})
+                weights = layer_weights(layer)
+                self._reached.update({id(each): below for each in weights})
+                self._weights.update({id(each): weakref.ref(each) for each in weights})
         elif self._reached and all(each.reparametrised for each in seen.log_probs):
             through = [layer for layer in seen.layers if self._goes_through(layer)]
             for layer in through:
@@ -71,7 +77,20 @@ class ActorSign:
     def _critic_of(self, layer: Any) -> set[int] | None:
         """What the critic's own loss reaches, where the layer is the critic's last."""
         known = [self._reached.get(id(each)) for each in layer_weights(layer)]
-        return next((each for each in known if each is not None), None)
+        told = next((each for each in known if each is not None), None)
+        return self._critic_at(getattr(layer, "_saved_mat2", None)) if told is None else told
+
+    def _critic_at(self, weight: Any) -> set[int] | None:
+        """As above, of a weight that is frozen: the layer keeps it, and no path leads to it."""
+        if not isinstance(weight, Tensor) or weight.ndim != 2:
+            return None
+        for key, reference in self._weights.items():
+            held = reference()
+            if held is None or held.requires_grad or held.shape != weight.shape[::-1]:
+                continue
+            if held.device == weight.device and held.data_ptr() == weight.data_ptr():
+                return self._reached.get(key)
+        return None
 
     def _look_for_cut(self, seen: SeenGraph) -> None:
         """A loss with log-probabilities of actions that no gradient goes through."""

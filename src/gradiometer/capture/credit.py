@@ -270,7 +270,8 @@ class CreditReader:
             return
         samples = _Samples(resampled=found.resampled)
         if rows := found.rows:
-            samples.actions = _by_rows(found.actions, rows)
+            is_marked = found.actions is not None and found.actions.ndim == 2  # thinned out by then
+            samples.actions = found.actions if is_marked else _by_rows(found.actions, rows)
             samples.residuals = found.residuals
             if found.log_probs is not None:
                 samples.log_probs = _strided(found.log_probs.reshape(-1), rows)
@@ -391,12 +392,8 @@ def _strided(x: Tensor, rows: int) -> Tensor:
 
 
 def _by_rows(value: Tensor | None, rows: int) -> Tensor | None:
-    """Actions, one row a sample; what was thinned out before stays. None where they do not fit."""
-    if value is None or rows == 0:
-        return None
-    if value.ndim == 2 and len(value) == math.ceil(rows / math.ceil(rows / MOST_ROWS)):
-        return value.detach()
-    if value.numel() % rows:
+    """Actions, one row a sample; None where they do not fit."""
+    if value is None or rows == 0 or value.numel() % rows:
         return None
     return _strided(value.detach().reshape(rows, -1), rows)
 
