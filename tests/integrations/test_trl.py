@@ -17,7 +17,14 @@ from peft import LoraConfig
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
-from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
+from trl import (
+    GRPOConfig,
+    GRPOTrainer,
+    RLOOConfig,
+    RLOOTrainer,
+    SFTConfig,
+    SFTTrainer,
+)
 
 import gradiometer as gm
 from gradiometer.errors import GradiometerWarning, MissingExtra, RunExists, UsageError
@@ -620,6 +627,38 @@ def test_the_terms_of_grpo_are_read_off_the_graph_where_the_callback_does_not_kn
     assert (rows["policy"]["role"], rows["kl"]["role"]) == ("policy", "kl")
     assert (run.series("grad/all/term/additivity_error")[1] < 1e-5).all()
     assert not run.events("terms-unmeasurable")
+
+
+def test_answers_of_rloo_are_replayed_and_an_anatomy_is_refused(
+    folder: Path, tmp_path: Path
+) -> None:
+    callback = watching(str(tmp_path / "rloo"))
+    trainer = RLOOTrainer(
+        model=str(folder),
+        reward_funcs=count_a,
+        args=RLOOConfig(
+            output_dir=str(tmp_path / "out"),
+            max_steps=4,
+            per_device_train_batch_size=16,
+            num_generations=4,
+            max_completion_length=8,
+            report_to="none",
+            save_strategy="no",
+            bf16=False,
+            use_cpu=True,
+            gradient_checkpointing=False,
+            disable_tqdm=True,
+        ),
+        train_dataset=Dataset.from_dict({"prompt": ["ab", "cd", "ef", "gh"] * 4}),
+        processing_class=tokenizer(),
+        callbacks=[callback],
+    )
+    trainer.train()
+    with gm.load(tmp_path / "rloo") as run:
+        assert "group-replay" in run.table_names()
+        assert not run.events("terms-unmeasurable")
+    with pytest.raises(UsageError, match="train a GRPOTrainer"):
+        callback.anatomy()
 
 
 def test_an_anatomy_without_a_generation_says_what_to_do() -> None:

@@ -40,6 +40,7 @@ except ModuleNotFoundError as error:
 __all__ = ["GradiometerCallback", "anatomy_of"]
 
 Batch = Mapping[str, Any]
+GENERATING = {"GRPOTrainer", "RLOOTrainer"}
 LISTENED = ("_compute_loss", "_calculate_rewards", "_generate_and_score_completions")
 
 
@@ -67,15 +68,18 @@ class GradiometerCallback(transformers.GradiometerCallback):
                 f"anatomy_every is a number of steps, 1 or more, or None; found {anatomy_every!r}"
             )
         self._terms, self._anatomy_every, self._anatomy = terms, anatomy_every, dict(anatomy or {})
-        self._anatomy_due, self._samples = 0, True
+        self._anatomy_due, self._samples, self._is_grpo = 0, True, True
         self._trainer: Callable[[], Any] = lambda: None
         self._generation: tuple[Batch, Tensor] | None = None
 
     def begun(self, trainer: Any) -> None:
         """Listen to the methods that make loss and rewards, until the training ends."""
         # By name: importing it would take seconds.
-        if "GRPOTrainer" not in (kind.__name__ for kind in type(trainer).__mro__):
+        kinds = {kind.__name__ for kind in type(trainer).__mro__} & GENERATING
+        if not kinds or not all(hasattr(trainer, name) for name in LISTENED):
             return
+        if "GRPOTrainer" not in kinds:  # its loss is another; its answers are heard all the same
+            self._terms, self._anatomy_every, self._is_grpo = False, None, False
         self._trainer, names = weakref.ref(trainer), LISTENED
         own = {name: getattr(trainer, name) for name in names}
         stack = ExitStack()
@@ -93,7 +97,7 @@ class GradiometerCallback(transformers.GradiometerCallback):
     def anatomy(self, **options: Any) -> Anatomy:
         """The anatomy of the last generation; `options` of `gm.anatomy` win over the callback's."""
         trainer = self._trainer()
-        if trainer is None or self._generation is None:
+        if trainer is None or self._generation is None or not self._is_grpo:
             raise UsageError(
                 "there is no generation to take apart: train a GRPOTrainer that has this callback"
                 " first"
