@@ -41,7 +41,8 @@ def drawn(policy: nn.Module, states: Tensor, bug: str) -> tuple[Tensor, Tensor]:
     free = normal.rsample()
     log_probs = normal.log_prob(free)
     if bug != "tanh":
-        log_probs = log_probs - 2 * (math.log(2) - free - functional.softplus(-2 * free))
+        way = -1.0 if bug == "turned" else 1.0
+        log_probs = log_probs - way * 2 * (math.log(2) - free - functional.softplus(-2 * free))
     return 2.0 * free.tanh(), log_probs.sum(1)
 
 
@@ -164,6 +165,13 @@ def test_a_temperature_that_runs_away_is_told(tmp_path: Path) -> None:
     assert (said.basis, said.severity) == ("proved", "critical")
     assert "temperature moves away" in said.title
     assert ID not in {each.id for each in diagnose(tmp_path / "run").findings}
+
+
+def test_wrong_log_probs_are_not_laid_to_the_temperature(tmp_path: Path) -> None:
+    """Corrected for the tanh the wrong way round, they fall where the right ones rise."""
+    learn_soft(tmp_path / "run", "turned")
+    with gm.load(tmp_path / "run") as run:
+        assert not [e for e in run.events("entropy-sign") if e.detail.get("how") == "temperature"]
 
 
 def test_listening_changes_no_bit_of_a_soft_actor_critic(tmp_path: Path) -> None:

@@ -28,6 +28,8 @@ ID = "entropy-sign"
 HOOKED = "gradiometer temperature"
 ENOUGH = 12
 """Backward calls of the temperature's loss, in measured steps."""
+FORMS = 3
+"""Of a log-probability: right, not corrected for its squashing, corrected the wrong way round."""
 LINE = 0.95
 """R² of the line: the temperature itself changes a little meanwhile."""
 
@@ -37,10 +39,10 @@ class TemperatureSign:
 
     def __init__(self, proofs: ProofLog, answers: NextAnswers) -> None:
         self._proofs, self._answers = proofs, answers
-        self._seen: list[tuple[list[float], Tensor]] = []
-        """Means of the log-probabilities that were heard before a loss, newest first, and its
-        gradient."""
-        self._means: list[float] | None = None
+        self._seen: list[tuple[list[tuple[float, ...]], Tensor]] = []
+        """Means of the log-probabilities that were heard before a loss, newest first, each as it is
+        right and as programs get it wrong, and its gradient."""
+        self._means: list[tuple[float, ...]] | None = None
         """Those of the loss that is about to go backward."""
         self._is_over = False
 
@@ -52,7 +54,7 @@ class TemperatureSign:
         if len(self._seen) >= ENOUGH:
             self._judge()
             return
-        self._means = [_mean(each) for each in reversed(self._answers.log_probs)]
+        self._means = [_means(each) for each in reversed(self._answers.log_probs)]
         node = seen.layers[0]
         # the node of a parameter may outlive its graph: it is hooked once
         if (held := node.metadata.get(HOOKED)) is None or held() is not self:
@@ -67,12 +69,15 @@ class TemperatureSign:
 
     def _judge(self) -> None:
         self._is_over = True
-        found = [
-            _line([(m[n], float(g)) for m, g in self._seen if len(m) > n])
-            for n in range(MOST_LOG_PROBS)
-        ]
-        r2, slope = max(found)
-        if r2 < LINE:
+        (r2, slope), *others = (
+            max(
+                _line([(m[n][form], float(g)) for m, g in self._seen if len(m) > n])
+                for n in range(MOST_LOG_PROBS)
+            )
+            for form in range(FORMS)
+        )
+        # of log-probs that are wrong themselves the temperature's loss may be right
+        if r2 < LINE or any(other > r2 and way < 0 < slope for other, way in others):
             return
         if slope < 0:
             self._proofs.ok(ID)
@@ -104,13 +109,16 @@ def _is_of_one_number(seen: SeenGraph) -> bool:
     return one and not seen.errors and not seen.log_probs
 
 
-def _mean(heard: HeardLogProb) -> float:
-    """Of the log-probabilities of the actions; squashed, if they are normal numbers."""
+def _means(heard: HeardLogProb) -> tuple[float, ...]:
+    """Of the log-probabilities of the actions: squashed, if they are normal numbers; then without
+    that correction, and with its opposite."""
+    bare = float(heard.log_prob.mean())
     if not heard.is_normal:
-        return float(heard.log_prob.mean())
+        return (bare,) * FORMS
     drawn = heard.value.double()
     slopes = 2.0 * (math.log(2.0) - drawn - F.softplus(-2.0 * drawn))
-    return float((heard.log_prob - slopes.sum(1)).mean())
+    slope = float(slopes.sum(1).mean())
+    return bare - slope, bare, bare + slope
 
 
 def _line(pairs: list[tuple[float, float]]) -> tuple[float, float]:
