@@ -424,6 +424,15 @@ def test_a_learning_rate_of_zero_is_another_matter(patient: Patient) -> None:
     )
 
 
+def test_weights_that_a_known_optimizer_holds_stand_still_for_no_proved_reason(
+    patient: Patient,
+) -> None:
+    looked = Table(step=0, name="proofs", content={"not-in-optimizer": "ok"})
+    still = stepped(5, all=(1, 0.1), actor=(1, 0.1), critic=(1, 0.0))
+    finding = found(patient(still, tables=[looked]), "not-in-optimizer")
+    assert (finding.severity, finding.basis, finding.block) == ("warn", "statistical", "critic")
+
+
 def test_layers_are_counted_and_only_warned_of(patient: Patient) -> None:
     series = stepped(all=(1, 0.1)) | stepped(
         **{"layer.a": (1, 0.0), "layer.b": (1, 0.0), "layer.c": (1, 0.1)}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any, get_args
 
@@ -718,7 +718,11 @@ def not_in_optimizer(run: RunData) -> Verdict:
     named = [block for block in stuck if block not in layers] or layers[:1]
     if "all" in stuck:
         named, layers = ([] if _stands_still(run) else ["all"]), []
-    return [_never_moved(block, asked[block], moved.get(block), layers) for block in named]
+    found = [_never_moved(block, asked[block], moved.get(block), layers) for block in named]
+    if not known:
+        return found
+    # an optimizer does hold them then: that they stand still is a fact, the reason is not
+    return [replace(each, severity="warn", basis="statistical") for each in found]
 
 
 HEADS = ("actor", "critic")
