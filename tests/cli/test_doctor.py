@@ -161,7 +161,12 @@ def test_since_leaves_out_what_was_before(tmp_path: Path) -> None:
     assert "dead-term" not in [finding["id"] for finding in said["findings"]]
 
 
-@pytest.mark.parametrize("log", ["sb3_ppo", "sb3_dqn", "cleanrl_ppo"])
+def test_a_real_dqn_that_stays_below_its_random_start_is_told_so() -> None:
+    said = json.loads(gradiometer("doctor", str(FIXTURES / "sb3_dqn"), "--json").stdout)
+    assert [f["id"] for f in said["findings"] if f["severity"] != "info"] == ["reward-declining"]
+
+
+@pytest.mark.parametrize("log", ["sb3_ppo", "cleanrl_ppo"])
 def test_real_logs_of_trainings_that_learn_get_a_clean_bill(log: str) -> None:
     done = gradiometer("doctor", str(FIXTURES / log), "--json")
     said = json.loads(done.stdout)

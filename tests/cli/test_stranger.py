@@ -44,7 +44,7 @@ def csv(path: Path, names: str, rows: int, row: Callable[[int], str]) -> Path:
         ),
         (
             "cleanrl_ppo",
-            r"healthy: the reward rose from \S+ to \S+\.",
+            r"concern: the reward rose from \S+ to \S+\. Watch: Value targets are too large",
             "with gm.watch(model, optimizer",
         ),
         ("trl_grpo", "cut off at the largest length", "callbacks=[GradiometerCallback("),
