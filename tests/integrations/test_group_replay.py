@@ -41,6 +41,8 @@ BROKEN = {
         "prompts.repeat_interleave(args.num_generations)",
         "prompts.repeat(args.num_generations)",
     ),
+    "laid out": (MADE, MADE.removesuffix(".view(-1)") + ".T.reshape(-1)"),
+    "moved": (MADE, f"{MADE} + 1.0"),
     "sign": ("per_token_loss = -gain", "per_token_loss = gain"),
     "mask": (MASKED, "per_token_loss.mean()"),
 }
@@ -50,6 +52,8 @@ WORDS = {
     "wrong spread": "the spread of other groups",
     "variance": "over the variance",
     "groups cut wrongly": "groups that mix prompts",
+    "laid out": "of other answers: laid out answer by answer",
+    "moved": "with a number added to all of them",
     "sign": "of the opposite sign",
     "mask": "outside the mask",
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -27,6 +29,7 @@ def batch(
     tokens = rng.integers(2, 9, len(rows)).astype(np.float64)
     made = GROUP_RECIPES[recipe].advantages(rewards, groups)
     assert made is not None
+    made = made + 2.0 * GROUP_RECIPES[recipe].is_moved
     credit: Floats = factor * made[rows] * tokens
     credit = credit + noise * credit.std() * rng.normal(size=len(rows))
     return GroupBatch(
@@ -67,3 +70,24 @@ def test_answers_of_different_lengths_that_weigh_otherwise_than_set_are_seen() -
     assert found is not None
     assert found.weighs_otherwise("answers")
     assert not found.weighs_otherwise("tokens")
+
+
+def test_advantages_without_the_mean_of_their_batch_are_not_moved() -> None:
+    """Several trainers whiten them once more, over what one step trains on."""
+    whitened = []
+    for seed in range(8):
+        one = batch("group-centred", seed, NEIGHBOURS, factor=1.0)
+        made = GROUP_RECIPES["group-centred"].advantages(one.rewards["rewards"], NEIGHBOURS)
+        assert made is not None
+        own = made[one.rows]
+        whitened.append(replace(one, credit=0.01 * (own - own.mean()) * one.tokens))
+    found = replay_groups(whitened)
+    assert found is not None
+    assert found.wrong is None
+
+
+def test_right_advantages_are_not_called_moved() -> None:
+    found = replay_groups([batch("group-normalised", seed, NEIGHBOURS) for seed in range(6)])
+    assert found is not None
+    assert found.fits[0].recipe.name == "group-normalised"
+    assert found.checked

@@ -40,6 +40,8 @@ class Generation:
     places: Mapping[bytes, int]
     """Where each pair of prompt and answer stands; of equal ones the first: they are of one group
     and earn the same, or are not listed."""
+    repeated: frozenset[bytes] = frozenset()
+    """Those that stand in several places: of an answer that comes again nobody knows which."""
 
 
 _heard: deque[Generation] = deque(maxlen=2)
@@ -75,14 +77,18 @@ def note(batch: Mapping[str, Any], rewards: Tensor) -> None:
     numbers = {key: number for number, key in enumerate(dict.fromkeys(asked))}
     places: dict[bytes, int] = {}
     unsure: set[bytes] = set()
+    repeated: set[bytes] = set()
     for place, key in enumerate(keys_of(prompts, answers)):
-        if earned[places.setdefault(key, place)] != earned[place]:
+        if (first := places.setdefault(key, place)) != place:
+            repeated.add(key)
+        if earned[first] != earned[place]:
             unsure.add(key)
     _heard.append(
         Generation(
             rewards=earned,
             groups=np.array([numbers[key] for key in asked], dtype=np.int64),
             places={key: place for key, place in places.items() if key not in unsure},
+            repeated=frozenset(repeated),
         )
     )
 

@@ -33,6 +33,9 @@ Ints = NDArray[np.int64]
 TABLE = "group-replay"
 MOST_BATCHES, MOST_LOOKS = 12, 64
 LEAST_ROWS, MOST_ROWS = 4, 4096
+MOST_KNOWN = 0.5
+"""Share of the rows of a batch that must be found again; where that many come once only, those
+that come several times are left out."""
 DIGITS = 7
 REWARDS = re.compile(r"rewards?|scores?|(total|task|final|outcome|sequence)_(rewards?|scores?)")
 MASK = re.compile(r"((completion|response|loss|answer|action|token)s?_)?mask")
@@ -144,7 +147,10 @@ def _generated(shape: tuple[int, int]) -> _Answers | None:
     keys = generations.keys_of(prompts, answers)
     for one in heard:
         rows = np.array([one.places.get(key, -1) for key in keys], dtype=np.int64)
-        if np.mean(rows >= 0) > 0.5:
+        sure = np.where([key in one.repeated for key in keys], -1, rows)
+        if np.mean(sure >= 0) > MOST_KNOWN:
+            rows = sure
+        if np.mean(rows >= 0) > MOST_KNOWN:
             return _Answers(
                 rewards={"rewards": one.rewards},
                 groups=one.groups,

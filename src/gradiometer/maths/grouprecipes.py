@@ -6,7 +6,9 @@ up to one factor for each backward:
 
     c_i ≈ u_k A_i m_i,        m_i = 1 (a mean over each answer) or its number of tokens
 
-There is no offset: whether rewards were centred is what is asked. u < 0 is a flipped sign.
+There is no offset: whether rewards were centred is what is asked. u < 0 is a flipped sign. Two
+wrong recipes have one, c_i ≈ u_k (A_i + b_k) m_i: right advantages that were moved, so that every
+answer is made likelier, or less likely. As that explains all that A_i does, it has to explain more.
 """
 
 from __future__ import annotations
@@ -38,6 +40,8 @@ KINDS: tuple[Lengths, ...] = ("tokens", "answers")
 SMALL = 1e-4
 """Added to a spread, as trainers do."""
 LEAST_BATCHES = 2
+LEAST_MOVED = 4
+"""Answers of a batch, from which on a second number is fitted to them."""
 ON_PADDING, LEAST_OUTSIDE = 0.5, 16
 """Share of the masked tokens that have credit all the same, and how many there must be of them."""
 
@@ -70,6 +74,8 @@ class GroupRecipe:
     right: bool
     advantages: Callable[[Floats, Ints], Floats | None]
     """Of rewards and groups; None where it makes no sense for them."""
+    is_moved: bool = False
+    """Whether a number is added to all of them, any one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,10 +171,58 @@ def _other_mean(r: Floats, groups: Ints) -> Floats | None:
     return None if others is None else _centred(r, others) / (_spreads(r, groups) + SMALL)
 
 
+def _laid_out(
+    made: Callable[[Floats, Ints], Floats], *, by_answer: bool
+) -> Callable[[Floats, Ints], Floats | None]:
+    """Advantages that were reshaped to prompts × answers and transposed, or the other way."""
+
+    def laid(r: Floats, groups: Ints) -> Floats | None:
+        count = len(np.unique(groups))
+        size = len(r) // count
+        if count < 2 or size < 2 or count * size != len(r):
+            return None
+        found: Floats = made(r, groups).reshape((count, size) if by_answer else (size, count))
+        return found.T.reshape(-1)
+
+    return laid
+
+
+def _rolled(
+    made: Callable[[Floats, Ints], Floats], by: int
+) -> Callable[[Floats, Ints], Floats | None]:
+    return lambda r, groups: np.roll(made(r, groups), by)
+
+
 def _recipe(
-    name: str, words: str, made: Callable[[Floats, Ints], Floats | None], *, right: bool = False
+    name: str,
+    words: str,
+    made: Callable[[Floats, Ints], Floats | None],
+    *,
+    right: bool = False,
+    is_moved: bool = False,
 ) -> GroupRecipe:
-    return GroupRecipe(name=name, words=words, right=right, advantages=made)
+    return GroupRecipe(name=name, words=words, right=right, advantages=made, is_moved=is_moved)
+
+
+def _of_others(
+    ending: str, made: Callable[[Floats, Ints], Floats]
+) -> tuple[GroupRecipe, GroupRecipe, GroupRecipe, GroupRecipe]:
+    """Right advantages, given to other answers than their own."""
+    laid = "of other answers: laid out {}, the answers {}"
+    return (
+        _recipe(
+            f"laid-out-by-answer{ending}",
+            laid.format("answer by answer", "prompt by prompt"),
+            _laid_out(made, by_answer=True),
+        ),
+        _recipe(
+            f"laid-out-by-prompt{ending}",
+            laid.format("prompt by prompt", "answer by answer"),
+            _laid_out(made, by_answer=False),
+        ),
+        _recipe(f"of-the-one-before{ending}", "of the answer before", _rolled(made, 1)),
+        _recipe(f"of-the-one-after{ending}", "of the answer after", _rolled(made, -1)),
+    )
 
 
 GROUP_RECIPES: Mapping[str, GroupRecipe] = {
@@ -212,6 +266,10 @@ GROUP_RECIPES: Mapping[str, GroupRecipe] = {
             "over the variance of their group, not its spread",
             lambda r, groups: _centred(r, groups) / (np.square(_spreads(r, groups)) + SMALL),
         ),
+        *_of_others("", _normalised),
+        *_of_others("-centred", _centred),
+        _recipe("moved", "with a number added to all of them", _normalised, is_moved=True),
+        _recipe("moved-centred", "with a number added to all of them", _centred, is_moved=True),
     )
 }
 
@@ -222,7 +280,7 @@ def replay_groups(batches: Sequence[GroupBatch]) -> ReplayedGroups | None:
     if count < MIN_SAMPLES or len(batches) < LEAST_BATCHES:
         return None
     found = (_fit(recipe, batches) for recipe in GROUP_RECIPES.values())
-    fits = sorted((fit for fit in found if fit is not None), key=lambda fit: -fit.r2)
+    fits = sorted((fit for fit in found if fit is not None), key=_less_likely)
     right = max(
         (fit for fit in fits if fit.recipe.right), key=lambda fit: -1.0 if fit.flipped else fit.r2
     )
@@ -242,6 +300,11 @@ def replay_groups(batches: Sequence[GroupBatch]) -> ReplayedGroups | None:
         on_padding=beyond / outside if outside >= LEAST_OUTSIDE else None,
         by_lengths={kind: _explained(right.recipe, batches, (kind,)) for kind in KINDS},
     )
+
+
+def _less_likely(fit: GroupFit) -> float:
+    """What has a number more to fit must explain clearly more."""
+    return GAP * fit.recipe.is_moved - fit.r2
 
 
 def _explained(
@@ -270,16 +333,39 @@ def _fit_one(
     recipe: GroupRecipe, batches: Sequence[GroupBatch], name: str, lengths: Lengths
 ) -> GroupFit | None:
     total = rising = falling = 0.0
+    moved: set[bool] = set()
     for each in batches:
         made = recipe.advantages(each.rewards[name], each.groups)
         if made is None:
             return None
-        x = made[each.rows] * (each.tokens if lengths == "tokens" else 1.0)
         # of an answer without any credit the number of tokens is not known
-        x = np.where(each.credit == 0.0, made[each.rows], x)
-        along, size = float(x @ each.credit), float(x @ x)
+        weights = np.where(each.credit == 0.0, 1.0, each.tokens) if lengths == "tokens" else 1.0
+        x = made[each.rows] * weights
         total += float(each.credit @ each.credit)
-        gain = along * along / size if size > 0.0 else 0.0
+        if recipe.is_moved:
+            gain, along, by = _gain_moved(
+                x, np.where(each.credit == 0.0, 0.0, weights), each.credit
+            )
+            moved.add(by > 0.0)
+        else:
+            gain, along = _gain(x, each.credit)
         rising, falling = rising + gain * (along > 0), falling + gain * (along < 0)
+    if len(moved) > 1:
+        return None  # a mean over each batch was subtracted again: here it is above, there below 0
     r2 = max(rising, falling) / total if total > 0.0 else 0.0
     return GroupFit(recipe=recipe, r2=r2, flipped=falling > rising, lengths=lengths)
+
+
+def _gain(x: Floats, y: Floats) -> tuple[float, float]:
+    """What a multiple of x explains of the squares of y, and the sign of that multiple."""
+    along, size = float(x @ y), float(x @ x)
+    return (along * along / size if size > 0.0 else 0.0), along
+
+
+def _gain_moved(x: Floats, ones: Floats, y: Floats) -> tuple[float, float, float]:
+    """With a multiple of `ones` beside it, and how much of that comes to one of x."""
+    if len(y) <= LEAST_MOVED or not ones.any() or not x.any():
+        return 0.0, 0.0, 0.0
+    both = np.stack([x, ones], axis=1)
+    found, *_ = np.linalg.lstsq(both, y, rcond=None)
+    return float((both @ found) @ y), float(found[0]), float(found[1] * found[0])

@@ -70,6 +70,26 @@ GROUP_FIXES = {
     "wrong-spread": "Take mean and spread over the same axis: the answers to one prompt",
     "wrong-mean": "Take mean and spread over the same axis: the answers to one prompt",
     "over-variance": "Divide by the spread (std), not by the variance",
+    **dict.fromkeys(
+        (
+            f"{name}{ending}"
+            for name in ("laid-out-by-answer", "laid-out-by-prompt")
+            for ending in ("", "-centred")
+        ),
+        "Keep answers, rewards and advantages in one order: view without a transpose",
+    ),
+    **dict.fromkeys(
+        (
+            f"of-the-one-{name}{ending}"
+            for name in ("before", "after")
+            for ending in ("", "-centred")
+        ),
+        "Give each answer its own advantage: an index is off by one",
+    ),
+    **dict.fromkeys(
+        ("moved", "moved-centred"),
+        "Add nothing to the advantages: those of the answers to one prompt must add up to 0",
+    ),
 }
 GROUP_WORDS = words(
     """
