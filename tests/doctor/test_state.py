@@ -241,3 +241,12 @@ def test_a_verdict_without_a_warning_tells_the_first_note(patient: Patient) -> N
     assert found.state == "healthy", found.verdict
     assert "Note: The reward is flat" in found.verdict
     assert "Nothing wrong" not in found.verdict
+
+
+def test_a_healthy_verdict_does_not_dwell_on_how_gradients_shrank(patient: Patient) -> None:
+    shrinking = 10.0 ** np.linspace(1.0, -2.0, N)
+    run = patient({"reward": rise() + noise(sigma=0.01), "grad/all/norm/raw": shrinking})
+    found = diagnose(run)
+    assert "gradient-drift" in [each.id for each in found.findings]
+    assert found.state == "healthy"
+    assert "gradient" not in found.verdict

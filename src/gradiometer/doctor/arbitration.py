@@ -30,6 +30,7 @@ __all__ = [
     "BY_ARITHMETIC",
     "CONSEQUENCES",
     "DEAD_TERM",
+    "HISTORY",
     "OPPOSITES",
     "SEVERITY",
     "arbitrate",

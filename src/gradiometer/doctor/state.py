@@ -16,6 +16,7 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 
 from gradiometer.doctor import thresholds
+from gradiometer.doctor.arbitration import HISTORY
 from gradiometer.doctor.outcome import (
     Outcome,
     judge_series,
@@ -63,7 +64,7 @@ def state_of(run: RunData, findings: Sequence[Finding], looked: int) -> RunState
         state = "concern"  # a strong sign that has not cost anything yet is worth acting on
     if state in ("healthy", "concern") and not serious:
         clean = f"Nothing wrong was found: {counted(looked, 'check')} could run"
-        noted = [f"Note: {each.title}" for each in findings]
+        noted = [f"Note: {each.title}" for each in findings if each.id not in HISTORY]
         why += f". {next(iter([*watched, *noted]), clean)}"
     return RunState(state=state, verdict=f"{state}: {_once(why)}.")
 
