@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import types
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils import clip_grad
 
 from gradiometer.capture import hooks
@@ -115,3 +116,42 @@ def test_only_hooks_of_others_count_and_a_list_that_is_called_hooks_is_no_table(
     activation = layer(torch.ones(1, layer.in_features))
     activation.register_hook(lambda gradient: None)
     assert hooks.hooked_since(mark, [layer])
+
+
+class Told:
+    def before_backward(self) -> None:
+        self.before = sum(range(3))
+
+    def after_backward(self, reached: frozenset[int]) -> None:
+        self.reached = sorted(reached)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_compiled_function_that_goes_backward_compiles_nothing_of_the_listener(
+    layer: nn.Linear,
+) -> None:
+    listener, tried = Told(), list[types.CodeType]()
+
+    def seen(graph: torch.fx.GraphModule, _: Any) -> Any:
+        return graph.forward
+
+    @torch.compile(backend=seen)
+    def step(x: Tensor) -> None:
+        layer(x).sum().backward()
+
+    remove = hooks.observe_backward(list(layer.parameters()), listener)
+    torch._dynamo.reset()
+    frames = torch._dynamo.convert_frame.input_codes
+    try:
+        step(torch.ones(2, 3))
+        tried += [held() for held in frames.seen]
+    finally:
+        remove()
+        torch._dynamo.reset()
+    assert listener.reached == [0, 1]
+    names = {(code.co_filename, code.co_name) for code in tried if code is not None}
+    assert (__file__, "step") in names
+    ours = {(__file__, "before_backward"), (__file__, "after_backward")}
+    assert not names & ours
+    assert hooks.__file__ not in {file for file, _ in names}

@@ -700,16 +700,17 @@ class SentinelGradients:
 
     def __init__(self, reader: GradientReader, watched: WatchedModel) -> None:
         self._reader, self._watched = reader, watched
-        parameters = reader.parameters
+        self._version = version_of if reader.pieces else _version
         # nobody zeroes what no optimizer has
         self._noted = {
-            number: (i, parameters[i])
+            number: reader.parameters[i]
             for number, i in enumerate(watched.sentinels)
             if i in watched.trained
         }
-        self._left: dict[int, Version] = {}
-        self._weights: dict[int, int] = {}
-        """The change counters of the weights they were made at."""
+        self._left: dict[int, tuple[int, int]] = {}
+        """Address and change counter of each gradient."""
+        self._weights = 0
+        """The sum of the change counters of the weights, when they were last made."""
         self._sizes: dict[int, Tensor] | None = None
         """The largest element of each, once somebody has been seen to change gradients."""
 
@@ -717,22 +718,32 @@ class SentinelGradients:
         """The first of these parameters that has a gradient."""
         for i in indices:
             if (grad := self._reader.parameters[i].grad) is not None:
-                return i, id(grad), version_of(grad)
+                return i, id(grad), self._version(grad)
         return None
 
-    def note(self, reached: Iterable[int]) -> None:
+    def note(self, reached: Collection[int]) -> None:
         """After a backward, of the sentinels it reached."""
-        for number in reached:
-            i, parameter = self._noted.get(number, (0, None))
-            if parameter is not None and (grad := parameter.grad) is not None:
-                self._left[number] = i, id(grad), version_of(grad)
-                self._weights[number] = version_of(parameter)
-                if self._sizes is not None:
-                    self._sizes[number] = self._size(number)
+        marks = self._marks(reached)
+        self._left.update(marks)
+        self._weights = self._weights_now()
+        if self._sizes is not None:
+            self._sizes.update([(number, self._size(number)) for number in marks])
 
     def note_again(self) -> None:
         """After a clip, which changed them."""
-        self.note(tuple(self._left))
+        self.note(self._left)
+
+    def _weights_now(self) -> int:
+        return sum(map(self._version, self._noted.values()))
+
+    def _marks(self, numbers: Collection[int]) -> dict[int, tuple[int, int]]:
+        """Of those that have a gradient."""
+        noted, version = self._noted, self._version
+        return {
+            number: (id(grad), version(grad))
+            for number in numbers
+            if number in noted and (grad := noted[number].grad) is not None
+        }
 
     def clear(self) -> None:
         """After a step, when making them anew is what everybody does."""
@@ -740,22 +751,22 @@ class SentinelGradients:
 
     def weights_moved(self) -> bool:
         """Whether the weights have changed since, as SAM does between its two backwards."""
-        return any(self._weight(number) != self._weights[number] for number in self._left)
+        return bool(self._left) and self._weights_now() != self._weights
 
     def fate(self) -> Fate:
         """What became of them since, as long as no backward has added to them."""
-        now = {number: self._sentinel(number) for number in self._left}
-        if all(now[number] == left for number, left in self._left.items()):
+        if not (left := self._left):
             return "kept"
-        there = [number for number, mark in now.items() if mark is not None]
-        if not there:
+        if (now := self._marks(left)) == left:
+            return "kept"
+        if not now:
             return "gone"
         if self._watched.data_parallel or self._reader.pieces:
             # DDP touches gradients once more when it averages them, and may hand out new views of a
             # buffer; so does FSDP2.
             return "kept"
-        touched = [number for number in there if now[number] != self._left[number]]
-        return self._fate_of(touched) if len(touched) == len(there) else "changed"
+        touched = [number for number, mark in now.items() if mark != left[number]]
+        return self._fate_of(touched) if len(touched) == len(now) else "changed"
 
     def _fate_of(self, touched: Sequence[int]) -> Fate:
         self._sizes = {} if self._sizes is None else self._sizes
@@ -771,12 +782,6 @@ class SentinelGradients:
         """The largest element; a NaN is of no size, but not zero."""
         low, high = stats.extreme(self._reader.grad(self._watched.sentinels[number]))
         return torch.maximum(high, -low).float().nan_to_num(torch.inf)
-
-    def _weight(self, number: int) -> int:
-        return version_of(self._reader.parameters[self._watched.sentinels[number]])
-
-    def _sentinel(self, number: int) -> Version | None:
-        return self.of([self._watched.sentinels[number]])
 
 
 def _on_host(numbers: Sequence[Tensor]) -> list[float]:

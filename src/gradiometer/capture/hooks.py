@@ -101,9 +101,12 @@ def uncompiled(function: F) -> F:
     """The same function, which torch.compile does not look into when compiled code calls it.
 
     A function around `optimizer.step()` or `loss.backward()` may be compiled, and our hooks are
-    called from there. torch.compiler.disable is this too, but takes a second to load. Code that
-    nobody compiles does not go through it: it takes longer than most hooks, sixteen times a step.
+    called from there. torch.compiler.disable is this too, but takes a second to load, and its
+    wrapper, sixteen times a step, longer than most hooks: where torch lets us, the code itself is
+    marked.
     """
+    if _is_marked(function):
+        return function
     disable: Any = torch._disable_dynamo  # type: ignore[attr-defined]
     disabled: F = disable(function)
 
@@ -114,6 +117,18 @@ def uncompiled(function: F) -> F:
         return function(*args, **kwargs)
 
     return cast(F, called)
+
+
+def _is_marked(function: Any) -> bool:
+    """Let neither these frames nor those below them be compiled: private, since torch 2.6."""
+    frames: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
+    if not hasattr(frames, "set_code_exec_strategy"):
+        return False
+    skip = frames._FrameAction.SKIP
+    frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
+    function._torchdynamo_disable = True  # where a compiled function would take it in
+    function._torchdynamo_disable_msg = None
+    return True
 
 
 # The boundary: trouble of ours is told once and never stops the training.
@@ -337,43 +352,12 @@ def observe_backward(sentinels: Sequence[Tensor], listener: BackwardListener) ->
     task_id = getattr(torch._C, "_current_graph_task_id", None)
     if task_id is None or not hasattr(engine, "queue_callback"):
         return lambda: None
-    reached: set[int] = set()
-    task = -1
-    # The collector does not see through a tensor's hooks; the optimizer's hold the listener.
-    reference = weakref.ref(listener)
-
-    @uncompiled
-    @harmless
-    def ended() -> None:
-        seen = frozenset(reached)
-        reached.clear()
-        if (told := reference()) is not None:
-            told.after_backward(seen)
-
-    def hook_for(number: int) -> Callable[[Tensor], None]:
-        # Not `harmless`, which is one more call for every sentinel of every backward.
-        @uncompiled
-        def accumulated(_: Tensor) -> None:
-            nonlocal task
-            try:
-                current = task_id()
-                if current != task:  # also after a backward that raised and never ended
-                    if is_own_pass():
-                        return
-                    task = current
-                    reached.clear()
-                    engine.queue_callback(ended)
-                reached.add(number)
-            except Exception:
-                report_fault()
-
-        return accumulated
-
     leaves = {i: p for i, p in enumerate(sentinels) if p.is_leaf and p.requires_grad}
+    end = BackwardEnd(task_id, engine, listener)
     start = BackwardStart(task_id, listener)
     starts: list[Any] = list(leaves.values())
     remove_start = _remover([p.register_hook(start) for p in starts])
-    remove_end = _on_gradients(leaves, hook_for)
+    remove_end = _on_gradients(leaves, end.hook_for)
 
     def remove() -> None:
         remove_start()
@@ -388,22 +372,66 @@ class BackwardStart:
     Hooks on tensors are called by `autograd.grad` too, which adds to no gradient.
     """
 
+    __slots__ = ("_listener", "_task", "_task_id")
+
     def __init__(self, task_id: Callable[[], int], listener: BackwardListener) -> None:
         self._task_id, self._listener = task_id, weakref.ref(listener)
         self._task = -1
 
     @uncompiled
     def __call__(self, _: Tensor) -> None:
+        if self._task_id() != self._task:
+            self._begin()
+
+    @harmless
+    def _begin(self) -> None:
+        if not is_own_pass():
+            self._task = self._task_id()
+            if (listener := self._listener()) is not None:
+                listener.before_backward()
+
+
+class BackwardEnd:
+    """The hooks after a gradient was added: the first of them asks the engine to call at the end.
+    They run for every sentinel of every backward, measured or not."""
+
+    def __init__(self, task_id: Callable[[], int], engine: Any, listener: BackwardListener) -> None:
+        self._task_id, self._engine = task_id, engine
+        # The collector does not see through a tensor's hooks; the optimizer's hold the listener.
+        self._listener = weakref.ref(listener)
+        self._reached: set[int] = set()
+        self._task = -1
+
+    def hook_for(self, number: int) -> Callable[[Tensor], None]:
+        """The hook of one sentinel."""
+        task_id, add = self._task_id, self._reached.add
+
+        @uncompiled
+        def accumulated(_: Tensor) -> None:
+            if task_id() == self._task or self._begins():
+                add(number)
+
+        return accumulated
+
+    def _begins(self) -> bool:
+        """Also after a backward that raised and never ended."""
         try:
-            current = self._task_id()
-            if current != self._task and not is_own_pass():
-                self._task = current
-                if (listener := self._listener()) is not None:
-                    listener.before_backward()
-        except PASSED_ON:
-            raise
+            if is_own_pass():
+                return False
+            self._task = self._task_id()
+            self._reached.clear()
+            self._engine.queue_callback(self._ended)
         except Exception:
             report_fault()
+        return True
+
+    @uncompiled
+    @harmless
+    def _ended(self) -> None:
+        seen = frozenset(self._reached)
+        self._reached.clear()
+        if (listener := self._listener()) is not None:
+            listener.after_backward(seen)
 
 
 def observe_gradients(parameters: Sequence[Tensor], accumulated: Callable[[int], None]) -> Remove:

@@ -158,6 +158,11 @@ class TermLeaks:
             if place in reached
         ]
 
+    @property
+    def is_looking(self) -> bool:
+        """Whether a backward can change what is known."""
+        return self._is_looked_at or bool(self._waiting)
+
     def before_backward(self) -> None:
         """Gradients may have been cleared since a policy term reached them."""
         if not self._is_looked_at:

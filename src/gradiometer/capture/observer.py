@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -68,6 +68,9 @@ __all__ = ["StepObserver"]
 
 # measured steps from one sketch, mean and cosine with the update to the next; a sketch costs a clip
 LONG_VIEW_EVERY = 4
+
+
+T = TypeVar("T")
 
 
 class StepObserver:
@@ -143,11 +146,14 @@ class StepObserver:
     def before_backward(self) -> None:
         """A backward is about to add to gradients. Are those of the last one still there?"""
         self._steps_before = self._num_steps
-        self.structure.before_backward()
-        fate = "kept" if self.open is None else self._left.fate()
-        self._dropped = fate == "gone"
-        if self.open is not None and fate == "changed":
-            self.open.base_known = False
+        if self.structure.follows_backwards:
+            self.structure.before_backward()
+        self._dropped = False
+        if self.open is not None:
+            fate = self._left.fate()
+            self._dropped = fate == "gone"
+            if fate == "changed":
+                self.open.base_known = False
 
     @property
     def wants_graph(self) -> bool:
@@ -177,12 +183,13 @@ class StepObserver:
     def after_backward(self, reached: frozenset[int]) -> None:
         """A backward has ended. Was the gradient before it dropped? Is it a micro-batch?"""
         steps_before, self._steps_before = self._steps_before, None
-        self.structure.after_backward(reached)
+        if self.structure.follows_backwards:
+            self.structure.after_backward(reached)
         if steps_before not in (None, self._num_steps):
             self._terms.backward_ended()
             return  # its gradients were stepped with inside it, by hooks
-        self._begin_next_round([self.watched.sentinels[number] for number in reached])
-        if self.open is not None and self._dropped:
+        self._begin_next_round(self.watched.sentinels_of, reached)
+        if self._dropped and self.open is not None:
             self._drop_before(self.open)
         self._dropped = False
         current = self.current()
@@ -209,7 +216,7 @@ class StepObserver:
             return
         self._clipping = [ours]
         if self.open is not None and self.open.stepped:
-            self._begin_next_round(self.reader.indices(call.parameters))
+            self._begin_next_round(self.reader.indices, call.parameters)
         if self.open is not None and self._set_anew(self.open):
             # of gradients from before the last clip and after it: of no one step
             self._terms.forget()
@@ -505,13 +512,15 @@ class StepObserver:
         self.finish()
         self.next_step = self.last_step = step
 
-    def _begin_next_round(self, indices: Sequence[int]) -> None:
+    def _begin_next_round(self, which: Callable[[T], Iterable[int]], of: T) -> None:
         """What only concerns optimizers that have stepped is of the next round."""
         current = self.open
         if current is None or not current.stepped or current.in_step:
             self._turns.backward_began()
-        elif self._turns.begins_next(current.stepped, self.watched.owners(indices)):
-            for number in self._turns.missing(current.stepped, self.watched.owners(indices)):
+            return
+        owners = self.watched.owners(which(of))
+        if self._turns.begins_next(current.stepped, owners):
+            for number in self._turns.missing(current.stepped, owners):
                 message = (
                     f"optimizer {number} did not step, the others did; it did in all steps before"
                 )
@@ -877,7 +886,7 @@ class StepObserver:
             and (current.reading or self.cadence.due(current.number + 1))
         ):
             leaves = terms.leaves(split.given) if split.leaves is None else split.leaves
-            self._begin_next_round(self.reader.indices(leaves))
+            self._begin_next_round(self.reader.indices, leaves)
             if self.open is None:
                 waiting = [i for i in self.watched.sentinels if self._waits(i, current.stepped)]
                 self.current().carried = bool(self.reader.with_grad(waiting))

@@ -369,6 +369,8 @@ class Turns:
 
     def round_ended(self, stepped: Iterable[int]) -> None:
         """These have stepped in it."""
+        if len(self._idle) == 1:  # whose turn it is, is known
+            return
         done = set(stepped)
         if len(done) == len(self._idle) and not self._unclear:
             self._all_at_once = True
@@ -591,6 +593,10 @@ class WatchedModel:
     def owners(self, indices: Iterable[int]) -> set[int]:
         """The optimizers that step these parameters."""
         return {self.owner[i] for i in indices if i in self.owner}
+
+    def sentinels_of(self, numbers: Iterable[int]) -> list[int]:
+        """Their parameters."""
+        return [self.sentinels[number] for number in numbers]
 
     def _sentinels(self) -> list[int]:
         """A few of each block, whose gradients tell when a backward has ended."""

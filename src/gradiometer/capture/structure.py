@@ -179,6 +179,11 @@ class Structure:
         """The terms of a loss that is about to go backward."""
         self._leaks.look(terms)
 
+    @property
+    def follows_backwards(self) -> bool:
+        """Whether the two below are of any use; asked at every backward, measured or not."""
+        return self._leaks.is_looking or self._cleared.is_looking
+
     @_contained
     def before_backward(self) -> None:
         """A backward is about to add to gradients."""
