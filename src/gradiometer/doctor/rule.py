@@ -37,12 +37,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from gradiometer import metrics
 from gradiometer.doctor import thresholds
+from gradiometer.doctor.audits import failed_checks, is_said, passed
 from gradiometer.doctor.faultmap import failure, mathematics
 from gradiometer.doctor.outcome import Outcome, outcome_of, trained_for
 from gradiometer.doctor.rundata import RunData, Series
@@ -59,8 +60,10 @@ __all__ = [
     "as_list",
     "finding",
     "needed_outcome",
+    "proof",
     "rule",
     "rules",
+    "sections",
     "too_short",
     "unlogged",
     "verdict_of",
@@ -72,18 +75,20 @@ __all__ = [
 class Words:
     """What a finding says besides what was read: why, what to change, how to make sure."""
 
+    title: str = ""
+    """Where it does not depend on numbers."""
     cause: str = ""
     fix: tuple[str, ...] = ()
     confirm: str = ""
     references: tuple[str, ...] = ()
 
 
-LABELS = re.compile(r"(cause|fix|confirm|see): ")
+LABELS = re.compile(r"(title|cause|fix|confirm|see): ")
 
 
 def words(text: str) -> Words:
     """Words from lines `cause:`, `fix:`, `confirm:`, `see:`; an indented line goes on the last."""
-    said: dict[str, list[str]] = {"cause": [], "fix": [], "confirm": [], "see": []}
+    said: dict[str, list[str]] = {x: [] for x in ("title", "cause", "fix", "confirm", "see")}
     entries: list[str] = []
     for line in textwrap.dedent(text).strip().splitlines():
         if line.startswith(" "):
@@ -95,11 +100,18 @@ def words(text: str) -> Words:
         assert label is not None, f"{entry!r} begins with no label"
         said[label[1]].append(entry[label.end() :])
     return Words(
+        title=" ".join(said["title"]),
         cause=" ".join(said["cause"]),
         fix=tuple(said["fix"]),
         confirm=" ".join(said["confirm"]),
         references=tuple(map(_reference, said["see"])),
     )
+
+
+def sections(text: str) -> dict[str, Words]:
+    """Words for several findings, each after a line `[name]`."""
+    _, *parts = re.split(r"^\[([\w-]+)\]\n", textwrap.dedent(text), flags=re.MULTILINE)
+    return {name: words(said) for name, said in zip(parts[::2], parts[1::2], strict=True)}
 
 
 def _reference(text: str) -> str:
@@ -138,6 +150,9 @@ class Draft:
     values: Mapping[str, str]
 
 
+FROM_EVIDENCE = -1
+
+
 def finding(
     title: str,
     *evidence: Evidence | None,
@@ -145,15 +160,19 @@ def finding(
     strength: Strength | None = None,
     role: Role = "plain",
     basis: Basis = "heuristic",
-    since_step: int | None = None,
+    since_step: int | None = FROM_EVIDENCE,
     block: str | None = None,
     words: Words | None = None,
     fix: tuple[str, ...] = (),
     **values: str,
 ) -> Draft:
     """What a rule found. Given a `strength` the outcome decides how bad it is, else `severity`
-    stands as given: for what is proved, and for tests that had the outcome in them. `words` and
-    `fix` replace the rule's own; `values` fill their braces."""
+    stands as given: for what is proved, and for tests that had the outcome in them. It holds since
+    its first evidence does, unless told. `words` and `fix` replace the rule's own; `values` fill
+    their braces."""
+    known = tuple(each for each in evidence if each is not None)
+    if since_step == FROM_EVIDENCE:
+        since_step = known[0].first_step if known else None
     return Draft(
         title=title,
         severity=severity if strength is None else None,
@@ -162,11 +181,16 @@ def finding(
         basis=basis,
         since_step=since_step,
         block=block,
-        evidence=tuple(each for each in evidence if each is not None),
+        evidence=known,
         words=words,
         fix=fix,
         values=values,
     )
+
+
+def proof(title: str, *evidence: Evidence | None, **more: Any) -> Draft:
+    """The same of what is beyond doubt: critical, unless told."""
+    return finding(title, *evidence, **{"severity": "critical", "basis": "proved", **more})
 
 
 Verdict: TypeAlias = Draft | Finding | Skipped | Iterable[Draft | Finding] | None
@@ -193,16 +217,18 @@ class Rule:
 
     def __call__(self, run: RunData) -> list[Finding] | Skipped:
         """The findings, none if all is well, or why it cannot be said."""
-        for template in self.needs:
-            if not run.has(template):
-                return replace(unlogged(template), rule=self.id)
+        lacking = [template for template in self.needs if not run.has(template)]
         # a series may hold anything; what cannot be computed is not accused
         with np.errstate(all="ignore"):
-            found = verdict_of(self.judge, run)
-            if isinstance(found, Skipped):
-                return replace(found, rule=self.id)
-            whole = [self._whole(each, run) for each in as_list(found)]
-        return [each for each in whole if each is not None]
+            found = unlogged(lacking[0]) if lacking else verdict_of(self.judge, run)
+            told = [] if isinstance(found, Skipped) else as_list(found)
+            whole = [self._whole(each, run) for each in told]
+        titles = [f"{each.title} {each.block!r}" for each in told]
+        audited = failed_checks(run, self.id)
+        new = [finding for check, finding in audited if not is_said(check, titles)]
+        if isinstance(found, Skipped) and not new and not passed(run, self.id):
+            return replace(found, rule=self.id)
+        return [*(each for each in whole if each is not None), *new]
 
     def _whole(self, found: Draft | Finding, run: RunData) -> Finding | None:
         if isinstance(found, Finding):

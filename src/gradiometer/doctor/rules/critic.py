@@ -13,7 +13,7 @@ import numpy as np
 
 from gradiometer.doctor import thresholds
 from gradiometer.doctor.outcome import Outcome, outcome_of, suffers, trained_for
-from gradiometer.doctor.proofs import proved_events, proved_finding
+from gradiometer.doctor.proofs import BRACES, Way, known_events, looked, proved_finding
 from gradiometer.doctor.rule import (
     Draft,
     Skipped,
@@ -467,86 +467,63 @@ def target_network(run: RunData) -> Verdict:
     Proved where the meter compares the weights themselves: two names of one network, a copy that
     is the same before every step or a step behind at most, or one that never changes.
     """
-    facts = proved_events(run, "target-network")
-    if not isinstance(facts, Skipped) and (facts or not run.has("target_distance")):
+    facts = known_events(run, "target-network")
+    if facts or (looked(run, "target-network") and not run.has("target_distance")):
         ways = dict.fromkeys(str(event.detail.get("how")) for event in facts)
-        return [
-            _proved_target([event for event in facts if str(event.detail.get("how")) == way])
-            for way in ways
-        ]
+        each = ([x for x in facts if str(x.detail.get("how")) == way] for way in ways)
+        return map(_proved_target, each)
     series = needed(run, "target_distance", limits.min_distances)
-    distance = series.finite
-    progress = outcome_of(run)
+    distance, progress = series.finite, outcome_of(run)
     learns = progress is not None and not progress.stuck
     same = float(np.abs(distance.values).max()) <= limits.equal
     if not same and (learns or not never_updated(distance)):
         return None
-    end = fmt(level(distance.last(0.1)))
-    if same:
-        title = f"The target network equals the online one at all {len(distance)} measurements"
-        cause = (
-            "Targets move with every update, as if there were no target network; or the distance is"
-            " only ever measured "
-        )
-        cause += "right after a copy."
-    else:
-        title = (
-            f"The target network is never updated: its distance grows to {end} and never falls back"
-        )
-        cause = (
-            "The values bootstrap from weights as they were at the start, so nothing beyond one"
-            " step is ever learnt."
-        )
+    end, title = fmt(level(distance.last(0.1))), "The target network"
+    seldom = "; or the distance is only ever measured right after a copy."
     return finding(
-        title,
+        f"{title} equals the online one at all {len(distance)} measurements"
+        if same
+        else f"{title} is never updated: its distance grows to {end} and never falls back",
         shown(series, f"{fmt(float(distance.values[0]))} at the start, {end} at the end"),
         progress and progress.evidence,
         severity="info" if same and (learns or progress is None) else "warn",
         basis="heuristic" if same else "statistical",
         since_step=int(distance.steps[0]),
-        cause=cause,
+        cause=AS_ONLINE[:-1] + seldom if same else AS_AT_FIRST,
         key=key_of(series, "target", "the update interval and τ"),
     )
 
 
+AS_ONLINE = "Targets move with every update, as if there were no target network."
+AS_AT_FIRST = (
+    "The values bootstrap from weights as they were at the start, so nothing beyond one step is"
+    " ever learnt."
+)
 TARGET_FACTS = {
     "alias": ("is the trained network itself", "Its name was set to the network, not to a copy."),
-    "equal": (
-        "equals the trained network before every step",
-        "Targets move with every update, as if there were no target network.",
-    ),
+    "equal": ("equals the trained network before every step", AS_ONLINE),
     "close": (
         "takes over nearly all of the trained network at each update",
-        "The rate of its updates is near 1: τ and 1 − τ (or polyak) may be exchanged. Targets move"
-        " with every update, as if there were no target network.",
+        "The rate of its updates is near 1: τ and 1 − τ (or polyak) may be exchanged. " + AS_ONLINE,
     ),
     "ignored": (
         "is updated and never asked",
         "What the values are trained towards comes from the network that is trained, and moves with"
         " every step.",
     ),
-    "never": (
-        "never changes",
-        "The values bootstrap from weights as they were at the start, so nothing beyond one step is"
-        " ever learnt.",
-    ),
+    "never": ("never changes", AS_AT_FIRST),
 }
 """How a target fails, as the meter calls it: the end of a title, and the cause."""
 
 
 def _proved_target(events: list[Event]) -> Draft:
     """One finding for all targets that fail in one way."""
-    event, *others = events
-    what, cause = TARGET_FACTS.get(str(event.detail.get("how")), TARGET_FACTS["never"])
-    more = ", ".join(repr(each.detail.get("target")) for each in others)
-    return proved_finding(
-        event,
-        f"The target network {event.detail.get('target')!r} {what}"
-        + (f" (the same holds for {more})" if more else ""),
-        severity="warn",
-        cause=cause,
-        key="the update interval and τ",
-    )
+    what, cause = TARGET_FACTS.get(str(events[0].detail.get("how")), TARGET_FACTS["never"])
+    others = ", ".join(repr(each.detail.get("target")) for each in events[1:]).translate(BRACES)
+    more = f" (the same holds for {others})" if others else ""
+    values = {"cause": cause, "key": "the update interval and τ"}
+    title = f"The target network {{target!r}} {what}{more}"
+    return proved_finding(events[0], Way(title=title, severity="warn", values=values))
 
 
 def earned(run: RunData, progress: Outcome | None) -> float | None:

@@ -8,10 +8,9 @@ import numpy as np
 
 from gradiometer.doctor import thresholds
 from gradiometer.doctor.declared import Look, Sign, Stays, declare, drafted
-from gradiometer.doctor.proofs import proved_events, proved_finding
+from gradiometer.doctor.proofs import Way, looked, told
 from gradiometer.doctor.rule import (
     CannotSay,
-    Draft,
     Skipped,
     Verdict,
     finding,
@@ -22,7 +21,6 @@ from gradiometer.doctor.rule import (
 from gradiometer.doctor.rundata import RunData, Series
 from gradiometer.doctor.signs import enough, level, persists, reads, since
 from gradiometer.maths.means import mean_interval
-from gradiometer.records import Event
 from gradiometer.words import fmt
 
 __all__: list[str] = []
@@ -104,6 +102,34 @@ UNRELATED_WORDS = words(
 )
 
 
+STORED = {
+    "first": Way(
+        title="Every sample has the first observation of its episode",
+        fix=("Replace the observation after each step: obs = next_obs",),
+    ),
+    "one": Way(
+        title="Every sample has one and the same observation, that the environment never showed",
+        fix=("Store what the environment shows; look for a factor of 0, or a normalisation",),
+    ),
+    "action": Way(
+        title="Values of other actions are trained than those that were taken",
+        fix=("Gather the values with the stored actions: q(obs).gather(1, actions)",),
+    ),
+    "next": Way(
+        title="Samples hold the same observation twice: the next one is not stored",
+        fix=("Store what the step returned as the next observation, before obs is replaced",),
+    ),
+    "next-values": Way(
+        title="The values that are trained are those of the next observations",
+        fix=("Train V(obs) towards the target, not V(next_obs)",),
+    ),
+    "": Way(
+        title="Samples hold the observation after their action, not the one before",
+        fix=("Store the observation that the action was chosen for, and then replace it",),
+    ),
+}
+
+
 @rule(
     "misaligned-data",
     """
@@ -123,14 +149,13 @@ UNRELATED_WORDS = words(
 )
 def misaligned_data(run: RunData) -> Verdict:
     """Rewards belong to another step than their actions, or targets ignore how episodes end."""
-    facts = proved_events(run, "misaligned-data")
-    if not isinstance(facts, Skipped) and facts:
-        return _stored_wrongly(facts[-1])
+    if stored := told(run, "misaligned-data", STORED, slice(-1, None)):
+        return stored
     lag, ends = run.get("reward_lag"), run.get("terminal_correlation")
     series = lag or ends
-    if series is None and not isinstance(facts, Skipped):
-        return None
     if series is None:
+        if looked(run, "misaligned-data"):
+            return None
         why = (
             "no reward_lag in this log: log the shift at which rewards correlate most with actions"
             " as reward_lag"
@@ -141,34 +166,12 @@ def misaligned_data(run: RunData) -> Verdict:
     if lag is None or series is not lag:
         return _unrelated(series)
     sign = shifted(lag)
-    told = None
+    more = None
     if ends is not None and len(ends.finite):
         middle = fmt(level(ends.last(0.5)))
-        told = reads(ends.last(0.5), f"median {middle}; near 1 when targets see how episodes end")
+        more = reads(ends.last(0.5), f"median {middle}; near 1 when targets see how episodes end")
     title = "Rewards and the actions that earned them are stored {far} apart"
-    return None if sign is None else drafted(run, sign, title, told)
-
-
-def _stored_wrongly(event: Event) -> Draft:
-    if event.detail.get("how") == "first":
-        title = "Every sample has the first observation of its episode"
-        fix = "Replace the observation after each step: obs = next_obs"
-    elif event.detail.get("how") == "one":
-        title = "Every sample has one and the same observation, that the environment never showed"
-        fix = "Store what the environment shows; look for a factor of 0, or a normalisation"
-    elif event.detail.get("how") == "action":
-        title = "Values of other actions are trained than those that were taken"
-        fix = "Gather the values with the stored actions: q(obs).gather(1, actions)"
-    elif event.detail.get("how") == "next":
-        title = "Samples hold the same observation twice: the next one is not stored"
-        fix = "Store what the step returned as the next observation, before obs is replaced"
-    elif event.detail.get("how") == "next-values":
-        title = "The values that are trained are those of the next observations"
-        fix = "Train V(obs) towards the target, not V(next_obs)"
-    else:
-        title = "Samples hold the observation after their action, not the one before"
-        fix = "Store the observation that the action was chosen for, and then replace it"
-    return proved_finding(event, title, fix=(fix,))
+    return None if sign is None else drafted(run, sign, title, more)
 
 
 def shifted(lag: Series) -> Sign | None:

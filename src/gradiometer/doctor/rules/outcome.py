@@ -25,7 +25,7 @@ from gradiometer.doctor.outcome import (
     told_best,
     trained_for,
 )
-from gradiometer.doctor.proofs import known_events, proved_finding
+from gradiometer.doctor.proofs import Way, told
 from gradiometer.doctor.replayed import replayed
 from gradiometer.doctor.rule import (
     Draft,
@@ -37,7 +37,6 @@ from gradiometer.doctor.rule import (
     unlogged,
     words,
 )
-from gradiometer.doctor.rules.wiring_credit import opposed_by_credit
 from gradiometer.doctor.rundata import RunData, Series
 from gradiometer.doctor.signs import (
     enough,
@@ -50,7 +49,7 @@ from gradiometer.doctor.signs import (
 )
 from gradiometer.maths.means import MeanInterval, mean_interval
 from gradiometer.maths.trends import LEVEL, Drift
-from gradiometer.records import Event, Evidence, Severity
+from gradiometer.records import Evidence, Severity
 from gradiometer.words import fmt
 
 __all__: list[str] = []
@@ -199,13 +198,23 @@ def _declined(found: Outcome) -> bool:
     return lost and enough_lost and size >= spread and stays is not False
 
 
-WORST_WORDS = words(
-    """
-    cause: What the network has learned is turned round when it acts: the worse an action is, the
-      rather it is taken. The network then learns about bad actions only.
-    confirm: Print the values of a few observations beside the actions that are taken there.
-    """
-)
+OPPOSED = {
+    "worst": Way(
+        title="The actions that are taken are those that the network values least",
+        fix=("Take the action of the largest value: argmax over the actions, not argmin",),
+        words=words(
+            """
+            cause: What the network has learned is turned round when it acts: the worse an action
+              is, the rather it is taken. The network then learns about bad actions only.
+            confirm: Print the values of a few observations beside the actions that are taken there.
+            """
+        ),
+    ),
+    "": Way(
+        title="The actor's loss falls when its critic thinks less of the action",
+        values={"doubt": "", "loss": "actor's loss"},
+    ),
+}
 
 
 @rule(
@@ -224,12 +233,12 @@ WORST_WORDS = words(
 def update_opposes_reward(run: RunData) -> Verdict:
     """Updates raise a held-out loss or lower reward_gain: the sign is wrong. Without these
     measurements, a reward that falls from the start under healthy norms is a suspicion."""
-    if proved := known_events(run, "update-opposes-reward"):
-        return _opposed_as_written(proved[-1])
-    if (credited := opposed_by_credit(run)) is not None:
-        told = replayed(run)
+    if proved := told(run, "update-opposes-reward", OPPOSED, slice(-1, None)):
+        return proved
+    if (credited := _opposed_by_credit(run)) is not None:
+        recipes = replayed(run)
         # sums over the past, or in the opposite order, fall where the right ones rise
-        known = told is not None and told.wrong is not None and not told.wrong.flipped
+        known = recipes is not None and recipes.wrong is not None and not recipes.wrong.flipped
         return None if known else credited
     predicted, realised = run.get("step/predicted"), run.get("step/realised")
     probed = predicted if predicted is not None else realised
@@ -256,13 +265,24 @@ def update_opposes_reward(run: RunData) -> Verdict:
     return _opposed(probed, mean, more, _how_bad(learns, certain=certain))
 
 
-def _opposed_as_written(event: Event) -> Draft:
-    if event.detail.get("how") == "worst":
-        title = "The actions that are taken are those that the network values least"
-        fix = ("Take the action of the largest value: argmax over the actions, not argmin",)
-        return proved_finding(event, title, words=WORST_WORDS, fix=fix)
-    title = "The actor's loss falls when its critic thinks less of the action"
-    return proved_finding(event, title, doubt="", loss="actor's loss")
+def _opposed_by_credit(run: RunData) -> Draft | None:
+    """What was paid most is pushed down, from the first updates on."""
+    series = run.get("credit/corr_return")
+    if series is None or len(series.finite) < limits.min_updates:
+        return None
+    values = series.finite.values[: int(limits.first_updates)]
+    middle = float(np.median(values))
+    if middle > limits.opposed_by or float((values < 0).mean()) < limits.nearly_always:
+        return None
+    reading = f"median {middle:.2f} over the first {len(values)} measured updates"
+    return finding(
+        f"Updates push down what was paid most: credit and return correlate by {middle:.2f}",
+        reads(series, f"{reading}; above 0 in a training that follows its reward"),
+        severity="critical",
+        basis="statistical",
+        doubt="",
+        loss="policy loss",
+    )
 
 
 def _lowers_what_earned(run: RunData, gain: Series) -> Draft | None:

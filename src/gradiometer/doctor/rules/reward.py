@@ -337,6 +337,7 @@ def reward_term_dominates(run: RunData) -> Verdict:
         f" {', '.join(map(repr, victims))} is not learned",
         *parts.evidence,
         severity="warn" if known and share >= limits.rules_alone else "info",
+        since_step=None,  # the halves that were read say nothing of when it began
         more=""
         if known
         else " Whether that is meant cannot be told: no held-out score or success rate is logged.",

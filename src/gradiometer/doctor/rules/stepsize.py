@@ -15,7 +15,7 @@ import numpy as np
 from gradiometer.doctor import thresholds
 from gradiometer.doctor.declared import Look, Sign, Stays, declare, drafted, lasting
 from gradiometer.doctor.outcome import began_trained, near_best, outcome_of, warms_up
-from gradiometer.doctor.proofs import known_events, proved_finding
+from gradiometer.doctor.proofs import Way, told
 from gradiometer.doctor.rule import (
     Draft,
     Verdict,
@@ -41,7 +41,7 @@ from gradiometer.doctor.signs import (
 )
 from gradiometer.doctor.terms import COEFFICIENTS, role_of
 from gradiometer.doctor.trainers import key_for
-from gradiometer.records import Basis, Evidence
+from gradiometer.records import Basis, Event, Evidence
 from gradiometer.words import fmt
 
 __all__: list[str] = []
@@ -248,29 +248,30 @@ def ratio_explosion(run: RunData) -> Verdict:
     )
 
 
-OPEN_RANGE = "Clip to [1 − ε, 1 + ε] with ε of 0.1 to 0.3, the smaller limit first"
-CLOSED_WORDS = words(
-    """
-    cause: The range of the clip must have 1 inside. Otherwise a sample has no gradient as soon as
-      the policy has moved, and every update after the first on a rollout changes little or
-      nothing.
-    confirm: Print the limits of torch.clamp(ratio, ...), and the share of samples beyond them.
-    see: arXiv 1707.06347
-    """
-)
-
-
 STEP = ("step", "the learning rate or the epochs over a rollout")
 
 
 def _closed(run: RunData) -> Verdict:
     """The range of the clip, where the graph of the loss shows that 1 is not inside."""
-    proved = known_events(run, "ppo-clip-saturated")
-    if not proved:
-        return None
-    ends = [fmt(number(proved[-1].detail.get(k)) or 0.0) for k in ("low", "high")]
-    title = f"PPO's clip leaves no room around 1: the ratio is held in [{ends[0]}, {ends[1]}]"
-    return proved_finding(proved[-1], title, fix=(OPEN_RANGE,), words=CLOSED_WORDS)
+    return next(iter(told(run, "ppo-clip-saturated", _range, slice(-1, None))), None)
+
+
+def _range(run: RunData, event: Event) -> Way:
+    ends = ", ".join(fmt(number(event.detail.get(name)) or 0.0) for name in ("low", "high"))
+    title = f"PPO's clip leaves no room around 1: the ratio is held in [{ends}]"
+    return Way(title=title, words=CLOSED)
+
+
+CLOSED = words(
+    """
+    cause: The range of the clip must have 1 inside. Otherwise a sample has no gradient as soon as
+      the policy has moved, and every update after the first on a rollout changes little or
+      nothing.
+    fix: Clip to [1 − ε, 1 + ε] with ε of 0.1 to 0.3, the smaller limit first
+    confirm: Print the limits of torch.clamp(ratio, ...), and the share of samples beyond them.
+    see: arXiv 1707.06347
+    """
+)
 
 
 def _uneven(run: RunData, sign: Sign) -> Sign:

@@ -1,36 +1,27 @@
-"""Wiring: is what is trained what was meant? Each id is served by the log and by the audit.
-
-`wired("dead-term")` registers a rule that looks at the log and reads, besides, the checks of that
-id in the tables `audit` of the run ({"checks": [{"id", "state", "severity", "basis", "message",
-"numbers", "fix", "block"}]}). A failed check is proof unless it says otherwise.
-"""
+"""Wiring: is what is trained what was meant? Terms of the loss, blocks of weights, and scale."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from typing import Any, get_args
 
 import numpy as np
 
 from gradiometer.doctor import thresholds
-from gradiometer.doctor.proofs import known_events, proved_events, proved_finding
+from gradiometer.doctor.proofs import BRACES, Way, known_events, looked, told
 from gradiometer.doctor.rule import (
     Draft,
-    Judge,
     Skipped,
     Verdict,
-    Words,
-    as_list,
     finding,
     needed,
+    proof,
     rule,
     too_short,
     unlogged,
-    verdict_of,
     words,
 )
 from gradiometer.doctor.rundata import RunData, Series
@@ -39,128 +30,11 @@ from gradiometer.doctor.signs import layered, level, mapping, number, shown, sin
 from gradiometer.doctor.terms import COEFFICIENTS, Role, role_of
 from gradiometer.maths.students import t_quantile
 from gradiometer.metrics import key
-from gradiometer.records import Basis, Event, Evidence, Finding, Severity
+from gradiometer.records import Basis, Event, Evidence
 from gradiometer.store.reader import Floats, Ints
 from gradiometer.words import fmt
 
-__all__ = ["fact", "wired"]
-
-ALSO: dict[str, tuple[str, ...]] = {"not-in-optimizer": ("in-two-optimizers",)}
-"""Checks of the audit that have no finding of their own, by the finding they belong to."""
-
-SUBJECTS = ("term", "block", "parameter")
-"""Names in the numbers of a check that say what it is about."""
-
-
-def wired(id: str, text: str = "") -> Callable[[Judge], Judge]:
-    """Like `rule`, joined with what the audit says about this id."""
-
-    def register(judge: Judge) -> Judge:
-        def both(run: RunData) -> Verdict:
-            return _joined(id, verdict_of(judge, run), run)
-
-        both.__doc__ = judge.__doc__
-        return rule(id, text)(both)
-
-    return register
-
-
-def fact(
-    id: str,
-    text: str,
-    *,
-    about: str,
-    title: str | Callable[[Event], str],
-    words: Callable[[Event], Words | None] = lambda event: None,
-    severity: Callable[[RunData, Event], Severity] = lambda run, event: "critical",
-    each: bool = True,
-) -> None:
-    """Register what the meter proved as a rule: a finding for each of its events, or for the
-    first."""
-
-    def judge(run: RunData) -> Verdict:
-        events = proved_events(run, id)
-        if isinstance(events, Skipped):
-            return events
-        return [
-            proved_finding(
-                event,
-                title if isinstance(title, str) else title(event),
-                words=words(event),
-                severity=severity(run, event),
-            )
-            for event in (events if each else events[:1])
-        ]
-
-    judge.__doc__ = about
-    wired(id, text)(judge)
-
-
-def _joined(id: str, seen: Verdict, run: RunData) -> Verdict:
-    checks = _checks(run, id)
-    failed = [(step, check) for step, check in checks if check.get("state") == "failed"]
-    if isinstance(seen, Skipped):
-        passed = any(check.get("state") == "ok" for _, check in checks)
-        found = [_audit_finding(id, step, check) for step, check in failed]
-        return found or (None if passed else seen)
-    logged = as_list(seen)
-    new = [(step, check) for step, check in failed if not _said(check, logged)]
-    return [*logged, *(_audit_finding(id, step, check) for step, check in new)]
-
-
-def _said(check: Mapping[str, Any], logged: list[Draft | Finding]) -> bool:
-    """Whether the log told the same: of the same subject, or of any where the check names none."""
-    numbers = mapping(check.get("numbers"))
-    named = [check.get("block"), *(numbers.get(name) for name in SUBJECTS)]
-    told = " ".join(f"{finding.title} {finding.block!r}" for finding in logged)
-    return bool(logged) and all(repr(name) in told for name in named if isinstance(name, str))
-
-
-def _checks(run: RunData, id: str) -> list[tuple[int, Mapping[str, Any]]]:
-    """The checks of an id with their step; those of a newer audit replace the older ones."""
-    found: list[tuple[int, Mapping[str, Any]]] = []
-    for table in run.tables("audit"):
-        given = mapping(table.content).get("checks")
-        checks = [mapping(check) for check in given] if isinstance(given, list) else []
-        mine = [check for check in checks if check.get("id") in (id, *ALSO.get(id, ()))]
-        found = [(table.step, check) for check in mine] or found
-    return found
-
-
-def _audit_finding(id: str, step: int, check: Mapping[str, Any]) -> Finding:
-    numbers = mapping(check.get("numbers"))
-    message = str(check.get("message") or f"the check {id} of the audit failed").strip().rstrip(".")
-    fix, block = check.get("fix"), check.get("block", numbers.get("block"))
-    listed = fix if isinstance(fix, Iterable) and not isinstance(fix, str | Mapping) else ()
-    read = _reading(message, numbers)
-    held_still = "Seen by the audit, on a batch held still: no statistics are needed for it."
-    return Finding(
-        id=id,
-        title=message[:1].upper() + message[1:],
-        severity=_known(check.get("severity"), get_args(Severity), "warn"),
-        basis=_known(check.get("basis"), get_args(Basis), "proved"),
-        since_step=step,
-        block=block if isinstance(block, str) else None,
-        evidence=(Evidence(series="audit", reading=read, first_step=step, last_step=step),),
-        cause=str(check.get("cause") or held_still),
-        fix=tuple(map(str, listed)),
-        confirm="Run gm.audit again with the same arguments after the change: this check must"
-        " pass.",
-    )
-
-
-def _known(given: Any, allowed: tuple[Any, ...], otherwise: Any) -> Any:
-    return given if given in allowed else otherwise
-
-
-def _reading(message: str, numbers: Mapping[str, Any]) -> str:
-    shown = [
-        f"{name} {fmt(value) if isinstance(value, float) else value}"
-        for name, value in numbers.items()
-        if isinstance(value, int | float | str)
-    ]
-    return f"{message} ({', '.join(shown)})" if shown else message
-
+__all__: list[str] = []
 
 # Loss terms: one that no weight feels, and one that nobody was told about
 
@@ -214,7 +88,7 @@ class _Zeros:
     """Whether the meter knows that there is a path."""
 
 
-@wired(
+@rule(
     "dead-term",
     """
     cause: {cause}
@@ -273,13 +147,11 @@ def _no_path(run: RunData, term: str, step: int) -> Draft:
         value = f", while its loss reads {size}" if len(loss.finite) else ""
         read = shown(loss, f"{size} on {len(loss)} measured steps: in the loss, and in no gradient")
     reading = f"no autograd path from {term!r} to any parameter"
-    return finding(
+    return proof(
         f"The loss term {term!r} has no gradient: no path leads from it to any weight{value}",
         Evidence(series="terms", reading=reading, first_step=step),
         read,
         severity="warn" if empty else "critical",
-        basis="proved",
-        since_step=step,
         fix=FIXES.get(role_of(term), ()),
         cause=f"The term was computed from values that are cut off from the weights{why}",
         confirm=f"Print {term}.requires_grad before backward(): it must be True. Then multiply its"
@@ -312,12 +184,9 @@ def _times_zero(run: RunData) -> Iterator[Draft]:
         step, _, role = seen[0]
         if all(coefficient == 0 for _, coefficient, _ in seen):
             reading = f"{term!r} has the coefficient 0 in the loss, and no other way to the weights"
-            yield finding(
+            yield proof(
                 f"The {role} loss {term!r} is multiplied by 0: it trains nothing",
                 Evidence(series="wiring", reading=reading, first_step=step),
-                severity="critical",
-                basis="proved",
-                since_step=step,
                 words=TIMES_ZERO_WORDS,
                 key="vf_coef, value_loss_coef" if role == "value" else "its factor in the sum",
             )
@@ -334,11 +203,10 @@ DEAD_REWARDS_WORDS = words(
 
 def _dead_rewards(run: RunData) -> Iterator[Draft]:
     for event in run.events("dead-reward"):
-        yield finding(
+        yield proof(
             f"The reward {event.detail.get('reward', '?')!r} has no part in any gradient",
             Evidence(series="events", reading=event.message, first_step=event.step),
-            basis="proved",
-            since_step=event.step,
+            severity="warn",
             words=DEAD_REWARDS_WORDS,
         )
 
@@ -399,27 +267,25 @@ def _stationary(zeros: _Zeros) -> list[Draft]:
     count, role = len(zeros.steps), role_of(zeros.term)
     proved = zeros.pushed >= limits.dead_after
     noted = zeros.pushed >= limits.noted_after and role == "entropy" and not zeros.structural
-    if not proved and not noted and count < limits.noted_after:
-        return []
     dead = proved or noted
+    if not dead and count < limits.noted_after:
+        return []
+    been = "has been" if dead else "is stationary: it has been"
     reading = f"exactly 0 on {count} measured steps, on {zeros.pushed} of which it had something"
-    return [
-        finding(
-            f"The gradient of the loss term {zeros.term!r}"
-            f" {'has been' if dead else 'is stationary: it has been'} exactly zero on {count}"
-            " measured steps",
-            shown(zeros.norm, f"{reading} to push", steps=zeros.steps),
-            severity="critical" if proved else "warn" if dead else "info",
-            basis="proved" if proved else "heuristic",
-            since_step=int(zeros.steps[0]),
-            fix=FIXES.get(role, ()),
-            cause=f"{CUT} that depends on the weights cancels or is clamped."
-            if dead
-            else f"{PASSING} pass.",
-            confirm=f"Print torch.autograd.grad({zeros.term}, parameters, allow_unused=True): every"
-            " entry is None or zero.",
-        )
-    ]
+    found = finding(
+        f"The gradient of the loss term {zeros.term!r} {been} exactly zero on {count} measured"
+        " steps",
+        shown(zeros.norm, f"{reading} to push", steps=zeros.steps),
+        severity="critical" if proved else "warn" if dead else "info",
+        basis="proved" if proved else "heuristic",
+        fix=FIXES.get(role, ()),
+        cause=f"{CUT} that depends on the weights cancels or is clamped."
+        if dead
+        else f"{PASSING} pass.",
+        confirm=f"Print torch.autograd.grad({zeros.term}, parameters, allow_unused=True): every"
+        " entry is None or zero.",
+    )
+    return [found]
 
 
 def _switched_off(run: RunData, term: str) -> bool:
@@ -428,7 +294,7 @@ def _switched_off(run: RunData, term: str) -> bool:
     return role is not None and number(run.fact(*COEFFICIENTS.get(role, ()))) == 0
 
 
-@wired(
+@rule(
     "hidden-term",
     """
     cause: The loss contains a term that was not given to meter.terms (an auxiliary loss a model
@@ -456,18 +322,13 @@ def hidden_term(run: RunData) -> Verdict:
     if float(np.median(newer)) <= bound or float(newer.min()) <= limits.typical * bound:
         return None
     first = since(finite, lambda x: x > limits.typical * bound)
-    error = float(np.median(newer))
-    words = f"of {dtype}" if dtype in ROUNDING else "of any precision"
-    return finding(
+    error, of = float(np.median(newer)), dtype if dtype in ROUNDING else "any precision"
+    reading = f"median {fmt(error)} of the newest {len(newer)}; rounding of {of} stays"
+    return proof(
         f"A part of {error:.{0 if error >= 0.1 else 1}%} of the gradient comes from no term"
         " that was named",
-        shown(
-            finite,
-            f"median {fmt(error)} of the newest {len(newer)}; rounding {words} stays "
-            f"below {fmt(bound)}",
-            first_step=first,
-        ),
-        basis="proved",
+        shown(finite, f"{reading} below {fmt(bound)}", first_step=first),
+        severity="warn",
         since_step=first,
         name=key(ADDITIVITY),
     )
@@ -500,7 +361,7 @@ def _is_layer(block: str) -> bool:
     return block.startswith("layer.")
 
 
-@wired("dead-block")
+@rule("dead-block")
 def dead_block(run: RunData) -> Verdict:
     """A trained block that no loss reaches: no path, or a gradient of exactly zero.
 
@@ -572,22 +433,13 @@ UNREACHED_WORDS = words(
 
 def _unreached(run: RunData, block: str, whole: Series) -> Draft:
     terms = ", ".join(map(repr, mapping(run.table("terms")))) or "the loss"
-    first, last = int(whole.steps[0]), int(whole.steps[-1])
-    return finding(
+    reading = f"no autograd path from {terms} to {block!r}"
+    missing = f"missing on all of {len(whole)} steps on which the rest has a gradient"
+    return proof(
         f"No loss reaches the block {block!r}: it has had no gradient on any of {len(whole)}"
         " measured steps",
-        Evidence(
-            series="terms", reading=f"no autograd path from {terms} to {block!r}", first_step=first
-        ),
-        Evidence(
-            series=f"grad/{block}/norm/raw",
-            reading=f"missing on all of {len(whole)} steps on which the rest has a gradient",
-            first_step=first,
-            last_step=last,
-        ),
-        severity="critical",
-        basis="proved",
-        since_step=first,
+        Evidence(series="terms", reading=reading, first_step=int(whole.steps[0])),
+        replace(shown(whole, missing), series=f"grad/{block}/norm/raw"),
         block=block,
         words=UNREACHED_WORDS,
         module=repr(block),
@@ -620,14 +472,11 @@ def _silent(run: RunData, whole: Series) -> Iterator[Draft]:
         told.append(path)
         policy = not layered(series) or _of_policy(path)
         reading = f"exactly 0 on {len(zero)} steps on which grad/all/norm/raw is"
-        yield finding(
+        yield proof(
             f"The gradient of the {'layer' if layered(series) else 'block'} {path!r} is exactly"
             f" zero on all of {len(zero)} measured steps",
             shown(series, f"{reading} {fmt(level(whole))}", steps=zero),
-            severity="critical",
             strength=None if policy else "strong",
-            basis="proved",
-            since_step=int(zero[0]),
             block=block,
             words=SILENT_WORDS,
         )
@@ -662,24 +511,22 @@ def _unused_layers(run: RunData, whole: Series) -> Draft | None:
     unused = [x for x in missing if not _others(run, x) and f"layer.{x}" not in waiting]
     if not unused:
         return None
-    step, policy = tables[-1].step, [name for name in unused if _of_policy(name)]
+    policy = [name for name in unused if _of_policy(name)]
     listed = [*policy, *(name for name in unused if name not in policy)]
     some = ", ".join(listed[:3]) + (", ..." if len(unused) > 3 else "")
     # in the order of the forward
     below = list(takewhile(lambda kinds: kinds == {"missing"}, layers.values()))
     cut = limits.cut_off <= len(below) < len(layers)
     place = f": nothing below {list(layers)[len(below)]!r} does" if cut else ""
-    return finding(
+    return proof(
         f"{len(unused)} of {len(layers)} layers get no gradient{place}: {some}",
-        Evidence(series="states", reading=f"missing: {some}", first_step=step),
+        Evidence(series="states", reading=f"missing: {some}", first_step=tables[-1].step),
         severity="critical" if cut else "warn" if policy else "info",
-        basis="proved",
-        since_step=step,
         words=UNUSED_LAYERS_WORDS,
     )
 
 
-@wired(
+@rule(
     "not-in-optimizer",
     """
     cause: No optimizer was given these parameters (the model was changed, wrapped or copied after
@@ -700,15 +547,14 @@ def not_in_optimizer(run: RunData) -> Verdict:
     be one that it was not given. A run in which nothing moves because the learning rate is zero, or
     steps are skipped, is told by other rules.
     """
-    facts = proved_events(run, "not-in-optimizer")
-    if not isinstance(facts, Skipped) and facts:
-        return [_untrained(event) for event in facts]
+    if facts := told(run, "not-in-optimizer", _untrained):
+        return facts
     moved = {where(series): series for series in run.every(UPDATE)}
     if not moved:
         return unlogged(UPDATE)
     asked = {where(series): series for series in run.every(RAW) if "block" in series.parts}
     # where all optimizers were looked through, what none of them holds is told as a fact
-    known = not isinstance(facts, Skipped)
+    known = looked(run, "not-in-optimizer")
     stuck = [
         block
         for block, raw in asked.items()
@@ -729,23 +575,18 @@ HEADS = ("actor", "critic")
 """Blocks that are there to be trained; a body whose head alone is trained may be frozen lazily."""
 
 
-def _untrained(event: Event) -> Draft:
+def _untrained(run: RunData, event: Event) -> Way:
     if event.detail.get("subject") == "loss":
-        return proved_finding(
-            event, "The loss reaches nothing that an optimizer steps: no step has had a gradient"
+        return Way(
+            title="The loss reaches nothing that an optimizer steps: no step has had a gradient"
         )
     given = event.detail.get("blocks")
     blocks = [str(block) for block in given] if isinstance(given, list) else []
-    heads = [block for block in blocks if block in HEADS]
-    what = f"the block {heads[0]!r}" if heads else f"{event.detail.get('parameters')} parameters"
-    verb = "gets" if heads else "get"
-    return proved_finding(
-        event,
-        f"{what[:1].upper()}{what[1:]} {verb} a gradient and no optimizer steps"
-        f" {'it' if heads else 'them'}",
-        severity="critical" if heads else "warn",
-        block=heads[0] if heads else blocks[0] if blocks else None,
-    )
+    if heads := [block for block in blocks if block in HEADS]:
+        title = f"The block {heads[0]!r} gets a gradient and no optimizer steps it"
+        return Way(title=title.translate(BRACES), block=heads[0])
+    title = "{parameters} parameters get a gradient and no optimizer steps them"
+    return Way(title=title, severity="warn", block=blocks[0] if blocks else None)
 
 
 def _stuck(raw: Series, update: Series | None) -> bool:
@@ -762,7 +603,7 @@ def _stands_still(run: RunData) -> bool:
 
 
 def _never_moved(block: str, raw: Series, update: Series | None, layers: list[str]) -> Draft:
-    first, last, whole = int(raw.steps[0]), int(raw.steps[-1]), block == "all"
+    whole = block == "all"
     what = "No weight" if whole else f"The block {block!r}"
     held = "has never moved" if update is not None else "is stepped by no optimizer"
     more = f" ({len(layers)} layers)" if len(layers) > 1 else ""
@@ -773,12 +614,9 @@ def _never_moved(block: str, raw: Series, update: Series | None, layers: list[st
         f"{what}{more} {'has moved' if whole else held} in {len(raw)} measured steps, though it"
         " has a gradient",
         shown(raw, f"median {fmt(level(raw))}"),
-        Evidence(
-            series=f"grad/{block}/norm/update", reading=reading, first_step=first, last_step=last
-        ),
+        replace(shown(raw, reading), series=f"grad/{block}/norm/update"),
         severity="warn" if update is None or _is_layer(block) else "critical",
         basis="heuristic" if update is None else "proved",
-        since_step=first,
         block=None if whole else block,
     )
 
@@ -788,7 +626,7 @@ def _never_moved(block: str, raw: Series, update: Series | None, layers: list[st
 SCALE = "grad/all/term/scale"
 
 
-@wired(
+@rule(
     "gradient-not-invariant",
     """
     cause: Once by hand, and once more by the trainer or accelerator. Adam hides it; clipping, SGD
@@ -816,20 +654,15 @@ def gradient_not_invariant(run: RunData) -> Verdict:
     off = np.abs(scale.finite.values * count * count - 1)
     if not count >= 2 or off.max() > limits.factor_error:
         return None
-    first = int(scale.finite.steps[0])
+    reading = f"{fmt(level(scale))} = 1/{count:.0f}² from terms to gradient, on"
     return finding(
         f"The gradient is {count:.0f} times too small: the loss is divided by {count:.0f}"
         " micro-batches twice",
-        shown(
-            scale.finite,
-            f"{fmt(level(scale))} = 1/{count:.0f}² from terms to gradient, on"
-            f" {len(scale.finite)} steps",
-        ),
-        since_step=first,
+        shown(scale.finite, f"{reading} {len(scale.finite)} steps"),
     )
 
 
-@wired(
+@rule(
     "clip-before-unscale",
     """
     cause: clip_grad_norm_ ran before the GradScaler divided the gradients by its scale: every step
@@ -926,12 +759,10 @@ def _clipped_scaled(run: RunData, series: Series, reading: str, *, basis: Basis)
     if ratio is not None and len(ratio.finite):
         cut = f"median {fmt(level(ratio))}: the clip leaves that much of the gradient"
         left = shown(ratio, cut, steps=finite.steps)
-    return finding(
+    return proof(
         "Gradients are clipped while they still hold the loss scale of half precision",
         shown(finite, reading),
         left,
-        severity="critical",
         strength=None if basis == "proved" else "strong",
         basis=basis,
-        since_step=int(finite.steps[0]),
     )

@@ -6,45 +6,13 @@ Each fact is an event whose kind is the finding's id.
 
 from __future__ import annotations
 
-import numpy as np
-
-from gradiometer.doctor import thresholds
 from gradiometer.doctor.outcome import stuck
-from gradiometer.doctor.rule import Draft, finding, words
-from gradiometer.doctor.rules.wiring import fact
+from gradiometer.doctor.proofs import Way, fact
+from gradiometer.doctor.rule import words
 from gradiometer.doctor.rundata import RunData
-from gradiometer.doctor.signs import shown
-from gradiometer.records import Event, Severity
+from gradiometer.records import Event
 
-__all__ = ["opposed_by_credit"]
-
-limits = thresholds.group("wiring_credit")
-
-
-def opposed_by_credit(run: RunData) -> Draft | None:
-    """What was paid most is pushed down, from the first updates on."""
-    series = run.get("credit/corr_return")
-    if series is None or len(series.finite) < limits.min_updates:
-        return None
-    values = series.finite.values[: int(limits.first_updates)]
-    middle = float(np.median(values))
-    if middle > limits.opposed_by or float((values < 0).mean()) < limits.nearly_always:
-        return None
-    first = int(series.finite.steps[0])
-    return finding(
-        f"Updates push down what was paid most: credit and return correlate by {middle:.2f}",
-        shown(
-            series.finite,
-            f"median {middle:.2f} over the first {len(values)} measured updates; above 0 in a"
-            " training that follows its reward",
-            first_step=first,
-        ),
-        severity="critical",
-        basis="statistical",
-        since_step=first,
-        doubt="",
-        loss="policy loss",
-    )
+__all__: list[str] = []
 
 
 fact(
@@ -59,26 +27,27 @@ fact(
     confirm: Print ratio.min() and ratio.max() in the second epoch: they must differ from 1.
     see: arXiv 1707.06347
     """,
-    about=("exp(new − old) is 1 for every sample although the rollout was learned from before."),
-    title="The policy ratio is exactly 1 in every epoch",
+    about="exp(new − old) is 1 for every sample although the rollout was learned from before.",
+    ways=Way(title="The policy ratio is exactly 1 in every epoch"),
 )
 
 
-SOFT = words(
-    """
-    cause: The loss of the temperature has the wrong sign. The temperature grows while the policy
-      has more entropy than is wanted and falls while it has less, until the entropy is all that
-      counts, or nothing.
-    fix: Write it as -(log_alpha * (log_prob + target_entropy).detach()).mean(), with a target
-      entropy of minus the number of actions
-    confirm: Log the temperature and the entropy: the one falls while the other is above its target.
-    see: F17
-    """
+PUNISHED = Way(title="The loss punishes entropy instead of rewarding it")
+TEMPERATURE = Way(
+    title="The temperature moves away from the entropy that is wanted",
+    words=words(
+        """
+        cause: The loss of the temperature has the wrong sign. The temperature grows while the
+          policy has more entropy than is wanted and falls while it has less, until the entropy is
+          all that counts, or nothing.
+        fix: Write it as -(log_alpha * (log_prob + target_entropy).detach()).mean(), with a target
+          entropy of minus the number of actions
+        confirm: Log the temperature and the entropy: the one falls while the other is above its
+          target.
+        see: F17
+        """
+    ),
 )
-
-
-def _of_temperature(event: Event) -> bool:
-    return event.detail.get("how") == "temperature"
 
 
 fact(
@@ -93,22 +62,16 @@ fact(
     see: F17
     """,
     about="dL/dH is positive in a loss that has log-probabilities of actions.",
-    title=lambda event: (
-        "The temperature moves away from the entropy that is wanted"
-        if _of_temperature(event)
-        else "The loss punishes entropy instead of rewarding it"
-    ),
-    words=lambda event: SOFT if _of_temperature(event) else None,
+    ways={"": PUNISHED, "temperature": TEMPERATURE},
 )
 
 
-def _without_gradient(event: Event) -> bool:
-    return event.detail.get("how") == "no-gradient"
-
-
-def _of_unused(run: RunData, event: Event) -> Severity:
+def _never_stepped(run: RunData, event: Event) -> Way:
     """An optimizer of something that is not trained by design is no fault of a run that learns."""
-    return "info" if _without_gradient(event) and not stuck(run) else "critical"
+    if event.detail.get("how") != "no-gradient":
+        return Way(title="An optimizer never steps")
+    title = "An optimizer never steps, and no backward reaches what it holds"
+    return Way(title=title, severity="critical" if stuck(run) else "info")
 
 
 fact(
@@ -120,10 +83,5 @@ fact(
     confirm: Compare a parameter before and after ten updates.
     """,
     about="An optimizer was made, its parameters get gradients, and it never steps.",
-    title=lambda event: (
-        "An optimizer never steps, and no backward reaches what it holds"
-        if _without_gradient(event)
-        else "An optimizer never steps"
-    ),
-    severity=_of_unused,
+    ways=_never_stepped,
 )

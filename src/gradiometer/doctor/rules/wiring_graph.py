@@ -8,18 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from gradiometer.doctor.proofs import place
+from gradiometer.doctor.proofs import BRACES, Way, fact
 from gradiometer.doctor.rule import words
-from gradiometer.doctor.rules.wiring import fact
+from gradiometer.doctor.rundata import RunData
 from gradiometer.records import Event
 
 __all__: list[str] = []
-
-
-def _shape(given: Any) -> str:
-    """As Python writes it."""
-    sizes = [str(size) for size in given] if isinstance(given, list) else []
-    return f"({', '.join(sizes)}{',' if len(sizes) == 1 else ''})"
 
 
 # Accumulation over micro-batches is no such thing, nor are gradients that another loss leaves and
@@ -34,16 +28,29 @@ fact(
     fix: With several optimizers, clear each one's parameters; model.zero_grad() clears all of them
     confirm: Print the norm of .grad right before backward(): it must be 0, or .grad None.
     """,
-    about=(
-        "A step also uses the gradients of the step before: they were not cleared before the next"
-        " backward added to them."
-    ),
-    title=lambda event: (
-        f"Gradients are not cleared between optimizer steps{place(event)}: each step uses the"
-        " sum of all before it"
+    about="A step also uses the gradients of the step before: they were not cleared before the next"
+    " backward added to them.",
+    ways=Way(
+        title="Gradients are not cleared between optimizer steps{place}: each step uses the sum of"
+        " all before it"
     ),
     each=False,
 )
+
+
+def _shape(given: Any) -> str:
+    """As Python writes it."""
+    sizes = [str(size) for size in given] if isinstance(given, list) else []
+    return f"({', '.join(sizes)}{',' if len(sizes) == 1 else ''})"
+
+
+def _broadcast(run: RunData, event: Event) -> Way:
+    name, sides = event.detail.get("name"), event.detail.get("shapes")
+    named = f" {name!r}" if isinstance(name, str) and name else ""
+    shapes = " against ".join(map(_shape, sides if isinstance(sides, list) else []))
+    result = _shape(event.detail.get("result"))
+    title = f"The loss{named} broadcasts {shapes or 'its two sides'} to {result}"
+    return Way(title=title.translate(BRACES) + "{place}")
 
 
 # Tables on purpose (x[:, None] - x[None, :], contrastive logits) are no finding.
@@ -58,40 +65,26 @@ fact(
     fix: Assert it once: assert values.shape == returns.shape
     confirm: Print the shape of the difference before .mean(): it must be (N,), not (N, N).
     """,
-    about=("N values and N targets broadcast to N × N numbers, which are averaged into the loss."),
-    title=lambda event: (
-        f"The loss{_named(event)} broadcasts {_sides(event)} to"
-        f" {_shape(event.detail.get('result'))}{place(event)}"
-    ),
+    about="N values and N targets broadcast to N × N numbers, which are averaged into the loss.",
+    ways=_broadcast,
     each=False,
 )
 
 
-def _named(event: Event) -> str:
-    name = event.detail.get("name")
-    return f" {name!r}" if isinstance(name, str) and name else ""
-
-
-def _sides(event: Event) -> str:
-    sides = event.detail.get("shapes")
-    shapes = [_shape(side) for side in sides] if isinstance(sides, list) else []
-    return " against ".join(shapes) or "its two sides"
-
-
-RELU_WORDS = words(
-    """
-    cause: Logits may have any sign, and a ReLU sets those below zero to 0. The policy cannot make
-      an action rarer than that, and a logit below zero has no gradient that would bring it back.
-    fix: Take the activation after the last layer out; softmax or Categorical(logits=...) follow it
-      directly.
-    confirm: Print the logits of a batch; none is below zero, and many are exactly 0.
-    """
+RELU = Way(
+    title="Logits go through a ReLU{place}: those below zero have no gradient",
+    words=words(
+        """
+        cause: Logits may have any sign, and a ReLU sets those below zero to 0. The policy cannot
+          make an action rarer than that, and a logit below zero has no gradient that would bring it
+          back.
+        fix: Take the activation after the last layer out; softmax or Categorical(logits=...) follow
+          it directly.
+        confirm: Print the logits of a batch; none is below zero, and many are exactly 0.
+        """
+    ),
 )
-
-
-def _through_relu(event: Event) -> bool:
-    return str(event.detail.get("below")).startswith("Relu")
-
+TWICE = Way(title="Probabilities are taken for logits{place}: {message}")
 
 # Normalising log-probabilities again changes nothing, and is no finding.
 fact(
@@ -105,17 +98,10 @@ fact(
     confirm: Print the largest probability of the trained policy: with two actions it stays below
       0.74.
     """,
-    about=(
-        "A softmax goes into something that normalises again: Categorical(logits=...),"
-        " cross_entropy, another softmax; or a sigmoid into a loss that takes logits; or logits go"
-        " through a ReLU first."
-    ),
-    title=lambda event: (
-        f"Logits go through a ReLU{place(event)}: those below zero have no gradient"
-        if _through_relu(event)
-        else f"Probabilities are taken for logits{place(event)}: {event.message}"
-    ),
-    words=lambda event: RELU_WORDS if _through_relu(event) else None,
+    about="A softmax goes into something that normalises again: Categorical(logits=...),"
+    " cross_entropy, another softmax; or a sigmoid into a loss that takes logits; or logits go"
+    " through a ReLU first.",
+    ways=lambda run, event: RELU if str(event.detail.get("below")).startswith("Relu") else TWICE,
     each=False,
 )
 
@@ -132,13 +118,10 @@ fact(
     confirm: Print torch.autograd.grad(policy_loss, critic.parameters(), allow_unused=True): every
       entry must be None.
     """,
-    about=(
-        "The policy term trains the critic: it reaches the head that the value term trains, and the"
-        " head is stepped with that gradient."
-    ),
-    title=lambda event: (
-        f"The term {event.detail.get('term')!r} trains the critic: it reaches"
-        f" {event.detail.get('parameter')}, the head of {event.detail.get('into')!r}"
+    about="The policy term trains the critic: it reaches the head that the value term trains, and"
+    " the head is stepped with that gradient.",
+    ways=Way(
+        title="The term {term!r} trains the critic: it reaches {parameter}, the head of {into!r}"
     ),
     each=False,
 )

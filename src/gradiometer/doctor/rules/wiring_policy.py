@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 
 from gradiometer.doctor import thresholds
-from gradiometer.doctor.proofs import place, proved_events, proved_finding
-from gradiometer.doctor.rule import Draft, Skipped, Verdict, finding, too_short, unlogged
-from gradiometer.doctor.rules.wiring import wired
+from gradiometer.doctor.proofs import Way, told
+from gradiometer.doctor.rule import Skipped, Verdict, finding, rule, too_short, unlogged
 from gradiometer.doctor.rundata import RunData, Series
 from gradiometer.doctor.signs import enough, level, number, persists, shown, since
 from gradiometer.maths.means import mean_interval
-from gradiometer.records import Basis, Event, Evidence, Severity
+from gradiometer.records import Basis, Evidence, Severity
 from gradiometer.store.logs import Log
 from gradiometer.words import fmt
 
@@ -64,7 +63,7 @@ class _Largest:
     words: str
 
 
-@wired(
+@rule(
     "entropy-of-wrong-distribution",
     """
     cause: It is taken over another distribution than the one that is sampled: {named}. A bonus on
@@ -153,7 +152,18 @@ def _named(run: RunData, value: float) -> str:
     return f"even odds over some {math.exp(min(value, 50.0)):.2g} entries would give it"
 
 
-@wired(
+OTHER_ACTIONS = {
+    "axis": Way(
+        title="Probabilities add up to 1 over the samples, not over the actions{place}",
+        fix=(
+            "softmax(logits, dim=-1): over the actions of each sample, also where logits have rows",
+        ),
+    ),
+    "": Way(title="The loss has log-probs of actions that were never taken"),
+}
+
+
+@rule(
     "score-not-zero-mean",
     """
     cause: Under the policy that sampled, ∇ log π averages to zero over its actions, whatever they
@@ -172,9 +182,8 @@ def score_not_zero_mean(run: RunData) -> Verdict:
     """E[∇ log π(a)] = 0 over fresh actions, or log_prob is not that of the sampler. The audit
     resamples actions; a log shows it where the training logs score_z. Proved where the meter heard
     the environment: the actions of the loss are not those that were taken."""
-    facts = proved_events(run, "score-not-zero-mean")
-    if not isinstance(facts, Skipped) and facts:
-        return [_score(event) for event in facts]
+    if facts := told(run, "score-not-zero-mean", OTHER_ACTIONS):
+        return facts
     series = run.get("score_z")
     series = run.get("credit/score_z") if series is None else series
     if series is None or len(series.finite) < limits.min_scores:
@@ -202,17 +211,7 @@ def score_not_zero_mean(run: RunData) -> Verdict:
     )
 
 
-AXIS_FIX = "softmax(logits, dim=-1): over the actions of each sample, also where logits have rows"
-
-
-def _score(event: Event) -> Draft:
-    if event.detail.get("how") == "axis":
-        title = f"Probabilities add up to 1 over the samples, not over the actions{place(event)}"
-        return proved_finding(event, title, fix=(AXIS_FIX,))
-    return proved_finding(event, "The loss has log-probs of actions that were never taken")
-
-
-@wired(
+@rule(
     "actions-ignore-policy",
     """
     cause: The actions are not drawn from the policy whose log-probs are trained: an argmax, other
@@ -264,7 +263,7 @@ def actions_ignore_policy(run: RunData) -> Verdict:
     )
 
 
-@wired(
+@rule(
     "kl-gradient-wrong",
     """
     cause: Over samples of the policy itself E[∇ log π] = 0, so ∇k1 averages to nothing; ∇k2 is that
@@ -311,7 +310,7 @@ def kl_gradient_wrong(run: RunData) -> Verdict:
 LOOKED_AT = ("sampler_kl", "importance_weight", "ess", "kl_ref", "ratio/<statistic>")
 
 
-@wired(
+@rule(
     "sampler-mismatch",
     """
     cause: Sampler and trainer give the same tokens or actions different probabilities at the same
@@ -332,10 +331,9 @@ def sampler_mismatch(run: RunData) -> Verdict:
     every importance ratio is off before the first update. What goes off later is stale data.
     Proved where the meter saw the ratio before the first update.
     """
-    facts = proved_events(run, "sampler-mismatch")
-    if not isinstance(facts, Skipped) and facts:
-        title = "The policy that samples is not the one that trains"
-        return [proved_finding(event, title, severity="warn") for event in facts]
+    title = "The policy that samples is not the one that trains"
+    if facts := told(run, "sampler-mismatch", Way(title=title, severity="warn")):
+        return facts
     present = [template for template in LOOKED_AT if run.has(template)]
     if not present:
         return unlogged("sampler_kl")
@@ -346,7 +344,7 @@ def sampler_mismatch(run: RunData) -> Verdict:
         return None if long else too_short(found, limits.min_points)
     first, read = min(each.first_step or 0 for each in signs), signs[0].reading.partition(" ")[0]
     return finding(
-        f"The policy that samples is not the one that trains: {signs[0].series} is {read}",
+        f"{title}: {signs[0].series} is {read}",
         *signs,
         strength="strong",
         basis="statistical",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from gradiometer.doctor import thresholds
-from gradiometer.doctor.proofs import proved_events, proved_finding
+from gradiometer.doctor.proofs import Way, known_events, looked, proved_finding
 from gradiometer.doctor.replayed import (
     GAMMA,
     GROUPS,
@@ -19,13 +22,13 @@ from gradiometer.doctor.replayed import (
     set_discount,
     set_lengths,
 )
-from gradiometer.doctor.rule import Draft, Skipped, Verdict, finding, rule, words
+from gradiometer.doctor.rule import Draft, Skipped, Verdict, Words, proof, rule, sections, words
 from gradiometer.doctor.rundata import RunData
 from gradiometer.doctor.signs import number
 from gradiometer.maths.grouprecipes import GroupFit, Lengths, ReplayedGroups
 from gradiometer.maths.recipes import Fit, ReplayedRecipes
 from gradiometer.maths.targetrecipes import ReplayedTargets, TargetFit
-from gradiometer.records import Event, Evidence, Severity
+from gradiometer.records import Event, Evidence
 
 limits = thresholds.group("wiring_replay")
 
@@ -57,18 +60,19 @@ FIXES = {
     "values-for-advantages": "Put the advantages, not the values, into the policy's loss",
 }
 GROUP_FIXES = {
-    "not-centred": "Subtract the mean reward of the answers to the same prompt",
-    "not-centred-scaled": "Subtract the mean reward of the answers to the same prompt",
-    "groups-cut-wrongly": (
-        "Repeat prompts with repeat_interleave before rewards.view(-1, answers to a prompt), or cut"
-        " the groups the other way"
+    **dict.fromkeys(
+        ("not-centred", "not-centred-scaled"),
+        "Subtract the mean reward of the answers to the same prompt",
     ),
-    "groups-cut-wrongly-centred": (
+    **dict.fromkeys(
+        ("groups-cut-wrongly", "groups-cut-wrongly-centred"),
         "Repeat prompts with repeat_interleave before rewards.view(-1, answers to a prompt), or cut"
-        " the groups the other way"
+        " the groups the other way",
     ),
-    "wrong-spread": "Take mean and spread over the same axis: the answers to one prompt",
-    "wrong-mean": "Take mean and spread over the same axis: the answers to one prompt",
+    **dict.fromkeys(
+        ("wrong-spread", "wrong-mean"),
+        "Take mean and spread over the same axis: the answers to one prompt",
+    ),
     "over-variance": "Divide by the spread (std), not by the variance",
     **dict.fromkeys(
         (
@@ -91,168 +95,89 @@ GROUP_FIXES = {
         "Add nothing to the advantages: those of the answers to one prompt must add up to 0",
     ),
 }
-GROUP_WORDS = words(
+
+
+def _sections(text: str) -> dict[str, Words]:
+    """Words that end with where the mathematics stands, unless they refer to something else."""
+    replay = words("see: mathematics: Replay").references
+    known = sections(text)
+    return {name: replace(x, references=x.references or replay) for name, x in known.items()}
+
+
+TARGETS = _sections(
     """
-    cause: Advantages were computed again from the rewards of the answers and the prompts they
-      belong to, by the right recipe and by those people write by mistake. What the update really
-      gave to each answer is what {recipe} gives, and not what the right recipe gives.
-    confirm: Print rewards and advantages of the answers to one prompt; gradiometer replay shows
-      every recipe and how much of the update it explains.
-    see: mathematics: Replay
+    [ends-not-masked]
+    title: Targets of the value run on over the ends of episodes
+    cause: The target of a transition that ended its episode must be its reward: nothing follows.
+      Here the value of the next state was added to it, which belongs to another episode. Values
+      grow without a bound, and failing costs nothing.
+    fix: Multiply the value of the next state by (1 − terminated).
+    confirm: Print reward and target of the samples that ended an episode: they must be equal.
+    [targets-wrong]
+    title: Targets of the value are not what was paid
+    cause: The target of a transition that ended its episode must be its reward. Here it is
+      something else, that no scale of rewards explains: a sum of the wrong sign or order, values
+      and returns exchanged, or rows of different samples.
+    fix: Compute returns as advantages + values, or r + γ·(1 − terminated)·V(next).
+    fix: Index values, returns and observations with the same indices.
+    confirm: Print reward and target of the samples that ended an episode: they must be equal.
+    [reward-missing]
+    title: The reward is not in the targets of the value
+    cause: The target of a transition that ended its episode is its reward. Here it is 0, although
+      something else was paid.
+    fix: Add the reward of the step to the discounted value of the next state.
+    fix: Look for a reward that is stored as 0 or an integer, clipped or masked away.
+    confirm: Print reward and target of the samples that ended an episode: they must be equal.
+    [rewards-of-others]
+    title: Targets of the value have the rewards of other samples
+    cause: Observations, actions and rewards of a batch must be of the same transitions. Here the
+      reward in a target is the one that was paid in the row beside it: an array was rolled,
+      shuffled or indexed by itself.
+    fix: Index observations, actions, rewards and ends with the same indices.
+    confirm: Store the number of the step beside each sample and print it with the target.
+    [reward-alone]
+    title: Targets of the value have no discounted future: they are the reward alone
+    cause: The target of a transition that goes on is r + γ·V(next). Here it is r, in every sample:
+      the discount that reaches the target is 0, or its mask says that every step ends the episode.
+      Actions are valued by their next reward only.
+    fix: Hand the discount of the settings on to the targets.
+    fix: Look at the mask: 1 − terminated must be 1 where the episode goes on.
+    confirm: Print reward and target of samples that did not end an episode: they must differ.
+    [target-attached]
+    title: The target of the value is trained along with it: it is not detached
+    cause: The error of the value has a gradient on both sides: the next state's value is moved
+      towards this one's as much as the other way round. Values shrink together, and what is paid
+      late arrives slowly or never.
+    fix: Detach the target, td_target.detach(), or compute it under torch.no_grad().
+    confirm: Print td_target.requires_grad before the loss; it must be False.
+    [output-bounded]
+    title: The output of the values cannot reach their targets
+    cause: The last layer of the values ends in an activation that gives only a part of all numbers,
+      and most targets lie beyond it. The values stay at its edge, where hardly any gradient is
+      left.
+    fix: Take the activation after the last layer of the critic out; values are any number.
+    fix: Or scale rewards so that returns lie where the activation reaches.
+    confirm: Print the largest and the smallest value and target of a batch.
+    [clip-largest]
+    title: The clip of the ratio bounds nothing: the larger of both objectives is taken
+    cause: Of the objective and its clipped twin PPO takes the smaller one, so that nothing is
+      gained by going further than the clip. Here the larger one counts: the clip holds back no
+      sample, and steps back to the old policy are not made. A loss whose sign is wrong as a whole
+      looks the same.
+    fix: -torch.min(ratio * advantage, clipped * advantage), or torch.max of the negated ones.
+    confirm: Log the largest ratio of an update: it leaves the clip's range further and further.
+    see: arXiv 1707.06347
+    [actor-sampled]
+    title: The actor's loss does not go through its critic: actions are drawn without their gradient
+    cause: The actor's loss has what the critic thinks of its actions, and no gradient comes back
+      from there: actions were drawn with sample, or detached. Only the term of the entropy moves
+      the actor, away from what is paid.
+    fix: Draw with rsample() where the actor is trained, and do not detach the action.
+    confirm: Print action.requires_grad before the critic is asked for the actor's loss; it must be
+      True.
     """
 )
-PADDING_WORDS = words(
-    """
-    cause: The program has a mask of the tokens that count, and tokens outside it are pushed up and
-      down like the others. What was generated after the end, or the prompt, is trained.
-    fix: Multiply the loss of each token by the mask before it is summed, and divide by the sum of
-      the mask.
-    confirm: Print the gradient of the loss by the log-probabilities times (1 − mask): it must be 0.
-    see: mathematics: Replay
-    """
-)
-LENGTH_WORDS = words(
-    """
-    cause: The settings name how the loss is averaged over tokens and answers, and the update is
-      that of the other way. Averaged within each answer, long ones count less for each token; over
-      all tokens, long answers count more.
-    fix: Average as the settings say, or change the setting.
-    confirm: Print the gradient of the loss by the log-probabilities of a short and a long answer
-      with the same advantage.
-    see: mathematics: Replay
-    """
-)
-TARGETS = {
-    "ends-not-masked": (
-        "Targets of the value run on over the ends of episodes",
-        words(
-            """
-            cause: The target of a transition that ended its episode must be its reward: nothing
-              follows. Here the value of the next state was added to it, which belongs to another
-              episode. Values grow without a bound, and failing costs nothing.
-            fix: Multiply the value of the next state by (1 − terminated).
-            confirm: Print reward and target of the samples that ended an episode: they must be
-              equal.
-            see: mathematics: Replay
-            """
-        ),
-    ),
-    "targets-wrong": (
-        "Targets of the value are not what was paid",
-        words(
-            """
-            cause: The target of a transition that ended its episode must be its reward. Here it is
-              something else, that no scale of rewards explains: a sum of the wrong sign or order,
-              values and returns exchanged, or rows of different samples.
-            fix: Compute returns as advantages + values, or r + γ·(1 − terminated)·V(next).
-            fix: Index values, returns and observations with the same indices.
-            confirm: Print reward and target of the samples that ended an episode: they must be
-              equal.
-            see: mathematics: Replay
-            """
-        ),
-    ),
-    "reward-missing": (
-        "The reward is not in the targets of the value",
-        words(
-            """
-            cause: The target of a transition that ended its episode is its reward. Here it is 0,
-              although something else was paid.
-            fix: Add the reward of the step to the discounted value of the next state.
-            fix: Look for a reward that is stored as 0 or an integer, clipped or masked away.
-            confirm: Print reward and target of the samples that ended an episode: they must be
-              equal.
-            see: mathematics: Replay
-            """
-        ),
-    ),
-    "rewards-of-others": (
-        "Targets of the value have the rewards of other samples",
-        words(
-            """
-            cause: Observations, actions and rewards of a batch must be of the same transitions.
-              Here the reward in a target is the one that was paid in the row beside it: an array
-              was rolled, shuffled or indexed by itself.
-            fix: Index observations, actions, rewards and ends with the same indices.
-            confirm: Store the number of the step beside each sample and print it with the target.
-            see: mathematics: Replay
-            """
-        ),
-    ),
-    "reward-alone": (
-        "Targets of the value have no discounted future: they are the reward alone",
-        words(
-            """
-            cause: The target of a transition that goes on is r + γ·V(next). Here it is r, in every
-              sample: the discount that reaches the target is 0, or its mask says that every step
-              ends the episode. Actions are valued by their next reward only.
-            fix: Hand the discount of the settings on to the targets.
-            fix: Look at the mask: 1 − terminated must be 1 where the episode goes on.
-            confirm: Print reward and target of samples that did not end an episode: they must
-              differ.
-            see: mathematics: Replay
-            """
-        ),
-    ),
-    "target-attached": (
-        "The target of the value is trained along with it: it is not detached",
-        words(
-            """
-            cause: The error of the value has a gradient on both sides: the next state's value is
-              moved towards this one's as much as the other way round. Values shrink together, and
-              what is paid late arrives slowly or never.
-            fix: Detach the target, td_target.detach(), or compute it under torch.no_grad().
-            confirm: Print td_target.requires_grad before the loss; it must be False.
-            see: mathematics: Replay
-            """
-        ),
-    ),
-    "output-bounded": (
-        "The output of the values cannot reach their targets",
-        words(
-            """
-            cause: The last layer of the values ends in an activation that gives only a part of all
-              numbers, and most targets lie beyond it. The values stay at its edge, where hardly any
-              gradient is left.
-            fix: Take the activation after the last layer of the critic out; values are any number.
-            fix: Or scale rewards so that returns lie where the activation reaches.
-            confirm: Print the largest and the smallest value and target of a batch.
-            see: mathematics: Replay
-            """
-        ),
-    ),
-    "clip-largest": (
-        "The clip of the ratio bounds nothing: the larger of both objectives is taken",
-        words(
-            """
-            cause: Of the objective and its clipped twin PPO takes the smaller one, so that nothing
-              is gained by going further than the clip. Here the larger one counts: the clip holds
-              back no sample, and steps back to the old policy are not made. A loss whose sign is
-              wrong as a whole looks the same.
-            fix: -torch.min(ratio * advantage, clipped * advantage), or torch.max of the negated
-              ones.
-            confirm: Log the largest ratio of an update: it leaves the clip's range further and
-              further.
-            see: arXiv 1707.06347
-            """
-        ),
-    ),
-    "actor-sampled": (
-        "The actor's loss does not go through its critic: actions are drawn without their gradient",
-        words(
-            """
-            cause: The actor's loss has what the critic thinks of its actions, and no gradient comes
-              back from there: actions were drawn with sample, or detached. Only the term of the
-              entropy moves the actor, away from what is paid.
-            fix: Draw with rsample() where the actor is trained, and do not detach the action.
-            confirm: Print action.requires_grad before the critic is asked for the actor's loss; it
-              must be True.
-            see: mathematics: Replay
-            """
-        ),
-    ),
-}
-"""Title and words."""
+"""What the meter proves of targets and losses, by the recipe it noted."""
 VAGUE, CLIP = "targets-wrong", "clip-largest"
 """What a replay may tell better: whether it is the sign of the whole loss."""
 TARGET_FIXES = {
@@ -283,34 +208,42 @@ TARGET_FIXES = {
     ),
 }
 """By recipe of a target that is wrong."""
-MILDER: dict[str, Severity] = {
-    "twins-mean": "warn",
-    "double-exchanged": "warn",
-    "entropy-missing": "warn",
-}
+MILDER = ("twins-mean", "double-exchanged", "entropy-missing")
 """Some papers do this on purpose."""
-TARGET_WORDS = words(
+SAID = _sections(
     """
+    [groups]
+    cause: Advantages were computed again from the rewards of the answers and the prompts they
+      belong to, by the right recipe and by those people write by mistake. What the update really
+      gave to each answer is what {recipe} gives, and not what the right recipe gives.
+    confirm: Print rewards and advantages of the answers to one prompt; gradiometer replay shows
+      every recipe and how much of the update it explains.
+    [padding]
+    cause: The program has a mask of the tokens that count, and tokens outside it are pushed up and
+      down like the others. What was generated after the end, or the prompt, is trained.
+    fix: Multiply the loss of each token by the mask before it is summed, and divide by the sum of
+      the mask.
+    confirm: Print the gradient of the loss by the log-probabilities times (1 − mask): it must be 0.
+    [lengths]
+    cause: The settings name how the loss is averaged over tokens and answers, and the update is
+      that of the other way. Averaged within each answer, long ones count less for each token; over
+      all tokens, long answers count more.
+    fix: Average as the settings say, or change the setting.
+    confirm: Print the gradient of the loss by the log-probabilities of a short and a long answer
+      with the same advantage.
+    [targets]
     cause: Targets were put together again from the rewards and from what the networks of this
       training said of the next observations. What the values are trained towards is what the recipe
       {recipe} gives, to the last digit.
     confirm: Print targets, rewards and what the networks say of the next observations for one
       batch; gradiometer replay shows every recipe and how much of the targets it explains.
-    see: mathematics: Replay
-    """
-)
-DISCOUNT_WORDS = words(
-    """
+    [discount]
     cause: The discount is what the value of the next state is multiplied with in the targets,
       fitted to rewards and to what the networks said of the next observations. The settings name
       another one, which is not used there.
     fix: Hand the discount of the settings on to the targets, or change the setting.
     confirm: Print the discount where the targets are computed.
-    see: mathematics: Replay
-    """
-)
-TRACE_WORDS = words(
-    """
+    [traces]
     cause: The program sets a trace decay (λ of GAE), and the advantages of the update end with the
       next step, as with a decay of 0. What is paid later reaches an action through the critic
       alone.
@@ -320,25 +253,17 @@ TRACE_WORDS = words(
       γλ·A_{t+1} must be δ_t.
     see: arXiv 1506.02438
     see: mathematics: Replay
-    """
-)
-VALUE_WORDS = words(
-    """
+    [values]
     cause: The target of a value is what is paid from its state on, and here it is something else.
       A baseline like that does not follow the returns, and advantages are made of it.
     fix: Train the value towards returns = advantages + values of the rollout, or r + γ·V(next).
     confirm: Print values and targets at the start and at the end of a long episode; both must fall
       as its end comes near.
-    see: mathematics: Replay
-    """
-)
-NO_DISCOUNT_WORDS = words(
-    """
+    [no-discount]
     cause: The program sets the discount to 0, so an action is credited with its own reward alone.
       Here every action is given the same, whatever came of it.
     fix: Set the discount (gamma): 0.99 is usual.
     confirm: Print the returns of one episode; they must fall towards its end where each step pays.
-    see: mathematics: Replay
     """
 )
 BARE = ("returns", "no-baseline")
@@ -365,68 +290,72 @@ SIGN = "Turn the sign: the loss is −(log-prob × advantage), which the optimiz
 def recipe_mismatch(run: RunData) -> Verdict:
     """A wrong recipe explains the credit of the first epoch, and no right one does; or the targets
     of values are not what was paid."""
-    events = proved_events(run, "recipe-mismatch")
-    told = [] if isinstance(events, Skipped) else events
+    told = known_events(run, "recipe-mismatch")
     known = [each for each in told if each.detail.get("recipe") in TARGETS]
     if number(run.fact(*GAMMA)) == 0.0:  # as it is meant
         known = [each for each in known if each.detail["recipe"] != "reward-alone"]
     plain = [each for each in known if each.detail["recipe"] not in (VAGUE, CLIP)]
     if plain:
-        return _targets(plain[-1])
-    if (targets := replayed_targets(run)) is not None:
-        draft = _of_target_recipes(targets, run)
-        if draft is not None:
-            return draft
-    if (draft := _of_values(run)) is not None:
+        return _noted(plain[-1])
+    targets = replayed_targets(run)
+    draft = (None if targets is None else _of_targets(targets, run)) or _of_values(run)
+    if draft is not None:
         return draft
     if vague := [each for each in known if each.detail["recipe"] == VAGUE]:
-        return _targets(vague[-1])
+        return _noted(vague[-1])
     if (groups := replayed_groups(run)) is not None:
         return _of_groups(groups, set_lengths(run))
     # credit is told apart by observations: beside other ones it is of other samples
-    found = None if _beside_others(run) else replayed(run)
-    if known and (found is None or found.wrong is None):
-        return _targets(known[-1])
-    wrong = None if found is None else found.wrong
-    if wrong is None and (draft := _of_settings(run)) is not None:
+    beside = any(known_events(run, id) for id in ("misaligned-data", "score-not-zero-mean"))
+    found = None if beside else replayed(run)
+    if found is not None and found.wrong is not None:
+        return _of_advantages(found, found.wrong)
+    if known:
+        return _noted(known[-1])
+    if (draft := _of_settings(run)) is not None:
         return draft
-    if found is None or wrong is None:
-        checked = any(each is not None and each.checked for each in (found, targets))
-        if checked or not isinstance(events, Skipped):
-            return None
-        return Skipped(why=NOTHING_KEPT if found is None and targets is None else NOTHING_FITS)
-    return _of_advantages(found, wrong)
+    checked = any(each is not None and each.checked for each in (found, targets))
+    if checked or looked(run, "recipe-mismatch"):
+        return None
+    return Skipped(why=NOTHING_KEPT if found is None and targets is None else NOTHING_FITS)
+
+
+def _noted(event: Event) -> Draft:
+    said = TARGETS[event.detail["recipe"]]
+    return proved_finding(event, Way(title=said.title, words=said))
+
+
+def _replayed(title: str, table: str, reading: str, said: str | None = None, **more: Any) -> Draft:
+    """What was computed again from a table of the run; it was so from the start."""
+    evidence = Evidence(series=table, reading=reading)
+    own = None if said is None else SAID[said]
+    return proof(title, evidence, since_step=0, words=own, **more)
+
+
+def _explains(found: ReplayedRecipes | ReplayedGroups, wrong: Fit | GroupFit) -> str:
+    right = 0.0 if found.right.flipped else found.right.r2
+    return (
+        f"Advantages {said(wrong)} explain {wrong.r2:.1%} of this update, as they should be"
+        f" {right:.1%}"
+    )
 
 
 def _of_advantages(found: ReplayedRecipes, wrong: Fit) -> Draft:
     """A wrong recipe that explains the update."""
-    right = 0.0 if found.right.flipped else found.right.r2
-    explained = (
-        f"Advantages {said(wrong)} explain {wrong.r2:.1%} of this update, as they should be"
-        f" {right:.1%}"
-    )
+    title, right = _explains(found, wrong), 0.0 if found.right.flipped else found.right.r2
     if right >= limits.nearly:
-        explained = (
+        title = (
             f"Advantages {said(wrong)}: exact on {found.samples} samples, as they should be they"
             f" are off by {(1.0 - right) ** 0.5:.1%} of their spread"
         )
-    return finding(
-        explained,
-        Evidence(
-            series=TABLE,
-            reading=f"{found.samples} samples of first epochs; R² on the half that was held back",
-        ),
+    return _replayed(
+        title,
+        TABLE,
+        f"{found.samples} samples of first epochs; R² on the half that was held back",
         severity="warn" if wrong.recipe.name in BARE and not wrong.flipped else "critical",
-        basis="proved",
-        since_step=0,
-        fix=(SIGN,) if wrong.flipped else (FIXES.get(wrong.recipe.name, FIXES["no-baseline"]),),
+        fix=(SIGN if wrong.flipped else FIXES.get(wrong.recipe.name, FIXES["no-baseline"]),),
         recipe=said(wrong),
     )
-
-
-def _beside_others(run: RunData) -> bool:
-    events = (proved_events(run, id) for id in ("misaligned-data", "score-not-zero-mean"))
-    return any(isinstance(each, list) and each for each in events)
 
 
 def _of_values(run: RunData) -> Draft | None:
@@ -435,109 +364,70 @@ def _of_values(run: RunData) -> Draft | None:
     if values is None or values.wrong is None:
         return None
     off = (1.0 - max(values.right.r2, 0.0)) ** 0.5
-    return finding(
+    return _replayed(
         f"Values are trained towards {values.wrong.recipe.words}: exact on {values.samples}"
         f" samples, returns are off by {off:.1%} of their spread",
-        Evidence(series=TABLE, reading=f"{values.samples} samples of first backward calls"),
-        severity="critical",
-        basis="proved",
-        since_step=0,
-        words=VALUE_WORDS,
+        TABLE,
+        f"{values.samples} samples of first backward calls",
+        "values",
     )
 
 
 def _of_settings(run: RunData) -> Draft | None:
     """What the program's own settings say, and the update does not have; or has, and should not."""
     if (lost := lost_traces(run)) is not None:
-        return finding(
+        return _replayed(
             f"Advantages have no trace decay, the program sets {lost.decay:g}: without one they"
             f" explain {lost.r2:.1%} of this update, with it {lost.r2_set:.1%}",
-            Evidence(series=TABLE, reading=f"{lost.samples} samples of first epochs"),
+            TABLE,
+            f"{lost.samples} samples of first epochs",
+            "traces",
             severity="warn",
-            basis="proved",
-            since_step=0,
-            words=TRACE_WORDS,
         )
     alike = is_credited_alike(run) if seen_setting(run, "gamma") == 0.0 else None
     if alike is None:
         return None
-    return finding(
-        f"The discount is 0, and all of {alike} samples were given the same",
-        Evidence(series=TABLE, reading=f"{alike} samples of first epochs, and what each was given"),
-        severity="critical",
-        basis="proved",
-        since_step=0,
-        words=NO_DISCOUNT_WORDS,
-    )
+    reading = f"{alike} samples of first epochs, and what each was given"
+    title = f"The discount is 0, and all of {alike} samples were given the same"
+    return _replayed(title, TABLE, reading, "no-discount")
 
 
 def _of_groups(found: ReplayedGroups, expected: Lengths | None) -> Draft | None:
-    evidence = Evidence(
-        series=GROUPS, reading=f"{found.samples} answers of first passes, and what each was given"
-    )
+    reading = f"{found.samples} answers of first passes, and what each was given"
     if (wrong := found.wrong) is not None:
-        right = 0.0 if found.right.flipped else found.right.r2
-        return finding(
-            f"Advantages {said(wrong)} explain {wrong.r2:.1%} of this update, as they should be"
-            f" {right:.1%}",
-            evidence,
-            severity="critical",
-            basis="proved",
-            since_step=0,
-            words=GROUP_WORDS,
-            fix=(SIGN,) if wrong.flipped else (GROUP_FIXES[wrong.recipe.name],),
-            recipe=said(wrong),
-        )
+        fix = SIGN if wrong.flipped else GROUP_FIXES[wrong.recipe.name]
+        title, recipe = _explains(found, wrong), said(wrong)
+        return _replayed(title, GROUPS, reading, "groups", fix=(fix,), recipe=recipe)
     if expected is not None and found.weighs_otherwise(expected):
-        return _lengths(found, expected, evidence)
+        other = "tokens" if expected == "answers" else "answers"
+        title = (
+            f"Long and short answers weigh otherwise than set: {other} that weigh the same explain"
+            f" {found.right.r2:.1%} of this update, {expected} {found.by_lengths[expected]:.1%}"
+        )
+        return _replayed(title, GROUPS, reading, "lengths")
     if not found.is_on_padding:
         return None
     assert found.on_padding is not None
-    return finding(
-        f"Tokens that do not count are trained: {found.on_padding:.0%} of those outside the mask"
-        " have a gradient",
-        evidence,
-        severity="critical",
-        basis="proved",
-        since_step=0,
-        words=PADDING_WORDS,
-    )
+    title = f"{found.on_padding:.0%} of those outside the mask have a gradient"
+    return _replayed(f"Tokens that do not count are trained: {title}", GROUPS, reading, "padding")
 
 
-def _lengths(found: ReplayedGroups, expected: Lengths, evidence: Evidence) -> Draft:
-    other = "tokens" if expected == "answers" else "answers"
-    return finding(
-        f"Long and short answers weigh otherwise than set: {other} that weigh the same explain"
-        f" {found.right.r2:.1%} of this update, {expected} {found.by_lengths[expected]:.1%}",
-        evidence,
-        severity="critical",
-        basis="proved",
-        since_step=0,
-        words=LENGTH_WORDS,
-    )
-
-
-def _targets(event: Event) -> Draft:
-    title, told = TARGETS[event.detail["recipe"]]
-    return proved_finding(event, title, words=told)
-
-
-def _of_target_recipes(found: ReplayedTargets, run: RunData) -> Draft | None:
+def _of_targets(found: ReplayedTargets, run: RunData) -> Draft | None:
     """A recipe that is wrong, or a discount that is not that of the settings."""
-    evidence = Evidence(
-        series=TARGET_BATCHES,
-        reading=f"{found.samples} samples with what was said of their next observations; R² on the"
-        " half that was held back",
-    )
     wrong = found.wrong
-    if wrong is not None and not _is_meant(wrong, run):
-        return finding(
+    reading = (
+        f"{found.samples} samples with what was said of their next observations; R² on the half"
+        " that was held back"
+    )
+    # the settings may say that the entropy is left out
+    meant = run.fact("backup_entropy") in (False, "False")
+    if wrong is not None and not (wrong.recipe.name == "entropy-missing" and meant):
+        return _replayed(
             f"Targets {wrong.recipe.words}: exact on {found.samples} samples{_beside(found)}",
-            evidence,
-            severity=MILDER.get(wrong.recipe.name, "critical"),
-            basis="proved",
-            since_step=0,
-            words=TARGET_WORDS,
+            TARGET_BATCHES,
+            reading,
+            "targets",
+            severity="warn" if wrong.recipe.name in MILDER else "critical",
             fix=(TARGET_FIXES[wrong.recipe.name],),
             recipe=f"“{wrong.recipe.words}”",
         )
@@ -546,19 +436,9 @@ def _of_target_recipes(found: ReplayedTargets, run: RunData) -> Draft | None:
         expected = seen
     if made is None or expected is None or abs(made.gamma - expected) <= limits.near_discount:
         return None
-    return finding(
-        f"Targets have a discount of {made.gamma:.4g}, the settings say {expected:g}",
-        evidence,
-        severity="info" if abs(made.gamma - 1.0) <= limits.near_discount else "warn",
-        basis="proved",
-        since_step=0,
-        words=DISCOUNT_WORDS,
-    )
-
-
-def _is_meant(fit: TargetFit, run: RunData) -> bool:
-    """The settings say that the entropy is left out."""
-    return fit.recipe.name == "entropy-missing" and run.fact("backup_entropy") in (False, "False")
+    title = f"Targets have a discount of {made.gamma:.4g}, the settings say {expected:g}"
+    severity = "info" if abs(made.gamma - 1.0) <= limits.near_discount else "warn"
+    return _replayed(title, TARGET_BATCHES, reading, "discount", severity=severity)
 
 
 def _beside(found: ReplayedTargets) -> str:
