@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -201,12 +202,25 @@ def theil_sen(steps: npt.ArrayLike, y: npt.ArrayLike) -> float:
         return math.nan
     if t.size > MAX_PAIRWISE:
         return float(np.median((values[-half:] - values[:half]) / (t[-half:] - t[:half])))
-    return float(np.median(_differences(values) / _differences(t)))
+    slopes = _differences(values)
+    slopes /= _gaps((t - t[0]).tobytes())
+    return float(np.median(slopes, overwrite_input=True))
 
 
 def _differences(x: Array) -> Array:
     """x_i − x_j for all i > j, of x [T]: [T(T−1)/2]."""
-    return (x[:, None] - x)[np.tri(x.size, k=-1, dtype=np.bool_)]
+    return (x[:, None] - x)[_below_diagonal(x.size)]
+
+
+@lru_cache(maxsize=4)
+def _below_diagonal(size: int) -> npt.NDArray[np.bool_]:
+    return np.tri(size, k=-1, dtype=np.bool_)
+
+
+@lru_cache(maxsize=1)
+def _gaps(content: bytes) -> Array:
+    """The differences of steps: the series of a run have them in common."""
+    return _differences(np.frombuffer(content))
 
 
 def drift(
@@ -394,35 +408,58 @@ def _phi_of_gaps(rho: float, gap: Array) -> float:
 
 def _lomb_scargle(t: Array, x: Array) -> tuple[Array, Array]:
     """Frequencies [K] and what each takes off the variance of x, where white noise is Exp(1)."""
-    n = x.size
+    of = _waves(t.tobytes())
+    x = x - x.mean()
+    # einsum, not @: BLAS would wake its threads, which cost 10 ms beside a busy training loop.
+    xc, xs = np.einsum("wkt,t->wk", of.waves, x)
+    determinant = of.cc * of.ss - of.cs * of.cs
+    # At half the sampling rate sine and cosine are one wave: no system of two to solve.
+    two = determinant > 1e-3 * x.size * x.size / 4.0
+    both = xc**2 * of.ss + xs**2 * of.cc - 2.0 * xc * xs * of.cs
+    both /= np.where(two, determinant, 1.0)
+    one = (xc**2 + xs**2) / (of.cc + of.ss)
+    return of.frequencies, 0.5 * np.where(two, both, one) / (float(x @ x) / (x.size - 1))
+
+
+class _Waves(NamedTuple):
+    """The waves of all frequencies at some steps, and their products about their means, each
+    [K]."""
+
+    frequencies: Array
+    waves: Array
+    """Cosines and sines, [2, K, T]."""
+    cc: Array
+    ss: Array
+    cs: Array
+
+
+@lru_cache(maxsize=1)
+def _waves(content: bytes) -> _Waves:
+    """Of steps that the series of a run have in common, as bytes."""
+    t = np.frombuffer(content)
+    n = t.size
     spacing = 1.0 / (OVERSAMPLING * float(t[-1] - t[0]))
     first = math.ceil(MIN_CYCLES * OVERSAMPLING)
     last = int(0.5 / float(np.median(np.diff(t))) / spacing + 1e-6)
     last = min(last, int(OVERSAMPLING * n))  # bursts: no more frequencies than points tell apart
     # Powers of one wave are the waves of all frequencies, at a tenth of the price of as many sines.
-    waves = np.vander(np.exp(2j * np.pi * spacing * t), last + 1, increasing=True)[:, first:]
-    x = x - x.mean()
-    # einsum, not @: BLAS would wake its threads, which cost 10 ms beside a busy training loop.
-    xw = np.einsum("t,tk->k", x, waves)
-    mean = waves.mean(axis=0)
-    square = np.einsum("tk,tk->k", waves, waves)
-    cc = 0.5 * (n + square.real) - n * mean.real**2
-    ss = 0.5 * (n - square.real) - n * mean.imag**2
-    cs = 0.5 * square.imag - n * mean.real * mean.imag
-    determinant = cc * ss - cs * cs
-    # At half the sampling rate sine and cosine are one wave: no system of two to solve.
-    two = determinant > 1e-3 * n * n / 4.0
-    both = xw.real**2 * ss + xw.imag**2 * cc - 2.0 * xw.real * xw.imag * cs
-    both /= np.where(two, determinant, 1.0)
-    one = (xw.real**2 + xw.imag**2) / (cc + ss)
-    power = 0.5 * np.where(two, both, one) / (float(x @ x) / (n - 1))
-    return spacing * np.arange(first, last + 1, dtype=np.float64), power
+    powers = np.vander(np.exp(2j * np.pi * spacing * t), last + 1, increasing=True)[:, first:].T
+    waves = np.stack([powers.real, powers.imag])
+    (c, s), (mean_c, mean_s) = waves, waves.mean(axis=2)
+    return _Waves(
+        frequencies=spacing * np.arange(first, last + 1, dtype=np.float64),
+        waves=waves,
+        cc=np.einsum("kt,kt->k", c, c) - n * mean_c**2,
+        ss=np.einsum("kt,kt->k", s, s) - n * mean_s**2,
+        cs=np.einsum("kt,kt->k", c, s) - n * mean_c * mean_s,
+    )
 
 
 def _level_around(power: Array) -> Array:
     """The noise at each frequency, by the median around it: 1 where the whitening was right."""
     padded = np.pad(power, NEIGHBOURS, mode="reflect")
-    return array(np.median(sliding_window_view(padded, 2 * NEIGHBOURS + 1), axis=1) / math.log(2.0))
+    windows = sliding_window_view(padded, 2 * NEIGHBOURS + 1)
+    return array(np.partition(windows, NEIGHBOURS, axis=1)[:, NEIGHBOURS] / math.log(2.0))
 
 
 def _peak_probability(score: float, *, points: int, frequencies: int) -> float:
