@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from itertools import compress
 from typing import Any, TypeAlias
 
@@ -51,6 +52,7 @@ __all__ = ["BlockHistory", "BlockValues", "Directions", "Ring", "StepAnalysis", 
 Reduced: TypeAlias = dict[Statistic, Numbers]
 """A number a block."""
 
+MOST_LAYOUTS = 64  # which metrics a step writes: few combinations
 SKETCH_BETA = 0.9
 COSINES = 100  # measured steps that the band of cosines of noise is read off
 WINDOW = 8  # measured steps; on noise alone their alignment is 1/√8 = 0.35
@@ -73,16 +75,43 @@ class BlockValues:
     def __init__(self, blocks: Blocks, shapes: Sequence[tuple[int, ...]]) -> None:
         self.blocks = blocks
         self.reducer = BlockReducer(blocks, shapes)
-        self._names = cache(
-            lambda metric: tuple(f"grad/{block}/{metric}" for block in blocks.names)
+        self._small = self.reducer.sizes <= SAMPLE_SIZE
+        self._names = lru_cache(MOST_LAYOUTS)(self._names_of)
+        self._rows: list[tuple[str, Numbers, Mask]] = []
+
+    def write(self, metric: str, numbers: Numbers, where: Mask) -> None:
+        """Keep `grad/<block>/<metric>` for the blocks in `where`: of all, or of the first ones."""
+        self._rows.append((metric, numbers, where))
+
+    def take(self) -> dict[str, float]:
+        """What was written, by name: a step has the same names again and again."""
+        rows, self._rows = self._rows, []
+        if not rows:
+            return {}
+        metrics, numbers, where = zip(*rows, strict=True)
+        named = zip(
+            self._names(metrics, tuple(map(len, numbers))),
+            np.concatenate(numbers).tolist(),
+            strict=True,
         )
+        return dict(compress(named, np.concatenate(where).tolist()))
 
-    def write(self, values: dict[str, float], metric: str, numbers: Numbers, where: Mask) -> None:
-        """Add `grad/<block>/<metric>` for the blocks in `where`."""
-        named = zip(self._names(metric), numbers.tolist(), strict=True)
-        values.update(compress(named, where.tolist()))
+    def _names_of(self, metrics: tuple[str, ...], lengths: tuple[int, ...]) -> list[str]:
+        return [
+            f"grad/{block}/{metric}"
+            for metric, length in zip(metrics, lengths, strict=True)
+            for block in self.blocks.names[:length]
+        ]
 
-    def write_statistics(self, values: dict[str, float], fetched: Fetched) -> Reduced:
+    def written(self, metric: str) -> dict[str, float]:
+        """The numbers of this step by block."""
+        for name, numbers, where in self._rows:
+            if name == metric:
+                named = zip(self.blocks.names, numbers.tolist(), strict=False)
+                return dict(compress(named, where.tolist()))
+        return {}
+
+    def write_statistics(self, fetched: Fetched) -> Reduced:
         """Every statistic by block; those that are metrics by themselves are written."""
         reduced: Reduced = {}
         for each in statistics.STATISTICS:
@@ -91,56 +120,56 @@ class BlockValues:
             present = fetched.present[each]
             reduced[each] = each.reduce(self.reducer, fetched.values[each], present)
             if each.metric is not None:
-                self.write(values, each.metric, reduced[each], self.reducer.any(present))
+                self.write(each.metric, reduced[each], self.reducer.any(present))
         return reduced
 
-    def extremes(self, values: dict[str, float], fetched: Fetched) -> None:
+    def extremes(self, fetched: Fetched, nonfinite: Mask) -> None:
         """`max_abs`, and `nonfinite`: how many tensors of a block hold a NaN or an Inf."""
         present = fetched.present[RAW]
         max_abs = np.maximum(np.abs(fetched.values[LOW]), np.abs(fetched.values[HIGH]))
         there = self.reducer.any(present)
-        self.write(values, "max_abs", self.reducer.largest(max_abs, present), there)
-        self.write(values, "nonfinite", self.reducer.counts(fetched.nonfinite), there)
+        self.write("max_abs", self.reducer.largest(max_abs, present), there)
+        self.write("nonfinite", self.reducer.counts(nonfinite), there)
 
-    def clipped(self, values: dict[str, float], fetched: Fetched, current: Round) -> Numbers:
+    def clipped(self, fetched: Fetched, current: Round) -> Numbers:
         """`norm/clipped`; returns the gradient norms as the optimizer saw them, by parameter."""
         raw, present = fetched.values[RAW], fetched.present[RAW]
-        factors, clipped = np.ones(len(raw)), np.zeros(len(raw), dtype=np.bool_)
+        seen, clipped = raw, np.zeros(len(raw), dtype=np.bool_)
         for clip in current.clips:
-            clipped[list(clip.indices)] = True
+            at = _at(clip.indices, len(raw))
+            clipped[at] = True
             if clip.call.kind == "norm":
-                factors[list(clip.indices)] *= clip.factor(fetched)
+                seen = seen.copy() if seen is raw else seen
+                seen[at] *= clip.factor(fetched)
         # Measured again where something else changed a gradient after the clip.
-        seen = fetched.get(CLIPPED, raw * factors)
-        if clipped.any():
+        seen = fetched.get(CLIPPED, seen)
+        if current.clips:
             there = self.reducer.any(clipped & present)
-            self.write(values, "norm/clipped", self.reducer.norms(seen, present), there)
+            self.write("norm/clipped", self.reducer.norms(seen, present), there)
         return seen
 
-    def ratios(self, values: dict[str, float], fetched: Fetched, reduced: Reduced) -> None:
+    def ratios(self, fetched: Fetched, reduced: Reduced) -> None:
         """What is made of two statistics: `update_ratio`, `sign_agreement`, `participation`."""
         if UPDATE in reduced:
             moved, size = reduced[UPDATE], reduced[WEIGHT]
             # A block of zeros (fresh biases) has no ratio: missing, not infinite.
             sized = self.reducer.any(fetched.present[UPDATE]) & (size > 0)
-            ratio = np.divide(moved, size, out=np.zeros_like(moved), where=sized)
-            self.write(values, "update_ratio", ratio, sized)
+            self.write("update_ratio", moved / size, sized)
         if COMPARED in reduced:
             compared = reduced[COMPARED]
-            agreeing = _ratio(reduced[AGREEING], compared)
-            self.write(values, "sign_agreement", agreeing, compared > 0)
+            self.write("sign_agreement", reduced[AGREEING] / compared, compared > 0)
         participation = self._participation(fetched, reduced[RAW])
-        self.write(values, "participation", participation, np.isfinite(participation))
+        self.write("participation", participation, np.isfinite(participation))
 
     def _participation(self, fetched: Fetched, norms: Numbers) -> Numbers:
         """(Σg²)²/Σg⁴; NaN for a block with a tensor of which only a sample was read."""
-        present = fetched.present[RAW]
-        whole = self.reducer.sizes <= SAMPLE_SIZE
+        present, whole = fetched.present[RAW], self._small
         if LARGE_FOURTHS in fetched.present:
-            whole |= fetched.present[LARGE_FOURTHS]
+            whole = whole | fetched.present[LARGE_FOURTHS]
         fourths = fetched.get(LARGE_FOURTHS, fetched.values[FOURTHS])
-        found = norms**4 / self.reducer.sums(fourths, present)
-        return np.where(self.reducer.any(present & ~whole), np.nan, found)
+        found: Numbers = np.square(np.square(norms)) / self.reducer.sums(fourths, present)
+        found[self.reducer.any(present & ~whole)] = np.nan
+        return found
 
     def terms(self, values: dict[str, float], fetched: Fetched, seen: SeenTerms | None) -> None:
         """What each loss term and each reward contributes by block; whether the terms are all."""
@@ -150,11 +179,11 @@ class BlockValues:
             (f"grad/all/{key}", x) for key, x in fetched.scalars.items() if key.startswith("term/")
         )
         if seen.terms:
-            self._products(values, "term", seen.terms, fetched.arrays["gram/term"], seen)
+            self._products("term", seen.terms, fetched.arrays["gram/term"], seen)
         if seen.rewards:
             size = len(seen.rewards)
             self._products(
-                values, "reward", seen.rewards, fetched.arrays["gram/reward"][:, :size, :size], seen
+                "reward", seen.rewards, fetched.arrays["gram/reward"][:, :size, :size], seen
             )
         if seen.cosine_error is not None:
             values["grad/all/term/cos_error"] = seen.cosine_error
@@ -168,7 +197,6 @@ class BlockValues:
 
     def _products(
         self,
-        values: dict[str, float],
         kind: str,
         names: Sequence[str],
         products: Numbers,
@@ -180,14 +208,14 @@ class BlockValues:
         finite = np.isfinite(blocks).all((1, 2))
         there = [self.reducer.any(self._mask(seen.reached[f"{kind}/{name}"])) for name in names]
         for a, name in enumerate(names):
-            self.write(values, f"{kind}/{name}/norm", norms[:, a], there[a])
+            self.write(f"{kind}/{name}/norm", norms[:, a], there[a])
             # A share of nothing and the direction of a zero are missing; a NaN spoils to NaN.
             shared = there[a] & ~(np.isnan(shares[:, a]) & finite)
-            self.write(values, f"{kind}/{name}/share", shares[:, a], shared)
+            self.write(f"{kind}/{name}/share", shares[:, a], shared)
             for b in range(a + 1, len(names)):
                 cosine = cosines[:, a, b]
                 both = there[a] & there[b] & ~(np.isnan(cosine) & finite)
-                self.write(values, f"{kind}/{name}~{names[b]}/cos", cosine, both)
+                self.write(f"{kind}/{name}~{names[b]}/cos", cosine, both)
 
     def _mask(self, indices: Collection[int]) -> Mask:
         mask: Mask = np.zeros(len(self.reducer.sizes), dtype=np.bool_)
@@ -204,8 +232,9 @@ def unscale(fetched: Fetched, current: Round) -> None:
                 numbers[at] /= fetched.scalars[name] ** each.loss_scale
 
 
-def _ratio(a: Numbers, b: Numbers) -> Numbers:
-    return np.divide(a, b, out=np.zeros_like(a), where=b != 0)
+def _at(indices: Sequence[int], count: int) -> Any:
+    """To choose them among so many."""
+    return slice(None) if len(indices) == count else list(indices)
 
 
 class Directions:
@@ -224,7 +253,7 @@ class Directions:
         """The last sketches, each with its length."""
         self._cosines: dict[str, noise.CosineBand] = {}
 
-    def write(self, values: dict[str, float], fetched: Fetched, seen: Numbers) -> None:
+    def write(self, fetched: Fetched, seen: Numbers) -> None:
         """cos_prev and cos_update; `seen`: gradient norms as the optimizer saw them."""
         raw = fetched.values[RAW]
         if PREVIOUS_DOT in fetched.values:
@@ -232,16 +261,15 @@ class Directions:
             # Of a step that was not measured the host knows only what was read when it was kept.
             before = fetched.get(PREVIOUS_NORM, before)
             present = fetched.present[PREVIOUS_DOT]
-            self._cosine(values, "cos_prev", fetched.values[PREVIOUS_DOT], raw, before, present)
+            self._cosine("cos_prev", fetched.values[PREVIOUS_DOT], raw, before, present)
         if UPDATE_DOT in fetched.values:
             present = fetched.present[UPDATE_DOT] & fetched.present[RAW]
             moved = fetched.values[UPDATE]
-            self._cosine(values, "cos_update", fetched.values[UPDATE_DOT], seen, moved, present)
+            self._cosine("cos_update", fetched.values[UPDATE_DOT], seen, moved, present)
         self._seen = seen
 
     def _cosine(
         self,
-        values: dict[str, float],
         name: str,
         dots: Numbers,
         a: Numbers,
@@ -252,7 +280,7 @@ class Directions:
         reducer = self._block_values.reducer
         size = reducer.norms(a, present) * reducer.norms(b, present)
         cosines = reducer.sums(dots, present) / size
-        self._block_values.write(values, name, cosines, (size > 0) & np.isfinite(cosines))
+        self._block_values.write(name, cosines, (size > 0) & np.isfinite(cosines))
 
     def write_sketched(
         self, values: dict[str, float], fetched: Fetched
@@ -277,8 +305,9 @@ class Directions:
 
     def write_noise(self, values: dict[str, float]) -> None:
         """cos_noise, beside each cos_prev of a named block: from those before, not from itself."""
+        exact = self._block_values.written("cos_prev")
         for block in self._named:
-            cosine = values.get(f"grad/{block}/cos_prev")
+            cosine = exact.get(block, values.get(f"grad/{block}/cos_prev"))
             if cosine is None:
                 continue
             past = self._cosines.get(block)
@@ -342,14 +371,16 @@ class Ring:
 
     def __init__(self, length: int, width: int) -> None:
         self._rows = np.full((length, width), np.nan)
+        self.newest: Numbers = self._rows[0]
         self._count = 0
 
     def __len__(self) -> int:
         return min(self._count, len(self._rows))
 
-    def add(self, row: Numbers) -> None:
+    def add(self, row: Numbers | float) -> None:
         """Take in a row; the oldest one goes."""
-        self._rows[self._count % len(self._rows)] = row
+        self.newest = self._rows[self._count % len(self._rows)]
+        self.newest[:] = row
         self._count += 1
 
     def amend(self, key: float, column: int, value: float) -> bool:
@@ -357,10 +388,6 @@ class Ring:
         found = self._rows[:, 0] == key
         self._rows[found, column] = value
         return bool(found.any())
-
-    def mean(self) -> float:
-        """Over all that is held, in which order does not matter."""
-        return float(self._rows[: self._count].mean())
 
     def rows(self) -> Numbers:
         """What is held, [length, width]."""
@@ -399,7 +426,7 @@ class BlockHistory:
         self._late_advantages: dict[int, float] = {}
         self._log_low = self._log_high = np.empty(0)
         self._emas: dict[str, tuple[float, float]] = {}
-        self._clips: dict[str, Ring] = {}
+        self._clips: dict[str, deque[float]] = {}
         self._measured = 0
 
     def write(
@@ -407,28 +434,32 @@ class BlockHistory:
         values: dict[str, float],
         step: int,
         fetched: Fetched,
-        norms: Numbers,
+        reduced: Reduced,
+        nonfinite: Mask,
         *,
         learning_rates: Sequence[float],
     ) -> None:
         """Severity and health of all blocks, the EMA of named ones; now and then trends."""
         raw, present = fetched.values[RAW], fetched.present[RAW]
         log_norms = np.log10(raw)
-        self._tensors.add(np.where(present, log_norms, np.nan))
+        self._tensors.add(log_norms)
+        if not self._block_values.reducer.presence(present).everyone:
+            self._tensors.newest[~present] = np.nan
         if self._measured % REFRESH == 0 or len(self._tensors) <= health.MIN_OBSERVATIONS:
             self._refresh_bands()
-        self._write_severities(values, log_norms, fetched, norms)
-        for block in self._named:
-            self._write_ema(values, block)
-        row = [self._late_advantages.pop(step, np.nan)]
-        for block, rate in zip(self._named, learning_rates, strict=True):
-            row += [
-                values.get(f"grad/{block}/norm/raw", np.nan),
-                values.get(f"grad/{block}/norm/update", np.nan),
-                rate,
-            ]
-        self._blocks.add(np.array([step, *np.log10(row)]))
-        self._late_advantages = {at: std for at, std in self._late_advantages.items() if at > step}
+        self._write_severities(log_norms, present, reduced[RAW], nonfinite)
+        norms = self._of_named(reduced, fetched, RAW)
+        self._write_emas(norms.tolist())
+        row = np.empty((len(self._named), TREND_COLUMNS))
+        row[:, 0], row[:, 1] = norms, self._of_named(reduced, fetched, UPDATE)
+        row[:, 2] = learning_rates
+        self._blocks.add(step)
+        newest = self._blocks.newest
+        newest[1] = np.log10(self._late_advantages.pop(step, np.nan))
+        np.log10(row.reshape(-1), out=newest[2:])
+        if self._late_advantages:
+            late = self._late_advantages.items()
+            self._late_advantages = {at: std for at, std in late if at > step}
         full = self._measured >= BLOCK_HISTORY
         if self._measured % (TRENDS_LATER if full else TRENDS_EVERY) == 0:
             self._write_trends(values)
@@ -442,51 +473,60 @@ class BlockHistory:
     def note_clips(self, values: dict[str, float], blocks: list[str]) -> None:
         """The share of the last clip calls that bit, per block."""
         for block in blocks:
-            ring = self._clips.setdefault(block, Ring(CLIP_WINDOW, 1))
+            past = self._clips.setdefault(block, deque(maxlen=CLIP_WINDOW))
             active = values[f"grad/{block}/clip/active"]
             # A NaN norm clips everything to NaN.
-            ring.add(np.array([1.0 if np.isnan(active) else active]))
-            values[f"grad/{block}/clip/rate"] = ring.mean()
+            past.append(1.0 if math.isnan(active) else active)
+            values[f"grad/{block}/clip/rate"] = sum(past) / len(past)
 
     def _refresh_bands(self) -> None:
         rows = self._tensors.rows()
         low, high = health.band(rows, np.full(rows.shape[1], len(rows)))
         self._log_low, self._log_high = np.log10(low), np.log10(high)
 
+    def _of_named(self, reduced: Reduced, fetched: Fetched, each: Statistic) -> Numbers:
+        """A norm of each named block, NaN where there is none."""
+        count = len(self._named)
+        if each not in reduced:
+            return np.full(count, np.nan)
+        there = self._block_values.reducer.any(fetched.present[each])[:count]
+        return np.where(there, reduced[each][:count], np.nan)
+
     def _write_severities(
-        self, values: dict[str, float], log_norms: Numbers, fetched: Fetched, norms: Numbers
+        self, log_norms: Numbers, present: Mask, norms: Numbers, nonfinite: Mask
     ) -> None:
-        present, reducer = fetched.present[RAW], self._block_values.reducer
+        reducer, write = self._block_values.reducer, self._block_values.write
         number, there = reducer.counts(present), reducer.any(present)
         each = health.severities(log_norms, self._log_low, self._log_high)
-        vanishing, exploding = (_ratio(reducer.sums(x, present), number) for x in each)
-        write = self._block_values.write
-        write(values, "vanishing_severity", vanishing, there)
-        write(values, "exploding_severity", exploding, there)
-        bad = reducer.any(fetched.nonfinite)
+        vanishing, exploding = (reducer.sums(x, present) / number for x in each)
+        write("vanishing_severity", vanishing, there)
+        write("exploding_severity", exploding, there)
+        bad = reducer.any(nonfinite)
         imbalance = np.zeros(len(number))
         imbalance[: len(self._named)] = self._imbalance(norms, present)
-        write(values, "health", health.scores(vanishing, exploding, imbalance, bad), there)
+        write("health", health.scores(vanishing, exploding, imbalance, bad), there)
 
     def _imbalance(self, norms: Numbers, present: Mask) -> Numbers:
         """How far apart the layers of each named block are, per element."""
-        sizes = self._block_values.reducer.elements(present)
-        rms = (norms / np.sqrt(sizes))[self._inside]  # NaN of a block of nothing
-        rms[~np.isfinite(rms)] = np.nan
         found = np.zeros(len(self._named))
-        if len(rms):
+        if len(self._inside):
+            sizes = self._block_values.reducer.presence(present).root_elements
+            rms = (norms / sizes)[self._inside]  # NaN of a block of nothing
+            rms[~np.isfinite(rms)] = np.nan
             smallest = np.fmin.reduceat(rms, self._starts_inside)
             largest = np.fmax.reduceat(rms, self._starts_inside)
             found[self._compared] = health.imbalances(smallest, largest)
         return found
 
-    def _write_ema(self, values: dict[str, float], block: str) -> None:
-        norm = values.get(f"grad/{block}/norm/raw")
-        if norm is not None and np.isfinite(norm):
-            self._emas[block] = trends.ema_update(
-                self._emas.get(block, trends.EMA_START), norm, NORM_BETA
-            )
-            values[f"grad/{block}/norm/ema"] = self._emas[block][0]
+    def _write_emas(self, norms: Sequence[float]) -> None:
+        """Of the named blocks; a norm that is not finite, or not there, leaves its block out."""
+        means, finite = np.zeros(len(norms)), np.isfinite(norms)
+        for place, (block, norm) in enumerate(zip(self._named, norms, strict=True)):
+            if finite[place]:
+                past = self._emas.get(block, trends.EMA_START)
+                self._emas[block] = trends.ema_update(past, norm, NORM_BETA)
+                means[place] = self._emas[block][0]
+        self._block_values.write("norm/ema", means, finite)
 
     def _write_trends(self, values: dict[str, float]) -> None:
         table = self._blocks.rows()
@@ -510,7 +550,7 @@ class BlockHistory:
         return {
             "tensors": self._tensors.state_dict(),
             "blocks": self._blocks.state_dict(),
-            "clips": {block: ring.state_dict() for block, ring in self._clips.items()},
+            "clips": {block: list(past) for block, past in self._clips.items()},
             "emas": {block: list(state) for block, state in self._emas.items()},
             "measured": self._measured,
         }
@@ -520,7 +560,8 @@ class BlockHistory:
         self._tensors.load_state_dict(state["tensors"])
         self._blocks.load_state_dict(state["blocks"])
         for block, saved in state["clips"].items():
-            self._clips.setdefault(block, Ring(CLIP_WINDOW, 1)).load_state_dict(saved)
+            past = [row for (row,) in saved["rows"]] if isinstance(saved, dict) else saved  # of 0.1
+            self._clips[block] = deque(past, maxlen=CLIP_WINDOW)
         self._emas = {
             block: (float(mean), float(weight)) for block, (mean, weight) in state["emas"].items()
         }
@@ -562,6 +603,7 @@ class StepAnalysis:
         self._named = {name: frozenset(members) for name, members in blocks.named.items()}
         self._noise: dict[str, noise.NoiseState] = {}
         self._first_layer = blocks.num_named
+        self._last_clip: tuple[set[int], tuple[int, ...], list[str]] | None = None
         self._pairs = {name: _pair(name, pair, parameters) for name, pair in settings.pairs.items()}
 
     @silent
@@ -573,19 +615,20 @@ class StepAnalysis:
         vectors: dict[str, NDArray[Any]] = {}
         self.block_values.terms(values, fetched, current.terms)
         if RAW not in fetched.values:
-            return values, vectors
+            return values | self.block_values.take(), vectors
         unscale(fetched, current)
-        reduced = self.block_values.write_statistics(values, fetched)
-        self.block_values.extremes(values, fetched)
-        seen = self.block_values.clipped(values, fetched, current)
+        nonfinite = fetched.nonfinite
+        reduced = self.block_values.write_statistics(fetched)
+        self.block_values.extremes(fetched, nonfinite)
+        seen = self.block_values.clipped(fetched, current)
         self._clips(values, fetched, current)
         for number in current.learning_rates:
             values[f"optimizer/{number}/lr"] = current.learning_rate((number, 0))
         if self._standard:
-            self.block_values.ratios(values, fetched, reduced)
+            self.block_values.ratios(fetched, reduced)
             there = self.block_values.reducer.any(fetched.present[RAW])
             self._concentration(values, reduced[RAW], there)
-            self._directions.write(values, fetched, seen)
+            self._directions.write(fetched, seen)
             vectors.update(self._directions.write_sketched(values, fetched))
             self._directions.write_noise(values)
             # PPO's later epochs measure noise given the buffer, which is another quantity.
@@ -595,14 +638,16 @@ class StepAnalysis:
             elif LOCAL in reduced and first_epoch:
                 self._write_rank_noise(values, fetched, reduced[LOCAL], current, data_ranks)
             rates = [current.learning_rate(group) for group in self._group_of]
-            self._history.write(values, current.step, fetched, reduced[RAW], learning_rates=rates)
+            self._history.write(
+                values, current.step, fetched, reduced, nonfinite, learning_rates=rates
+            )
             self._write_pairs(values, fetched)
         if self._expert_layers:
             self.experts.write(values, fetched, current, self._expert_layers)
         for name, array in fetched.arrays.items():
             if name.startswith("histogram/"):
                 vectors[name] = array.astype(np.int64)
-        return values, vectors
+        return values | self.block_values.take(), vectors
 
     def note_advantages(self, step: int, std: float) -> None:
         """The scale of the advantages, which may come after the step was measured."""
@@ -631,18 +676,43 @@ class StepAnalysis:
         """What each clip call did, under `all` or else under the blocks it covered whole."""
         if not current.clips:
             return
-        named = {name: members & current.captured for name, members in self._named.items()}
         written: list[str] = []
         for number, clip in enumerate(current.clips):
-            clipped = set(clip.indices)
-            covered = [name for name, members in named.items() if members and members <= clipped]
+            covered = self._covered(current.captured, clip.indices)
             wanted = ["all"] if "all" in covered else covered
             # A second call over the same block, or one over parts of several, stands under its own
             # number.
             for block in [name for name in wanted if name not in written] or [f"clip.{number}"]:
-                _write_clip(values, clip, block, fetched)
+                self._write_clip(values, clip, block, fetched)
                 written.append(block)
         self._history.note_clips(values, written)
+
+    def _covered(self, captured: set[int], indices: tuple[int, ...]) -> list[str]:
+        """The named blocks that a clip of these parameters clips whole; most are of the same."""
+        if self._last_clip is None or self._last_clip[:2] != (captured, indices):
+            clipped = set(indices)
+            named = {name: members & captured for name, members in self._named.items()}
+            covered = [name for name, members in named.items() if members and members <= clipped]
+            self._last_clip = set(captured), indices, covered
+        return self._last_clip[2]
+
+    def _write_clip(
+        self, values: dict[str, float], clip: SeenClip, block: str, fetched: Fetched
+    ) -> None:
+        threshold, missing = clip.call.threshold, math.nan
+        if clip.call.kind == "norm":
+            size = fetched.scalars[clip.name]
+            ratio = min(1.0, threshold / size) if size > 0 else 1.0 if size == 0 else missing
+        else:
+            kinds = ("max_abs", "norm/raw", "norm/clipped")
+            found, raw, seen = (self.block_values.written(kind).get(block) for kind in kinds)
+            size = missing if found is None else found
+            ratio = seen / raw if raw and seen is not None else missing
+        active = missing if math.isnan(size) else float(size > threshold)
+        values[f"grad/{block}/clip/threshold"] = threshold
+        values[f"grad/{block}/clip/active"] = active
+        values[f"grad/{block}/clip/ratio"] = ratio
+        values[f"grad/{block}/clip/intensity"] = 1.0 - ratio
 
     def _concentration(self, values: dict[str, float], norms: Numbers, there: Mask) -> None:
         """1 when the layers share the gradient evenly, 0 when one has it all."""
@@ -743,22 +813,6 @@ class StepAnalysis:
         for name, saved in state["pairs"].items():
             if name in self._pairs:
                 self._pairs[name].past.load_state_dict(saved)
-
-
-def _write_clip(values: dict[str, float], clip: SeenClip, block: str, fetched: Fetched) -> None:
-    threshold, missing = clip.call.threshold, float("nan")
-    if clip.call.kind == "norm":
-        size = fetched.scalars[clip.name]
-        ratio = min(1.0, threshold / size) if size > 0 else 1.0 if size == 0 else missing
-    else:
-        size = values.get(f"grad/{block}/max_abs", missing)
-        raw, seen = (values.get(f"grad/{block}/norm/{kind}") for kind in ("raw", "clipped"))
-        ratio = seen / raw if raw and seen is not None else missing
-    active = missing if np.isnan(size) else float(size > threshold)
-    values[f"grad/{block}/clip/threshold"] = threshold
-    values[f"grad/{block}/clip/active"] = active
-    values[f"grad/{block}/clip/ratio"] = ratio
-    values[f"grad/{block}/clip/intensity"] = 1.0 - ratio
 
 
 def _pair(name: str, given: Sequence[Any], parameters: Mapping[str, nn.Parameter]) -> WatchedPair:

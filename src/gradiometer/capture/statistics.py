@@ -72,9 +72,12 @@ class Presence:
 
     everyone: bool
     there: Mask
-    """Blocks with a member in it, [blocks]; `counts`: how many; `elements`: how many those have."""
+    """Blocks with a member in it, [blocks]; `counts`: how many; `elements`: how many those have,
+    `some_elements`: the same, at least 1; `root_elements`: its root."""
     counts: Numbers
     elements: Numbers
+    some_elements: Numbers
+    root_elements: Numbers
     weight: Numbers
     """How many elements each sampled one of a parameter stands for, [parameters]."""
 
@@ -97,13 +100,15 @@ class BlockReducer:
         if found is None:
             if len(self._presences) >= MOST_PRESENCES:
                 self._presences.clear()
-            counts = self.add(mask.astype(np.float64))
-            sizes = np.where(mask, self.sizes, 0.0)
+            counts, sizes = self.add(mask.astype(np.float64)), np.where(mask, self.sizes, 0.0)
+            elements = self.add(sizes)
             found = self._presences[key] = Presence(
                 everyone=bool(mask.all()),
                 there=counts > 0,
                 counts=counts,
-                elements=self.add(sizes),
+                elements=elements,
+                some_elements=np.maximum(elements, 1.0),
+                root_elements=np.sqrt(elements),
                 weight=sizes / self._sample_sizes,
             )
         return found
@@ -130,12 +135,12 @@ class BlockReducer:
 
     def norms(self, numbers: Numbers, present: Mask) -> Numbers:
         """Norm of each block from the norms of its members: sqrt(Σ n_p²), in float64."""
-        total: Numbers = np.sqrt(self.add(self._there(numbers, present) ** 2))
+        total: Numbers = np.sqrt(self.add(np.square(self._there(numbers, present))))
         return total
 
     def means(self, numbers: Numbers, present: Mask) -> Numbers:
         """Mean over the elements of a block, from sums over those of its members."""
-        return _ratio(self.sums(numbers, present), self.elements(present))
+        return self.sums(numbers, present) / self.presence(present).some_elements
 
     def sampled(self, numbers: Numbers, present: Mask) -> Numbers:
         """Sum over the elements of a block, from sums over the samples of its members."""
@@ -143,7 +148,7 @@ class BlockReducer:
 
     def fractions(self, counts: Numbers, present: Mask) -> Numbers:
         """The share of a block's elements, from counts in the samples of its members."""
-        return _ratio(self.sampled(counts, present), self.elements(present))
+        return self.sampled(counts, present) / self.presence(present).some_elements
 
     def other_fractions(self, counts: Numbers, present: Mask) -> Numbers:
         """The share of those that were not counted."""
@@ -156,10 +161,6 @@ class BlockReducer:
     def _there(self, numbers: Numbers, present: Mask) -> Numbers:
         """Zero where a member is not there."""
         return numbers if self.presence(present).everyone else np.where(present, numbers, 0.0)
-
-
-def _ratio(a: Numbers, b: Numbers) -> Numbers:
-    return np.divide(a, b, out=np.zeros_like(a), where=b != 0)
 
 
 class Sample(NamedTuple):

@@ -170,8 +170,8 @@ def imbalances(smallest: npt.ArrayLike, largest: npt.ArrayLike) -> Array:
     without any, where both are NaN."""
     with np.errstate(divide="ignore", invalid="ignore"):
         decades = np.log10(array(largest)) - np.log10(array(smallest))
-        found = np.clip((decades - IMBALANCE_ALLOWANCE) / IMBALANCE_SPAN, 0.0, 1.0)
-    return np.nan_to_num(found)
+        # fmax: a NaN, of no layers, becomes 0
+        return np.minimum(np.fmax((decades - IMBALANCE_ALLOWANCE) / IMBALANCE_SPAN, 0.0), 1.0)
 
 
 def health(
@@ -205,7 +205,7 @@ def scores(
         + EXPLODING_WEIGHT * array(exploding)
         + IMBALANCE_WEIGHT * array(imbalance)
     )
-    return np.where(nonfinite, 0.0, np.clip(1.0 - loss, 0.0, 1.0))
+    return np.where(nonfinite, 0.0, np.minimum(np.maximum(1.0 - loss, 0.0), 1.0))
 
 
 def state_of(members: Iterable[State]) -> State:
@@ -226,8 +226,9 @@ def concentration(block_energies: npt.ArrayLike) -> float | None:
     if not 0.0 < largest < math.inf:  # a NaN is none of these
         return None
     share = energies / largest  # before the sum, which could overflow
-    share = share[share > 0.0] / share.sum()
-    return min(1.0, max(0.0, -float((share * np.log(share)).sum()) / math.log(energies.size)))
+    share = share[share > 0.0]
+    share /= share.sum()
+    return min(1.0, max(0.0, -float(share @ np.log(share)) / math.log(energies.size)))
 
 
 def has_vanishing(norms: npt.ArrayLike, threshold: npt.ArrayLike = FALLBACK_LOW) -> bool:
