@@ -667,6 +667,28 @@ def test_a_target_that_is_asked_in_part_is_asked(asks: bool) -> None:
         assert not any(each._forward_hooks for each in layers)
 
 
+@pytest.mark.parametrize(("rate", "state"), [(0.995, "found"), (1.0, "found"), (0.005, "ok")])
+def test_the_target_of_an_actor_that_learns_at_every_second_step_is_known(
+    rate: float, state: str
+) -> None:
+    """As TD3 has it; measured rounds are those in which the actor learns."""
+    trained = Net()
+    target = copy.deepcopy(trained)
+    log = ProofLog(Events())
+    targets = TargetNetworks(log)
+    held = {id(p) for p in trained.parameters()}
+    targets.find([{"actor": trained, "actor_target": target}], held, 0)
+    for number in range(0, 200, 2):
+        targets.look(number, number)
+        target(torch.randn(8, 4))
+        with torch.no_grad():
+            for one, other in zip(target.parameters(), trained.parameters(), strict=True):
+                other.add_(0.01 * torch.randn_like(other))
+                one.lerp_(other, rate)
+    targets.finish(200)
+    assert log.state("target-network") == state
+
+
 def test_a_target_of_one_word_is_one_too() -> None:
     one, other = Net(), Net()
     held = {id(p) for p in one.parameters()}

@@ -40,11 +40,14 @@ DEEPEST = 2
 """Modules inside modules that are looked at: `policy.critic_target`, `agent.critic.q1_target`."""
 MOST_TENSORS, MOST_ELEMENTS = 6, 32
 EQUAL_ROUNDS = 8
-"""Rounds in a row, with a step between each two, that a target must equal its network."""
+"""Looks in a row, with a step between each two, that a target must equal its network."""
 CLOSE_PAIRS, CLOSE, LATER, LATER_CLOSE = 6, 1.5, 4, 3.0
 """Pairs of looks in a row at a moving network, how many of its steps its target may be behind in
 all of them, later looks that must say so too, and what it may be behind there, where the size of a
 step is that of the pairs. A target that follows by 0.1 of the way is 5 steps behind and more."""
+NEXT = 2
+"""Rounds between two looks in a row: where the actor learns at every second step (TD3), measured
+rounds are those. As if the network had moved in each of them, which makes its steps no larger."""
 DENSE, RARELY = 16, 8
 """Looks in a row; then every eighth measured round. When the training is over its networks may be
 gone, and what the last look has shown must do."""
@@ -223,7 +226,7 @@ class TargetTwin:
         same = torch.equal(now, weights)
         self.was_apart = self.was_apart or not same
         self._note_distance(number, now, weights)
-        if same and self.last is not None and self.last[0] == number - 1:
+        if same and self.last is not None and number - self.last[0] <= NEXT:
             self.equal += not torch.equal(self.last[1], weights)
         self.last = number, weights
         self.moved = max(self.moved, distance(self.first_online, weights))
@@ -238,8 +241,9 @@ class TargetTwin:
         if step == 0.0:
             return
         self.was_copied = self.was_copied or gap == 0.0
-        if before == number - 1:
+        if number - before <= NEXT:
             self.pairs += 1
+            step /= number - before
             self.largest = max(self.largest, step)
             self.behind = max(self.behind, gap / step)
         elif self.largest > 0.0:
