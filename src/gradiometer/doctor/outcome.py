@@ -33,6 +33,7 @@ __all__ = [
     "References",
     "at_maximum",
     "at_rest",
+    "became",
     "began_trained",
     "detectable_rise",
     "flat_outcome",
@@ -757,6 +758,12 @@ def at_rest(run: RunData) -> bool:
     """Whether the training began with a trained policy, and lost nothing of it."""
     found = outcome_of(run)
     return found is not None and found.course != "fell" and began_trained(run)
+
+
+def became(run: RunData) -> Evidence | None:
+    """The outcome as evidence, where it is known."""
+    found = outcome_of(run)
+    return None if found is None else found.evidence
 
 
 def flat_outcome(run: RunData) -> tuple[Evidence, ...]:

@@ -32,6 +32,7 @@ __all__ = [
     "level",
     "log10",
     "mapping",
+    "newest",
     "number",
     "over",
     "persists",
@@ -126,6 +127,11 @@ def since(series: Series, holds: Callable[[float], bool]) -> int | None:
         return None
     broken = np.flatnonzero(~good)
     return int(finite.steps[broken[-1] + 1 if len(broken) else 0])
+
+
+def newest(series: Series) -> float:
+    """The last finite value."""
+    return float(series.finite.values[-1])
 
 
 def enough(series: Series, count: float) -> bool:

@@ -111,9 +111,8 @@ def critic_dominates(run: RunData) -> Verdict:
     whole = [pair for pair in swamped if pair.block == "all"]
     shared = [pair for pair in swamped if pair.block != "all"]
     shared = shared or [pair for pair in whole if _share_weights(run, pairs, pair)]
-    clip = _common_clip(run)
+    clip, more = _common_clip(run), None
     role: SignRole = "usual"
-    more: Evidence | None = None
     if shared:
         pair = min(shared, key=lambda p: level(p.ratio.last(0.5)))
         how = f"Both terms train {in_words(pair.block)}, and the weights there follow the critic."
@@ -153,26 +152,21 @@ def _share_weights(run: RunData, pairs: list[Pair], pair: Pair) -> bool:
 def _common_clip(run: RunData) -> tuple[Evidence, str] | None:
     """A clip over everything that is active on most steps, and what harm its factor does; None
     where blocks are clipped by different factors: each has a clip of its own."""
-    active, ratio = (
-        run.get(f"grad/<block>/clip/{name}", block="all") for name in ("active", "ratio")
-    )
+    active, ratio = (run.get(f"grad/<block>/clip/{x}", block="all") for x in ("active", "ratio"))
     if active is None or ratio is None or not len(active.finite):
         return None
-    if active.finite.values.mean() <= limits.clipped:
-        return None
+    share = active.finite.values.mean()
     parts = [each for each in run.every("grad/<block>/clip/ratio") if len(each.finite)]
     middles = [level(each.last(0.5)) for each in parts]
-    if middles and max(middles) > limits.one_clip * min(middles):
+    apart = bool(middles) and max(middles) > limits.one_clip * min(middles)
+    if share <= limits.clipped or apart:
         return None
     late = ratio.finite.last(0.5).values
     sigma, factor = robust_sigma(np.log10(late[late > 0.0])), level(ratio.last(0.5))
-    harm = "follows the critic's error." if sigma > limits.clip_varies else ""
-    harm = harm or ("is so small that Adam's ε outweighs it." if factor < limits.crushed else "")
-    seen = (
-        f"one clip over all weights, active on {100 * active.finite.values.mean():.0f} % of the"
-        " steps; its factor is "
-    )
-    return shown(ratio, f"{seen}{fmt(factor)}, mostly within ×{fmt(10.0**sigma)} of it"), harm
+    harm = "is so small that Adam's ε outweighs it." if factor < limits.crushed else ""
+    harm = "follows the critic's error." if sigma > limits.clip_varies else harm
+    seen = f"one clip over all weights, active on {100 * share:.0f} % of the steps; its factor is"
+    return shown(ratio, f"{seen} {fmt(factor)}, mostly within ×{fmt(10.0**sigma)} of it"), harm
 
 
 @rule(

@@ -30,6 +30,7 @@ from gradiometer.doctor.signs import (
     in_words,
     level,
     log10,
+    newest,
     number,
     over,
     robust_sigma,
@@ -38,6 +39,7 @@ from gradiometer.doctor.signs import (
     stays,
     where,
 )
+from gradiometer.records import Evidence
 from gradiometer.words import fmt
 
 __all__: list[str] = []
@@ -64,6 +66,33 @@ class Clip:
     source: str
     """How the factor is known."""
 
+    @property
+    def now(self) -> float:
+        """Over the last half."""
+        return level(self.ratio.last(0.5))
+
+    @property
+    def spread(self) -> float:
+        """In decades."""
+        return robust_sigma(log10(self.ratio).last(0.5).values)
+
+    @property
+    def place(self) -> str:
+        """What it covers, in words."""
+        return in_words(where(self.ratio))
+
+    @property
+    def evidence(self) -> Evidence:
+        now, spread = fmt(self.now), fmt(10.0**self.spread)
+        seen = f"median {now} over the last half, mostly within ×{spread} of it"
+        return shown(self.ratio, f"{self.source}: {seen}")
+
+    @property
+    def advice(self) -> str:
+        """A threshold at the median raw norm, where today's is known."""
+        known = self.threshold is not None and self.now > 0.0
+        return fmt((self.threshold or 0.0) / self.now) if known else "the median raw norm"
+
 
 CLIP_ALWAYS_ACTIVE_WORDS = words(
     """
@@ -86,32 +115,27 @@ def clip_always_active(run: RunData) -> Verdict:
     active, and nothing about the raw gradients. Information only; `over-clipping` says when it
     harms.
     """
-    pinned = next((series for series in _logged(run) if _pin(series) is not None), None)
+    pins = ((series, pin) for series in _logged(run) if (pin := _pin(series)) is not None)
+    pinned = next(pins, None)
     clips = [clip for clip in _clips(run) if enough(clip.ratio, limits.min_points)]
     if pinned is not None and not clips:
-        return _pinned(run, pinned)
+        return _pinned(run, *pinned)
     if not clips:
         return _skipped(run)
     active = [clip for clip in clips if _always(clip)]
     if not active or any(_takes_too_much(run, clip) for clip in active):
         return None
-    clip = min(active, key=lambda each: level(each.ratio.last(0.5)))
-    now, spread = level(clip.ratio.last(0.5)), robust_sigma(log10(clip.ratio).last(0.5).values)
-    steady = spread < limits.varies
+    clip = min(active, key=lambda each: each.now)
+    kind = "steady ratio near" if clip.spread < limits.varies else "ratio that varies around"
     return finding(
-        f"Clipping is active at every step on {_place(clip)}, with a "
-        f"{'steady ratio near' if steady else 'ratio that varies around'} {fmt(now)}",
-        shown(
-            clip.ratio,
-            f"{clip.source}: median {fmt(now)} over the last half, mostly within"
-            f" ×{fmt(10.0**spread)} of it",
-        ),
+        f"Clipping is active at every step on {clip.place}, with a {kind} {fmt(clip.now)}",
+        clip.evidence,
         severity="info",
         since_step=since(clip.ratio, lambda x: x < 1.0),
         block=where(clip.ratio),
         words=CLIP_ALWAYS_ACTIVE_WORDS,
         key=_key(run, clip.ratio),
-        size=_advice(clip, now),
+        size=clip.advice,
     )
 
 
@@ -138,34 +162,20 @@ def over_clipping(run: RunData) -> Verdict:
     found = [clip for clip in clips if _takes_too_much(run, clip)]
     if not found:
         return None
-    clip = min(found, key=lambda each: level(each.ratio.last(0.5)))
-    now, spread = level(clip.ratio.last(0.5)), robust_sigma(log10(clip.ratio).last(0.5).values)
-    moved = _starved(run, clip)
-    harm = (
-        "the weights hardly move"
-        if moved
-        else f"the factor varies by {10**spread:.1f} times from step to step"
-    )
+    clip = min(found, key=lambda each: each.now)
+    moved, left = _starved(run, clip), f"{clip.now:.1%}" if clip.now >= 1e-3 else fmt(clip.now)
+    harm = f"the factor varies by {10**clip.spread:.1f} times from step to step"
     return finding(
-        f"Clipping on {_place(clip)} leaves {f'{now:.1%}' if now >= 1e-3 else fmt(now)} of the"
-        f" gradient, and {harm}",
-        shown(
-            clip.ratio,
-            f"{clip.source}: median {fmt(now)} over the last half, mostly within"
-            f" ×{fmt(10.0**spread)} of it",
-        ),
+        f"Clipping on {clip.place} leaves {left} of the gradient, and"
+        f" {'the weights hardly move' if moved else harm}",
+        clip.evidence,
         None if moved is None else shown(moved, f"median {fmt(level(moved.last(0.5)))}"),
         *flat_outcome(run),
         since_step=since(clip.ratio, lambda x: x < limits.far_below),
         block=where(clip.ratio),
         key=_key(run, clip.ratio),
-        size=_advice(clip, now),
+        size=clip.advice,
     )
-
-
-def _place(clip: Clip) -> str:
-    """What a clip covers, in words."""
-    return in_words(where(clip.ratio))
 
 
 def _always(clip: Clip) -> bool:
@@ -179,13 +189,11 @@ def _takes_too_much(run: RunData, clip: Clip) -> bool:
     if not stays(clip.ratio, lambda x: x < limits.far_below):
         return False
     starved = _starved(run, clip) is not None
-    harms = starved or robust_sigma(log10(clip.ratio).last(0.5).values) >= limits.varies
+    harms = starved or clip.spread >= limits.varies
+    if stuck(run):
+        return harms
     # a policy that creeps up, far from the most there is, is starved all the same
-    return (
-        harms
-        if stuck(run)
-        else (starved and _far_from_best(run)) or (harms and _far_from_the_rule(run))
-    )
+    return (starved and _far_from_best(run)) or (harms and _far_from_the_rule(run))
 
 
 def _far_from_the_rule(run: RunData) -> bool:
@@ -213,15 +221,11 @@ def _starved(run: RunData, clip: Clip) -> Series | None:
     rate = run.get("learning_rate")
     if moved is None:
         return None
-    if rate is not None and len(rate.finite):
-        of_the_rate = limits.by_rate * level(rate.finite.last(0.5))
-        if level(moved.last(0.5)) >= of_the_rate:
-            return None
-    limit = (
-        limits.unusual
-        if stays(clip.ratio, lambda x: x < limits.next_to_nothing)
-        else limits.starved
-    )
+    of_the_rate = np.inf if rate is None else limits.by_rate * level(rate.finite.last(0.5))
+    if level(moved.last(0.5)) >= of_the_rate:
+        return None
+    hard = stays(clip.ratio, lambda x: x < limits.next_to_nothing)
+    limit = limits.unusual if hard else limits.starved
     return moved if stays(moved, lambda x: x < limit) else None
 
 
@@ -242,25 +246,16 @@ PINNED_WORDS = words(
 )
 
 
-def _pinned(run: RunData, series: Series) -> Draft:
-    pin = _pin(series)
-    threshold = _threshold(run)
-    known = (
-        threshold is not None
-        and pin is not None
-        and abs(pin - threshold) <= limits.pinned_within * threshold
-    )
-    said = f"{_fixed(series)}" + (", the run's clip threshold" if known else "")
+def _pinned(run: RunData, series: Series, pin: float) -> Draft:
+    threshold, fixed = _threshold(run), f"{level(series.last(0.5)):.4g}"
+    known = threshold is not None and abs(pin - threshold) <= limits.pinned_within * threshold
+    said = fixed + (", the run's clip threshold" if known else "")
     return finding(
         f"The logged gradient norm is {said} at every step: a post-clip norm proves nothing"
         " about raw gradients",
-        shown(
-            series, f"{_fixed(series)} at {_at_pin(series):.0%} of the last half, and never above"
-        ),
+        shown(series, f"{fixed} at {_at_pin(series):.0%} of the last half, and never above"),
         severity="info",
-        since_step=since(
-            series, lambda x: pin is not None and abs(x - pin) <= limits.pinned_within * pin
-        ),
+        since_step=since(series, lambda x: abs(x - pin) <= limits.pinned_within * pin),
         block=where(series),
         words=PINNED_WORDS,
     )
@@ -289,53 +284,31 @@ def _at_pin(series: Series) -> float:
     return float(np.mean(series.finite.last(0.5).values >= (1.0 - limits.pinned_within) * top))
 
 
-def _fixed(series: Series) -> str:
-    return f"{level(series.last(0.5)):.4g}"
-
-
 def _clips(run: RunData) -> list[Clip]:
     """The clips as the meter saw them, as two norms say, or as raw norm and threshold do."""
-    seen_by_us = [
-        Clip(
-            ratio=series,
-            threshold=_last(run.get("grad/<block>/clip/threshold", block=where(series))),
-            source="measured",
-        )
-        for series in run.every(RATIO)
-    ]
-    raw, clipped, threshold = (
-        run.get(NORM, block="all"),
-        run.get(CLIPPED, block="all"),
-        _threshold(run),
-    )
-    if seen_by_us or raw is None or (enough(raw, limits.min_pinned) and _pin(raw) is not None):
-        return seen_by_us
-    if clipped is not None:
+    if seen_by_us := run.every(RATIO):
+        bounds = (run.get("grad/<block>/clip/threshold", block=where(x)) for x in seen_by_us)
+        last = (None if x is None or not len(x.finite) else newest(x) for x in bounds)
         return [
-            Clip(
-                ratio=_capped(over(clipped, raw)),
-                threshold=threshold,
-                source="norm/clipped over norm/raw",
-            )
+            Clip(ratio=series, threshold=bound, source="measured")
+            for series, bound in zip(seen_by_us, last, strict=True)
         ]
-    if threshold is None or raw.library == "":
+    raw, clipped = run.get(NORM, block="all"), run.get(CLIPPED, block="all")
+    threshold = _threshold(run)
+    if raw is None or (enough(raw, limits.min_pinned) and _pin(raw) is not None):
         return []
-    with np.errstate(divide="ignore"):
-        ratio = replace(raw, values=threshold / raw.values)
-    return [
-        Clip(
-            ratio=_capped(ratio),
-            threshold=threshold,
-            source=f"threshold {fmt(threshold)} over {raw.name}",
-        )
-    ]
-
-
-def _capped(ratio: Series) -> Series:
-    """At most 1, and 1 where rounding alone is below it."""
-    return replace(
-        ratio, values=np.where(ratio.values >= 1.0 - limits.pinned_within, 1.0, ratio.values)
-    )
+    if clipped is not None:
+        ratio, source = over(clipped, raw), "norm/clipped over norm/raw"
+    elif threshold is not None and raw.library != "":
+        with np.errstate(divide="ignore"):
+            ratio = replace(raw, values=threshold / raw.values)
+        source = f"threshold {fmt(threshold)} over {raw.name}"
+    else:
+        return []
+    # at most 1, and 1 where rounding alone is below it
+    whole = ratio.values >= 1.0 - limits.pinned_within
+    ratio = replace(ratio, values=np.where(whole, 1.0, ratio.values))
+    return [Clip(ratio=ratio, threshold=threshold, source=source)]
 
 
 def _threshold(run: RunData) -> float | None:
@@ -343,26 +316,10 @@ def _threshold(run: RunData) -> float | None:
     return told if told is not None and told > 0.0 else None
 
 
-def _last(series: Series | None) -> float | None:
-    return float(series.finite.values[-1]) if series is not None and len(series.finite) else None
-
-
-def _advice(clip: Clip, ratio: float) -> str:
-    """The median raw norm, where the threshold is known."""
-    return (
-        "the median raw norm"
-        if clip.threshold is None or ratio <= 0.0
-        else fmt(clip.threshold / ratio)
-    )
-
-
 def _key(run: RunData, series: Series) -> str:
     """What the trainer of this log calls the threshold."""
-    libraries = (
-        {each.library for each in (outcome, series) if each is not None}
-        if (outcome := run.get("reward"))
-        else set()
-    )
+    outcome = run.get("reward")
+    libraries = {outcome.library, series.library} if outcome else set()
     return "actor.grad_clip" if "verl" in libraries else "max_grad_norm"
 
 

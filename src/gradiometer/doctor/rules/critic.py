@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from gradiometer.doctor import thresholds
-from gradiometer.doctor.outcome import Outcome, outcome_of, suffers, trained_for
+from gradiometer.doctor.outcome import Outcome, became, outcome_of, stuck, suffers, trained_for
 from gradiometer.doctor.proofs import BRACES, Way, known_events, looked, proved_finding
 from gradiometer.doctor.rule import (
     Draft,
@@ -20,13 +20,25 @@ from gradiometer.doctor.rule import (
     Verdict,
     finding,
     needed,
+    proof,
     rule,
     too_short,
     unlogged,
     words,
 )
 from gradiometer.doctor.rundata import RunData, Series
-from gradiometer.doctor.signs import level, log10, number, persists, shown, since, trend
+from gradiometer.doctor.signs import (
+    NORM,
+    ends,
+    level,
+    log10,
+    newest,
+    number,
+    persists,
+    shown,
+    since,
+    trend,
+)
 from gradiometer.doctor.trainers import key_of
 from gradiometer.maths.means import MeanInterval, mean_interval
 from gradiometer.maths.trends import LEVEL
@@ -78,31 +90,27 @@ def critic_explains_nothing(run: RunData) -> Verdict:
         return None
     explained = bounded(warm(series))
     interval, progress = mean_interval(explained.values), outcome_of(run)
-    usual = (
-        interval.high
-        if interval is not None
-        else float(np.percentile(explained.last(0.5).values, 90))
-    )
+    high = float(np.percentile(explained.last(0.5).values, 90))
+    usual = high if interval is None else interval.high
     low = persists(explained, lambda x: x <= limits.nothing) and usual < limits.nothing
     if not low or _excused(progress, value_loss):
         return None
     learns = progress is not None and not progress.stuck
     if learns and (value_loss is None or loss_fell(value_loss)):
         return None
-    keys = key_of(series, "critic", "vf_coef, the critic's learning rate, epochs")
     read, rising = level(explained), progress is not None and learns and _does_well(progress)
-    evidence = [_reading(series, explained, interval)]
-    evidence += [_loss_evidence(value_loss)] if value_loss is not None else []
-    evidence += [progress.evidence] if progress is not None else []
+    known = run.get(NORM, block="critic") is not None
     return finding(
         f"The critic explains {round(100 * read)} % of the returns' variance: no better than "
         "a constant",
-        *evidence,
+        _reading(series, explained, interval),
+        None if value_loss is None else _loss_evidence(value_loss),
+        became(run),
         severity="info" if rising else "warn",
         basis="statistical" if interval is not None else "heuristic",
         since_step=since(explained, lambda x: x <= limits.nothing) or int(explained.steps[0]),
-        block="critic" if run.get("grad/<block>/norm/raw", block="critic") is not None else None,
-        keys=keys,
+        block="critic" if known else None,
+        keys=key_of(series, "critic", "vf_coef, the critic's learning rate, epochs"),
     )
 
 
@@ -114,22 +122,17 @@ def _does_well(progress: Outcome) -> bool:
 
 def _reading(series: Series, warm: Series, interval: MeanInterval | None) -> Evidence:
     """The level after the warm-up, with its interval where there is one."""
-    between = (
-        f", mean {fmt(interval.mean)} in [{fmt(interval.low)}, {fmt(interval.high)}]"
-        if interval
-        else ""
-    )
+    read, between = f"median {fmt(level(warm))} after the warm-up", ""
+    if interval:
+        between = f", mean {fmt(interval.mean)} in [{fmt(interval.low)}, {fmt(interval.high)}]"
     first = int(warm.steps[0]) if len(warm) else None
-    return shown(series, f"median {fmt(level(warm))} after the warm-up{between}", first_step=first)
+    return shown(series, read + between, first_step=first)
 
 
 def _loss_evidence(value_loss: Series) -> Evidence:
     direction = trend(value_loss).direction or "has no clear trend"
-    reading = (
-        f"{direction}: {fmt(level(value_loss.first(0.1)))} at the start,"
-        f" {fmt(level(value_loss.last(0.2)))} at the end"
-    )
-    return shown(value_loss, reading)
+    first, last = fmt(level(value_loss.first(0.1))), fmt(level(value_loss.last(0.2)))
+    return shown(value_loss, f"{direction}: {first} at the start, {last} at the end")
 
 
 BASELINE_LEAK_WORDS = words(
@@ -164,19 +167,18 @@ def baseline_leak(run: RunData) -> Verdict:
     near = persists(explained, lambda x: abs(x - expected) <= limits.leak_near * expected)
     if near is None:
         return too_short(series, limits.min_points)
-    progress = outcome_of(run)
-    if not near or progress is None or not progress.stuck:
+    if not near or not stuck(run):
         return None
+    said = f"{fmt(expected)} on independent rewards if the average already contains them"
     return finding(
         f"Explained variance {fmt(level(explained))} is what a baseline that contains its own"
         " reward shows on pure noise",
         _reading(series, explained, mean_interval(explained.values)),
         Evidence(
             series=series.name,
-            reading=f"momentum {fmt(beta)}: {fmt(expected)} on independent rewards if the "
-            f"average already contains them, {fmt(without)} if it does not",
+            reading=f"momentum {fmt(beta)}: {said}, {fmt(without)} if it does not",
         ),
-        progress.evidence,
+        became(run),
         severity="info",
         since_step=int(explained.steps[0]),
         words=BASELINE_LEAK_WORDS,
@@ -202,21 +204,17 @@ def _measured_leak(series: Series, before: Series) -> Verdict:
     gained = np.clip(series.values[at], -1.0, 1.0) - np.clip(before.values[at_before], -1.0, 1.0)
     interval = mean_interval(gained)
     if interval is None:
-        why = (
-            f"explained_variance_before: {int(np.isfinite(gained).sum())} points beside"
-            " explained_variance, too few"
-        )
-        return Skipped(why=why, metric="explained_variance_before")
+        count, metric = int(np.isfinite(gained).sum()), "explained_variance_before"
+        why = f"{metric}: {count} points beside explained_variance, too few"
+        return Skipped(why=why, metric=metric)
     if interval.p_above(limits.min_leak) >= LEVEL:
         return None
+    less = f"{fmt(interval.low)} to {fmt(interval.high)}"
     return finding(
         f"The baseline contains its own reward: updating it explains {fmt(interval.mean)} "
         "more of the variance",
         shown(series, f"median {fmt(level(series))}"),
-        shown(
-            before,
-            f"median {fmt(level(before))}: {fmt(interval.low)} to {fmt(interval.high)} less (95 %)",
-        ),
+        shown(before, f"median {fmt(level(before))}: {less} less (95 %)"),
         basis="statistical",
         since_step=int(common[0]),
         words=MEASURED_LEAK_WORDS,
@@ -226,26 +224,23 @@ def _measured_leak(series: Series, before: Series) -> Verdict:
 @rule("critic-diverges")
 def critic_diverges(run: RunData) -> Verdict:
     """Values, or the value loss, grow far beyond the returns that are possible."""
-    there = _of_the_critic(run)
+    names = [*VALUES, "value_loss", "td_error"]
+    if run.has("q_value") or run.has("exploration_rate"):
+        names.append("loss")  # nothing but a critic is trained
+    there = [series for name in names if (series := run.get(name)) is not None]
     if not there:
         return unlogged("value_loss")
-    broken = next(
-        (
-            series
-            for series in there
-            if len(series) >= 3 and not np.isfinite(series.values[-3:]).any()
-        ),
-        None,
-    )
+    lost = (x for x in there if len(x) >= 3 and not np.isfinite(x.values[-3:]).any())
+    broken = next(lost, None)
     if broken is not None and len(broken.finite):
         return _not_finite(broken)
     long = [series.finite for series in there if len(series.finite) >= limits.min_series]
     if not long:
         return too_short(there[0], limits.min_series)
     progress = outcome_of(run)
-    values = [series for series in long if series.metric.name in VALUES]
     # where the values themselves are known, a loss must have grown by more than any returns explain
-    least = limits.past_all if values else limits.growth
+    known = any(series.metric.name in VALUES for series in long)
+    least = limits.past_all if known else limits.growth
     for series in long:
         of_values = series.metric.name in VALUES
         found = beyond_reach(run, series, progress) if of_values else loss_grows(run, series, least)
@@ -255,24 +250,17 @@ def critic_diverges(run: RunData) -> Verdict:
 
 
 VALUES = ("q_value", "value_mean")
-
-
-def _of_the_critic(run: RunData) -> list[Series]:
-    """Its values, and its loss or TD error; the loss of all where nothing but a critic is
-    trained."""
-    names = [*VALUES, "value_loss", "td_error"]
-    if run.has("q_value") or run.has("exploration_rate"):
-        names.append("loss")
-    return [series for name in names if (series := run.get(name)) is not None]
+SETTLE = (
+    "lower the critic's learning rate, clip its gradient, use a Huber loss",
+    "bootstrap from a target network that lags (Polyak τ = 0.005, or a copy every 1,000 to 10,000"
+    " updates)",
+    "take the smaller of two critics, and mask the bootstrap where the episode ended",
+)
 
 
 NOT_FINITE_WORDS = words(
     """
     cause: A value or its target overflowed; every advantage made from it is worthless.
-    fix: lower the critic's learning rate, clip its gradient, use a Huber loss
-    fix: bootstrap from a target network that lags (Polyak τ = 0.005, or a copy every 1,000 to
-      10,000 updates)
-    fix: take the smaller of two critics, and mask the bootstrap where the episode ended
     confirm: Go back to a checkpoint before that step and log the largest value target: it grows
       until it overflows.
     see: F39
@@ -281,17 +269,13 @@ NOT_FINITE_WORDS = words(
 
 
 def _not_finite(series: Series) -> Draft:
-    last = series.finite
-    return finding(
-        f"The critic's numbers are no longer finite: {series.metric.name} after step"
-        f" {int(last.steps[-1])}",
-        shown(
-            series, f"{fmt(float(last.values[-1]))} at step {int(last.steps[-1])}, then NaN or Inf"
-        ),
-        severity="critical",
-        basis="proved",
-        since_step=int(series.steps[series.steps > last.steps[-1]][0]),
+    last, step = newest(series), int(series.finite.steps[-1])
+    return proof(
+        f"The critic's numbers are no longer finite: {series.metric.name} after step {step}",
+        shown(series, f"{fmt(last)} at step {step}, then NaN or Inf"),
+        since_step=int(series.steps[series.steps > step][0]),
         words=NOT_FINITE_WORDS,
+        fix=SETTLE,
     )
 
 
@@ -299,11 +283,6 @@ DIVERGING_WORDS = words(
     """
     cause: Targets are made from the critic's own values, so errors feed on themselves; or rewards
       are on another scale than the critic was made for.
-    fix: lower the critic's learning rate, clip its gradient, use a Huber loss
-    fix: bootstrap from a target network that lags (Polyak τ = 0.005, or a copy every 1,000 to
-      10,000 updates)
-    fix: take the smaller of two critics, and mask the bootstrap where the episode ended
-    fix: settings: {key}
     confirm: Freeze the targets for a thousand updates: the values must settle. If they do, the
       bootstrap feeds itself.
     see: F39
@@ -315,18 +294,19 @@ DIVERGING_WORDS = words(
 
 def _diverging(series: Series, found: tuple[str, int | None], progress: Outcome | None) -> Draft:
     seen, step = found
-    what = "values" if series.metric.name in VALUES else "value loss"
-    beyond = what == "value loss" and not _of_returns(series, progress)
+    of_values = series.metric.name in VALUES
+    beyond = not of_values and not _of_returns(series, progress)
+    key = key_of(series, "target", "target update interval, tau, learning rate")
     return finding(
-        f"The critic runs away: {what} {seen}",
+        f"The critic runs away: {'values' if of_values else 'value loss'} {seen}",
         shown(series, seen),
         progress and progress.evidence,
         strength="strong",
         role="plain" if beyond else "convergence",
-        basis="statistical" if what == "value loss" else "heuristic",
+        basis="heuristic" if of_values else "statistical",
         since_step=step,
         words=DIVERGING_WORDS,
-        key=key_of(series, "target", "target update interval, tau, learning rate"),
+        fix=(*SETTLE, f"settings: {key}"),
     )
 
 
@@ -380,19 +360,15 @@ def returns_wrong(run: RunData) -> Verdict:
             " mask is missing, or rewards lie a step off.",
         )
     bound = limits.carried * level(last)
-    if (
-        before is None
-        or not persists(last, lambda x: x > limits.related)
-        or not persists(warm(before), lambda x: x < bound)
-    ):
+    if before is None or not persists(last, lambda x: x > limits.related):
         return None
-    at_last, earlier = shown(terminal, fmt(level(last))), fmt(level(warm(before)))
+    if not persists(warm(before), lambda x: x < bound):
+        return None
+    at_last, earlier = fmt(level(last)), fmt(level(warm(before)))
     return finding(
-        f"Rewards are not carried back: correlation {at_last.reading} at last states, {earlier} one"
-        " before",
-        at_last,
+        f"Rewards are not carried back: correlation {at_last} at last states, {earlier} one before",
+        shown(terminal, at_last),
         shown(before, earlier),
-        since_step=at_last.first_step,
         fix=(
             "sum returns from the last step to the first: R = r + γ·(1 − done)·R",
             "check γ and λ as the code sees them",
@@ -417,8 +393,8 @@ WORSE_THAN_CONSTANT = words(
 def _worse_than_constant(run: RunData) -> Verdict:
     """EV below zero and a value loss that does not fall: all there is without the correlations."""
     unknown = unlogged("terminal_correlation")
-    series, loss, progress = run.get("explained_variance"), run.get("value_loss"), outcome_of(run)
-    if series is None or loss is None or progress is None or not progress.stuck:
+    series, loss = run.get("explained_variance"), run.get("value_loss")
+    if series is None or loss is None or not stuck(run):
         return unknown
     if len(series.finite) < limits.min_points or unvaried(run):
         return unknown
@@ -428,16 +404,15 @@ def _worse_than_constant(run: RunData) -> Verdict:
         return unknown
     if trend(loss).direction in ("falls", None):
         return unknown
-    gamma, reading = number(run.fact("gamma", "discount")), _reading(series, explained, interval)
+    gamma = number(run.fact("gamma", "discount"))
     return finding(
         f"The critic is worse than a constant (EV {fmt(level(explained))}) and its loss does not"
         " fall: look at its targets",
-        reading,
+        _reading(series, explained, interval),
         _loss_evidence(loss),
-        progress.evidence,
+        became(run),
         severity="info",
         basis="statistical",
-        since_step=reading.first_step,
         fix=MASK_FIX,
         words=WORSE_THAN_CONSTANT,
         known=f"γ is {fmt(gamma)}; " if gamma is not None else "",
@@ -546,8 +521,8 @@ def beyond_reach(
     most = earned(run, progress)
     if most is None or most == 0.0 or progress is None:
         return None
-    highest = run.get("reward_max") or progress.series
-    below_zero = len(highest.finite) > 0 and float(highest.finite.values.max()) < 0.0
+    highest = (run.get("reward_max") or progress.series).finite.values
+    below_zero = len(highest) > 0 and float(highest.max()) < 0.0
     if below_zero and persists(values, lambda x: x > limits.wrong_sign * most):
         seen = f"{fmt(level(values.last(0.5)))} over the last half, where no reward is above zero"
         return seen, since(values, lambda x: x > 0.0)
@@ -555,29 +530,25 @@ def beyond_reach(
     start, end = level(size.first(0.1)), level(size.last(0.2))
     if not persists(size, lambda x: x > limits.far * most) or end <= 2.0 * start:
         return None
-    seen = (
-        f"{fmt(start)} at the start, {fmt(end)} at the end, where at most {fmt(most)} was ever"
-        " earned"
-    )
+    grown = f"{fmt(start)} at the start, {fmt(end)} at the end"
+    seen = f"{grown}, where at most {fmt(most)} was ever earned"
     return seen, since(size, lambda x: x > limits.far * most)
 
 
 def loss_grows(run: RunData, loss: Series, least: float) -> tuple[str, int | None] | None:
     """The value loss grew by so many decades along a trend, above the returns' variance if
     known."""
-    positive = loss.values > 0.0
-    if int(positive.sum()) < limits.min_series:
+    logs = log10(loss)
+    if len(logs) < limits.min_series:
         return None
-    logs = replace(loss, steps=loss.steps[positive], values=np.log10(loss.values[positive]))
-    start, end = level(logs.first(0.2)), level(logs.last(0.2))
+    start, end = ends(logs)
     if trend(logs, min_change=least).direction != "rises" or end - start < least:
         return None
     spread = run.get("returns/<statistic>", statistic="std")
     if spread is not None and 10.0**end < level(spread.last(0.2)) ** 2:
         return None
-    return f"{fmt(10.0**start)} at the start, {fmt(10.0**end)} at the end", since(
-        logs, lambda x: x - start >= least
-    )
+    seen = f"{fmt(10.0**start)} at the start, {fmt(10.0**end)} at the end"
+    return seen, since(logs, lambda x: x - start >= least)
 
 
 def loss_fell(loss: Series) -> bool:
@@ -605,17 +576,11 @@ def unvaried(run: RunData) -> str:
         if level(spread.last(0.5)) <= limits.constant * max(size, limits.constant):
             return "the returns do not vary, so explained variance is undefined"
     reward = trained_for(run)
-    if (
-        spread is None
-        and reward is not None
-        and len(reward.finite)
-        and float(np.ptp(reward.finite.last(0.5).values)) == 0.0
-    ):
-        return (
-            "the reward does not vary over the last half, so explained variance may be undefined:"
-            " log returns/std"
-        )
-    return ""
+    if spread is not None or reward is None or not len(reward.finite):
+        return ""
+    varies = float(np.ptp(reward.finite.last(0.5).values)) != 0.0
+    why = "the reward does not vary over the last half, so explained variance may be undefined"
+    return "" if varies else f"{why}: log returns/std"
 
 
 def momentum(run: RunData) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -22,7 +22,6 @@ from gradiometer.doctor.experts.weights import (
 from gradiometer.doctor.rule import (
     CannotSay,
     Draft,
-    Skipped,
     Verdict,
     finding,
     rule,
@@ -219,40 +218,40 @@ def router_untrained(run: RunData) -> Verdict:
             return unlogged(routers.TASK if run.has(routers.LOAD) else routers.WHOLE)
         short = all(len(ratio.values) < routers.MIN_TERMS for ratio in measured)
         return too_short([ratio.series for ratio in measured], routers.MIN_TERMS) if short else None
-    count, looked = len(found.ratios), found.looked
     worst = min(found.ratios, key=lambda ratio: float(np.median(ratio.values)))
-    if found.how == "cut":
-        reading = "no gradient on any measured step: no loss has a path to the router's parameters"
-        return _untrained(
-            worst, count, looked, "parameters get no gradient at all", reading, proved=True
-        )
-    if found.how == "zero":
-        reading = f"exactly 0 on {len(worst.values)} measured steps"
-        return _untrained(worst, count, looked, "gradient is exactly zero", reading, proved=True)
-    times = f"{fmt(float(np.median(worst.values)))} of the experts'"
-    reading = f"median {fmt(level(worst.series))}, {times}, on {len(worst.values)} measured steps"
-    return _untrained(worst, count, looked, f"gradient is {times}", reading, proved=False)
-
-
-def _untrained(
-    ratio: routers.Ratio, count: int, looked: int, what: str, reading: str, *, proved: bool
-) -> Draft:
-    name = ratio.series.name if "router" in ratio.series.parts else f"router/{ratio.router}/grad"
-    more = f" ({count} of {looked} routers)" if looked > 1 else ""
-    return finding(
-        f"The task does not train the router {ratio.router}{more}: its {what}",
-        Evidence(
-            series=name,
-            reading=reading,
-            first_step=int(ratio.steps[0]),
-            last_step=int(ratio.steps[-1]),
+    steps, now = len(worst.values), fmt(float(np.median(worst.values)))
+    what, reading = {
+        "cut": (
+            "parameters get no gradient at all",
+            "no gradient on any measured step: no loss has a path to the router's parameters",
         ),
+        "zero": ("gradient is exactly zero", f"exactly 0 on {steps} measured steps"),
+        "small": (
+            f"gradient is {now} of the experts'",
+            f"median {fmt(level(worst.series))}, {now} of the experts', on {steps} measured steps",
+        ),
+    }[found.how]
+    own = "router" in worst.series.parts
+    more = f" ({len(found.ratios)} of {found.looked} routers)" if found.looked > 1 else ""
+    return finding(
+        f"The task does not train the router {worst.router}{more}: its {what}",
+        _of_router(worst, reading, worst.series.name if own else f"router/{worst.router}/grad"),
         severity="critical",
-        strength=None if proved else "strong",
-        basis="proved" if proved else "statistical",
-        since_step=int(ratio.steps[0]) if len(ratio.steps) else None,
-        block=None if ratio.router == "all" or count > 1 else f"layer.{ratio.router}",
+        strength="strong" if found.how == "small" else None,
+        basis="statistical" if found.how == "small" else "proved",
+        since_step=int(worst.steps[0]) if len(worst.steps) else None,
+        block=_layer(worst.router, found.ratios),
     )
+
+
+def _of_router(ratio: routers.Ratio, reading: str, name: str) -> Evidence:
+    first, last = int(ratio.steps[0]), int(ratio.steps[-1])
+    return Evidence(series=name, reading=reading, first_step=first, last_step=last)
+
+
+def _layer(router: str, found: Sequence[object]) -> str | None:
+    """The block of a router, where it is the only one."""
+    return None if router == "all" or len(found) > 1 else f"layer.{router}"
 
 
 @rule("routing-imbalance")
@@ -308,7 +307,7 @@ def _uneven(run: RunData) -> Draft | None:
         role="plain" if collapsing else "note",
         basis="statistical",
         since_step=since(share.series, lambda x: x < edge if below else x > edge),
-        block=None if share.place == "all" or len(found) > 1 else f"layer.{share.place}",
+        block=_layer(share.place, found),
         words=UNEVEN_WORDS,
     )
 
@@ -334,20 +333,15 @@ def _led_by_aux(run: RunData) -> Draft | None:
         return None
     worst = min(led, key=lambda ratio: float(np.median(ratio.values)))
     times = 1 / float(np.median(worst.values[-max(3, len(worst.values) // 2) :]))
-    first, last = int(worst.steps[0]), int(worst.steps[-1])
-    reading = (
-        f"median {times:.3g} times router/{worst.router}/grad_task lately, {len(worst.values)}"
-        " points"
-    )
+    reading = f"median {times:.3g} times router/{worst.router}/grad_task lately"
     more = f" ({len(led)} of {looked} routers)" if looked > 1 else ""
     return finding(
         f"The balance loss moves the router {worst.router} {times:.3g} times as hard as the task"
         f" does{more}",
-        Evidence(series=worst.series.name, reading=reading, first_step=first, last_step=last),
+        _of_router(worst, f"{reading}, {len(worst.values)} points", worst.series.name),
         strength="strong",
         basis="statistical",
-        since_step=first,
-        block=None if worst.router == "all" or len(led) > 1 else f"layer.{worst.router}",
+        block=_layer(worst.router, led),
         words=LED_BY_AUX_WORDS,
         times=f"{times:.0f}",
     )
@@ -369,14 +363,12 @@ def experts_converged(run: RunData) -> Verdict:
     if gone:
         return _met(run, gone, distances)
     answers = _answers(run)
-    if answers is None and len(distances) == 0:
+    if answers is not None:
+        return _collapsed(answers) if answers.becoming_one else None
+    if not distances:
         return unlogged(DISTANCE)
-    if answers is None:
-        return None if any(len(each.values) > 1 for each in distances) else _too_few(run)
-    return _collapsed(answers) if answers.becoming_one else None
-
-
-def _too_few(run: RunData) -> Skipped:
+    if any(len(each.values) > 1 for each in distances):
+        return None
     return too_short(run.every(LAYER_DISTANCE) or run.every(DISTANCE), 2)
 
 
@@ -407,13 +399,14 @@ CONVERGED = words(
 def _met(run: RunData, gone: list[WeightDistance], looked: list[WeightDistance]) -> Draft:
     series_of = {x.name: x for x in run.every(LAYER_DISTANCE) or run.every(DISTANCE)}
     worst = min(gone, key=lambda distance: distance.last)
-    series = series_of[worst.series].finite
+    series, layers = series_of[worst.series].finite, {each.layer for each in gone}
     bound = max(THE_SAME, ONE_EXPERT * worst.first)
     where = f" of {worst.layer.removeprefix('layer.')}" if worst.layer else ""
-    layers = {each.layer for each in gone}
-    whole = len(gone) == len(looked)
+    experts = in_order({each.expert for each in gone})
+    verb = "has" if len(experts) == 1 else "have"
+    who = f"{listed(experts).capitalize()} {verb} become one with expert 0"
     return finding(
-        ("The experts have become one" if whole else _who(gone))
+        ("The experts have become one" if len(gone) == len(looked) else who)
         + f": the weights of expert {worst.expert}{where} are {100 * worst.last:.2g}% of their size"
         f" from expert 0's ({len(gone)} of {len(looked)} so close)",
         *(
@@ -431,12 +424,6 @@ def _met(run: RunData, gone: list[WeightDistance], looked: list[WeightDistance])
     )
 
 
-def _who(gone: list[WeightDistance]) -> str:
-    experts = in_order({each.expert for each in gone})
-    verb = "has" if len(experts) == 1 else "have"
-    return f"{listed(experts).capitalize()} {verb} become one with expert 0"
-
-
 def _collapsed(answers: Answers) -> Draft:
     lasting = answers.lasting
     return finding(
@@ -449,7 +436,6 @@ def _collapsed(answers: Answers) -> Draft:
             last_step=answers.last_step,
         ),
         basis="statistical",
-        since_step=answers.first_step,
         fix=(*answers.next, *CONVERGED.fix),
         words=CONVERGED,
         cause="Routing no longer sends them different tokens, or their weights approach each other:"

@@ -17,9 +17,9 @@ from numpy.lib.stride_tricks import sliding_window_view
 from gradiometer.doctor import thresholds
 from gradiometer.doctor.declared import Sign, blocks, declare, drafted, worst
 from gradiometer.doctor.outcome import at_rest, learning
-from gradiometer.doctor.rule import Skipped, Verdict, finding, rule, too_short, unlogged
+from gradiometer.doctor.rule import Skipped, Verdict, proof, rule, too_short, unlogged
 from gradiometer.doctor.rundata import RunData, Series
-from gradiometer.doctor.severity import Role
+from gradiometer.doctor.severity import Role, Strength
 from gradiometer.doctor.signs import (
     NORM,
     enough,
@@ -77,8 +77,7 @@ def nonfinite_gradient(run: RunData) -> Verdict:
     both = run.every(NORM) + run.every("total_grad_norm")
     norms = list({series.name: series for series in both}.values())
     bad = nonfinite_steps(run, norms)
-    told = [event.detail for event in events]
-    tensors = [str(name) for each in told for name in each.get("tensors", ())]
+    tensors = [str(name) for event in events for name in event.detail.get("tensors", ())]
     tensors = tensors or [name for name, state in states.items() if state == "nonfinite"]
     if not (bad or events or tensors):
         metric = "grad/<block>/nonfinite"
@@ -86,31 +85,45 @@ def nonfinite_gradient(run: RunData) -> Verdict:
         return None if known else unlogged(metric)
     begun = [int(steps[0]) for _, steps in bad] + [event.step for event in events]
     first = min(begun, default=None)
-    terms = [str(name) for each in told for name in each.get("terms", ())]
+    terms = [str(name) for event in events for name in event.detail.get("terms", ())]
     terms += [x.parts["term"] for x, steps in bad if "term" in x.parts and steps[0] == first]
     block = next((where(series) for series, _ in bad if "block" in series.parts), None)
     place = tensors[0] if tensors else block
     severity, after = aftermath(run, bad, norms)
     evidence = [
-        shown(s, f"not finite at {len(steps)} of {len(s)} steps", steps=steps)
-        for s, steps in bad[:3]
-    ]
-    evidence += [
-        Evidence(series="nonfinite", reading=e.message, first_step=e.step, last_step=e.step)
-        for e in events
+        *(shown(x, f"not finite at {len(at)} of {len(x)} steps", steps=at) for x, at in bad[:3]),
+        *(_noted("nonfinite", event.message, event.step) for event in events),
     ]
     counted = f"{len(tensors)} parameters nonfinite, first {place}"
     named = (f" of {place}" if place else "") + (f", from the term {terms[0]!r}" if terms else "")
-    return finding(
+    return proof(
         f"NaN or Inf in the gradient{named}" + ("" if first is None else f" at step {first}"),
         *(evidence or [Evidence(series="states", reading=counted)]),
         severity=severity,
-        basis="proved",
         since_step=first,
         block=block,
         what="that term" if terms else "the loss",
         after=after,
     )
+
+
+def _noted(series: str, reading: str, step: int) -> Evidence:
+    return Evidence(series=series, reading=reading, first_step=step, last_step=step)
+
+
+CRASHED = {
+    True: (
+        "The error names a NaN or an Inf: it was in an observation, a reward or a weight before the"
+        " operation that raised.",
+        "check observations and rewards for NaN before they reach the network (np.isfinite), then"
+        " weights after the last optimizer step",
+    ),
+    False: (
+        "An exception left the training loop; everything after that step is missing.",
+        "Mend what the traceback names; resume=STEP of gm.watch continues this run",
+    ),
+}
+"""Cause and fix, by whether the error is about numbers."""
 
 
 @rule(
@@ -131,22 +144,14 @@ def training_crashed(run: RunData) -> Verdict:
         return None
     event, first = ends[-1], ends[-1].message.partition("\n")[0]
     numeric = NOT_A_NUMBER.search(event.message) is not None
-    severity: Severity = "critical" if numeric else "info" if learning(run) else "warn"
-    return finding(
+    what, mend = CRASHED[numeric]
+    return proof(
         f"The training stopped at step {event.step} with an error: {first.partition(':')[0]}"
         + (" over a NaN" if numeric else ""),
-        Evidence(series="exception", reading=first, first_step=event.step, last_step=event.step),
-        severity=severity,
-        basis="proved",
-        since_step=event.step,
-        what="The error names a NaN or an Inf: it was in an observation, a reward or a weight"
-        " before the operation that raised."
-        if numeric
-        else "An exception left the training loop; everything after that step is missing.",
-        mend="check observations and rewards for NaN before they reach the network"
-        " (np.isfinite), then weights after the last optimizer step"
-        if numeric
-        else "Mend what the traceback names; resume=STEP of gm.watch continues this run",
+        _noted("exception", first, event.step),
+        severity="critical" if numeric else "info" if learning(run) else "warn",
+        what=what,
+        mend=mend,
     )
 
 
@@ -205,15 +210,13 @@ def aftermath(
     if not bad or not _finite_after(norms, max(int(steps[-1]) for _, steps in bad)):
         gone = "No finite gradient was seen after it: the weights, or all steps since, are lost."
         return "critical", skipped + gone
-    said = (
-        f"{skipped}Gradients are finite again after it, so the trainer skipped those steps"
-        f" ({lost:.1%})"
-    )
+    again = f"{skipped}Gradients are finite again after it, so the trainer skipped those steps"
     told = run.fact("fp16", "mixed_precision", "precision", "amp_dtype", "dtype", "amp")
     if str(told).lower() in HALF and lost <= limits.max_scaling:
-        return "info", f"{said}, as a loss scaler of fp16 does while it looks for its scale."
+        scaler = "as a loss scaler of fp16 does while it looks for its scale."
+        return "info", f"{again} ({lost:.1%}), {scaler}"
     severity: Severity = "warn" if lost <= limits.max_lost else "critical"
-    return severity, f"{said}: what made them is still there."
+    return severity, f"{again} ({lost:.1%}): what made them is still there."
 
 
 # Too large, too small
@@ -371,22 +374,19 @@ def _companions(run: RunData, sign: Sign) -> Sign:
         [s for name in names for s in run.every(name) if jumps(s, steps)][:2]
         for names in (TAILS, LEAPS)
     )
-    cause = (
-        "Nothing else in this log jumps with them: advantages and approx_kl would tell heavy tails"
-        " from large steps."
-    )
-    if heavy:
-        cause = "single samples with a huge reward or advantage make them."
-    elif large:
+    cause = "single samples with a huge reward or advantage make them."
+    if not heavy:
         cause = "the policy leaps there, so the learning rate is too high for them."
+    told = "Nothing else in this log jumps with them: advantages and approx_kl would tell heavy"
+    told += " tails from large steps."
     if with_ := heavy or large:
-        cause = f"They come with {with_[0].name}: {cause}"
+        told = f"They come with {with_[0].name}: {cause}"
     more = tuple(shown(s, "at least doubles at most of those steps") for s in heavy + large)
     update = run.get("grad/<block>/norm/update", block=where(sign.series))
     if update is not None and not jumps(update, steps, limits.spike_factor):
         sign = replace(sign, role="note")  # what the optimizer takes in its stride harms nobody
     fix = SPIKE_FIX[::-1] if large and not heavy else SPIKE_FIX
-    return replace(sign, more=more, fix=fix, said={**sign.said, "cause": cause})
+    return replace(sign, more=more, fix=fix, said={**sign.said, "cause": told})
 
 
 declare(
@@ -417,13 +417,10 @@ def at_zero(norm: Series) -> Sign | None:
     idle = none.all() and where(norm) != "all"
     if share < limits.zero_info or len(steps) < limits.min_zeros or rhythm(none) or idle:
         return None
+    strength: Strength = "strong" if share >= limits.zero_warn else "present"
     return Sign(
         series=norm,
-        strength="total"
-        if share >= limits.zero_all
-        else "strong"
-        if share >= limits.zero_warn
-        else "present",
+        strength="total" if share >= limits.zero_all else strength,
         since=int(steps[0]),
         reading=f"0 at {len(steps)} of {len(norm)} steps, {share:.0%} of the last half",
         said={"percent": f"{share:.0%}", "unreal": ""},

@@ -32,6 +32,7 @@ from gradiometer.doctor.rule import (
     Skipped,
     Verdict,
     finding,
+    needed_outcome,
     rule,
     too_short,
     unlogged,
@@ -39,6 +40,7 @@ from gradiometer.doctor.rule import (
 )
 from gradiometer.doctor.rundata import RunData, Series
 from gradiometer.doctor.signs import (
+    NORM,
     enough,
     level,
     persists,
@@ -88,59 +90,45 @@ def reward_plateau(run: RunData) -> Verdict:
         return None
     best, height, seen = known_maximum(run, reward), level(half), detectable_rise(half, found)
     gap = None if best is None else best - height
-    worth = (
-        max(limits.worth_seeing * abs(height), robust_sigma(half.values))
-        if gap is None
-        else limits.worth_seeing * gap
-    )
+    worth = limits.worth_seeing * (gap or 0.0)
+    if gap is None:
+        worth = max(limits.worth_seeing * abs(height), robust_sigma(half.values))
     if found.change > worth / 2:
         return None  # it may well be rising, only too slowly for this many measurements
-    known = outcome_of(run)
     if seen > worth:
-        why = (
-            f"too noisy: over the last half only a rise above {fmt(seen)} would be seen, and"
-            f" {fmt(worth)} matters"
-        )
-        return Skipped(why=why, metric=reward.metric.name)
+        why = f"too noisy: over the last half only a rise above {fmt(seen)} would be seen, and"
+        return Skipped(why=f"{why} {fmt(worth)} matters", metric=reward.metric.name)
+    known = outcome_of(run)
     risen = known is not None and not known.stuck
     # where noise hides what a held-out score shows
-    learnt = risen or rising_elsewhere(run, int(reward.finite.steps[0]))
-    short_of = gap is not None and gap > limits.worth_seeing * (
-        gap + height - level(reward.first(0.1))
-    )
+    learnt = risen or rising_elsewhere(run, int(reward.finite.steps[0])) or began_trained(run)
+    start = level(reward.first(0.1))
+    short_of = gap is not None and gap > limits.worth_seeing * (gap + height - start)
     # a rate of 1 is the end of the scale, which few tasks reach: it counts where somebody said so
     meant = told_best(run) is not None or not risen
-    serious = (short_of and meant) or not (learnt or began_trained(run))
-    serious = serious and not (known is not None and known.early)
+    serious = ((short_of and meant) or not learnt) and not (known is not None and known.early)
     return _plateau(half, found, seen=seen, best=best, risen=risen, serious=serious)
 
 
 def _plateau(
     half: Series, found: Drift, *, seen: float, best: float | None, risen: bool, serious: bool
 ) -> Draft:
-    height, chance = level(half), f"p = {fmt(found.p_value or 0.0)}"
+    height, chance = fmt(level(half)), f"p = {fmt(found.p_value or 0.0)}"
     # a fall that is certain and small is no plateau's contradiction, but it is a trend
-    drifts = (
-        f"it fell by {fmt(-found.change)} ({chance}), less than a tenth of its level {fmt(height)}"
-        if found.significant
-        else f"no trend ({chance}) at {fmt(height)}"
-    )
+    fell = f"it fell by {fmt(-found.change)} ({chance}), less than a tenth of its level {height}"
+    drifts = fell if found.significant else f"no trend ({chance}) at {height}"
     of = "" if best is None else f" of at most {fmt(best)}"
     past = ", after it had risen" if risen else ", and it never rose"
+    power = f"a rise of {fmt(seen)} over this window would have been seen in four of five such runs"
     stalled = (
         "Either this is all the task allows, or the gradient carries no signal about the reward any"
         " more."
     )
     return finding(
-        f"The reward is flat at {fmt(height)}{of} over the last half of the run{past}",
-        reads(
-            half,
-            f"{drifts}; a rise of {fmt(seen)} over this window would have been seen in four of"
-            " five such runs",
-        ),
+        f"The reward is flat at {height}{of} over the last half of the run{past}",
+        reads(half, f"{drifts}; {power}"),
         severity="warn" if serious else "info",
         basis="statistical",
-        since_step=int(half.steps[0]),
         cause=stalled if risen else "The updates do not improve the policy.",
     )
 
@@ -160,17 +148,10 @@ def _plateau(
 )
 def reward_declining(run: RunData) -> Verdict:
     """The reward ended clearly below its start, or lost much of its best, and stays there."""
-    reward, found = trained_for(run), outcome_of(run)
-    if found is None:
-        return (
-            unlogged("reward")
-            if reward is None
-            else too_short(reward, thresholds.value("course/min_rewards"))
-        )
-    if not _declined(found) or at_maximum(run, found.series):
+    found = needed_outcome(run)
+    # where it is early, the state says so
+    if found.early or not _declined(found) or at_maximum(run, found.series):
         return None
-    if found.early:
-        return None  # as the state has it
     if rising_elsewhere(run, int(found.series.last(0.5).steps[0])):
         return None
     before = found.top if found.came_down else found.start
@@ -249,20 +230,27 @@ def update_opposes_reward(run: RunData) -> Verdict:
         return _falls_from_start(run) or unlogged("step/predicted")
     mean = mean_interval(probed.values) if enough(probed, limits.min_steps) else None
     if mean is None:
-        return too_short(
-            probed, f"{limits.min_steps} probed steps, 5 independent blocks of two, needed"
-        )
-    if mean.p_above(0.0) >= limits.sure or mean.mean < limits.opposed * float(
-        np.abs(probed.finite.values).mean()
-    ):
+        least = f"{limits.min_steps} probed steps, 5 independent blocks of two, needed"
+        return too_short(probed, least)
+    size = float(np.abs(probed.finite.values).mean())
+    if mean.p_above(0.0) >= limits.sure or mean.mean < limits.opposed * size:
         return None
     other = None if predicted is None or realised is None else mean_interval(realised.values)
     if other is not None and other.mean <= 0.0:
         return None  # the loss falls in truth: the prediction is what is off
     learns = learning(run)
     certain = (other is not None and other.p_above(0.0) < LEVEL) or learns is False
-    more = None if realised is None or other is None else _probed(realised, other)
-    return _opposed(probed, mean, more, _how_bad(learns, certain=certain))
+    return finding(
+        f"Steps raise the held-out loss by {fmt(mean.mean)} each: the update goes against the"
+        " objective",
+        _probed(probed, mean),
+        None if realised is None or other is None else _probed(realised, other),
+        severity=_how_bad(learns, certain=certain),
+        basis="statistical",
+        since_step=since(probed, lambda x: x > 0.0),
+        doubt=" (If the held-out loss is not what is trained, it is the probe that is wrong.)",
+        loss="loss",
+    )
 
 
 def _opposed_by_credit(run: RunData) -> Draft | None:
@@ -288,27 +276,17 @@ def _opposed_by_credit(run: RunData) -> Draft | None:
 def _lowers_what_earned(run: RunData, gain: Series) -> Draft | None:
     """The samples that earned most become less likely."""
     values, mean = gain.finite.values, mean_interval(gain.values)
-    average, progress = float(values.mean()), outcome_of(run)
-    certain = (
-        mean is not None
-        and mean.p_below(0.0) < limits.sure
-        and -average >= limits.opposed * float(np.abs(values).mean())
-    )
+    average, below, progress = float(values.mean()), (values < 0.0).mean(), outcome_of(run)
+    size = limits.opposed * float(np.abs(values).mean())
+    certain = mean is not None and mean.p_below(0.0) < limits.sure and -average >= size
     # One number that hardly varies has no interval; with a reward that fell its sign is enough.
-    fell = (
-        progress is not None
-        and progress.course == "fell"
-        and float((values < 0.0).mean()) >= limits.nearly_all
-    )
+    fell = progress is not None and progress.course == "fell" and below >= limits.nearly_all
     if not (certain or fell):
         return None
+    reading = f"mean {fmt(average)}, below zero in {below:.0%} of {len(values)} batches"
     return finding(
         f"Updates lower the probability of what earned most: a correlation of {fmt(average)}",
-        reads(
-            gain,
-            f"mean {fmt(average)}, below zero in {(values < 0.0).mean():.0%} of {len(values)}"
-            " batches",
-        ),
+        reads(gain, reading),
         severity=_how_bad(learning(run), certain=True),
         basis="statistical" if certain else "heuristic",
         since_step=since(gain, lambda x: x < 0.0),
@@ -333,22 +311,6 @@ def _probed(series: Series, mean: MeanInterval) -> Evidence:
     )
 
 
-def _opposed(
-    probed: Series, mean: MeanInterval, more: Evidence | None, severity: Severity
-) -> Draft:
-    return finding(
-        f"Steps raise the held-out loss by {fmt(mean.mean)} each: the update goes against the"
-        " objective",
-        _probed(probed, mean),
-        more,
-        severity=severity,
-        basis="statistical",
-        since_step=since(probed, lambda x: x > 0.0),
-        doubt=" (If the held-out loss is not what is trained, it is the probe that is wrong.)",
-        loss="loss",
-    )
-
-
 FALLS_FROM_START_WORDS = words(
     """
     cause: Training makes the policy steadily worse with gradients of an ordinary size: this is how
@@ -362,30 +324,26 @@ FALLS_FROM_START_WORDS = words(
 
 
 def _falls_from_start(run: RunData) -> Draft | None:
-    reward, norm = run.get("reward"), run.get("grad/<block>/norm/raw", block="all")
-    if (
-        reward is None
-        or norm is None
-        or not bool(np.isfinite(norm.values).all())
-        or not enough(norm, limits.min_windowed)
-    ):
+    reward, norm = run.get("reward"), run.get(NORM, block="all")
+    if reward is None or norm is None or not enough(norm, limits.min_windowed):
         return None
     start, end = level(norm.first(1 / 3)), level(norm.last(1 / 3))
-    if start <= 0.0 or end <= 0.0 or math.log10(end / start) > limits.healthy_decades:
-        return None  # an explosion is what it is; a norm that fell is what a sure policy has
+    # an explosion is what it is; a norm that fell is what a sure policy has
+    sound = bool(np.isfinite(norm.values).all()) and start > 0.0 and end > 0.0
+    if not sound or math.log10(end / start) > limits.healthy_decades:
+        return None
     found = outcome_of(run)
     if found is None or found.came_down or not _declined(found):
         return None
-    if trend(reward).direction != "falls":
+    if trend(reward).direction != "falls" or at_maximum(run, reward):
         return None
-    if at_maximum(run, reward) or rising_elsewhere(run, int(reward.finite.steps[0])):
+    if rising_elsewhere(run, int(reward.finite.steps[0])):
         return None
+    first, last = fmt(found.start), fmt(found.end)
     return finding(
-        f"The reward fell from its very start, {fmt(found.start)} to {fmt(found.end)}, "
-        "under healthy gradient norms",
-        reads(reward, f"{fmt(found.start)} at the start, {fmt(found.end)} at the end"),
+        f"The reward fell from its very start, {first} to {last}, under healthy gradient norms",
+        reads(reward, f"{first} at the start, {last} at the end"),
         reads(norm, f"median {fmt(start)} in the first third, {fmt(end)} in the last"),
         strength="strong",
-        since_step=int(reward.finite.steps[0]),
         words=FALLS_FROM_START_WORDS,
     )

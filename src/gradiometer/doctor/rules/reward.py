@@ -16,6 +16,7 @@ from gradiometer.doctor.declared import Constant, Sign, drafted
 from gradiometer.doctor.outcome import (
     Outcome,
     at_maximum,
+    became,
     held_out,
     judge_series,
     outcome_of,
@@ -90,7 +91,6 @@ def reward_hacking(run: RunData) -> Verdict:
                 reads(scores, wide),
                 severity="critical" if worse and gap >= limits.wide_gap else "warn",
                 basis="statistical",
-                since_step=int(scores.steps[0]),
             )
     untold = trend(held).direction is None and trend(held.last(0.5)).direction is None
     short = too_short(held, "16 evaluations, 8 independent blocks of two, needed")
@@ -216,16 +216,14 @@ def _one_sided(run: RunData) -> _Rise | None:
 def _by_parts(run: RunData, found: _Rise) -> Draft:
     mine, other = (each.parts["function"] for each in (found.carrier, found.left))
     alone = "format alone" if _is_side(found.carrier) else f"{mine!r} alone"
-    progress = outcome_of(run)
     return finding(
         f"The reward rises by {alone}: {mine!r} has {found.share:.0%} of the gain, and {other!r}"
         f" stays at {fmt(level(found.left.last(0.2)))}",
         both_ends(found.carrier),
         both_ends(found.left),
-        progress and progress.evidence,
+        became(run),
         severity="critical" if found.nothing else "warn",
         basis="statistical",
-        since_step=int(found.carrier.steps[0]),
         words=PARTS_WORDS,
         key=key_for(run, "reward-functions", "the weights of the reward functions", found.left),
         left=f"{other!r}",
@@ -310,56 +308,41 @@ def reward_term_dominates(run: RunData) -> Verdict:
         return _by_parts(run, sided)
     parts = _by_gradient(run) or _by_variance(run)
     if parts is None:
-        if not (
-            run.has("rewards/<function>/<statistic>")
-            or run.has("grad/<block>/reward/<reward>/share")
-        ):
-            return unlogged("rewards/<function>/<statistic>")
-        why = (
-            f"two reward functions with {limits.min_windowed} measurements of"
-            " rewards/<function>/std each are needed"
-        )
-        return Skipped(why=why, metric="rewards/<function>/<statistic>")
+        if not (run.has(FUNCTIONS) or run.has("grad/<block>/reward/<reward>/share")):
+            return unlogged(FUNCTIONS)
+        why = f"two reward functions with {limits.min_windowed} measurements of"
+        return Skipped(why=f"{why} rewards/<function>/std each are needed", metric=FUNCTIONS)
     first = max(parts.shares, key=lambda name: parts.shares[name])
-    share = parts.shares[first]
+    share, success = parts.shares[first], _success(run)
     victims = [name for name in parts.shares if name != first and _unlearned(run, name)]
-    success = _success(run)
-    if (
-        share < limits.dominates
-        or not victims
-        or success
-        or (success is None and share < limits.rules_alone)
-    ):
+    least = limits.rules_alone if success is None else limits.dominates
+    if not victims or success or share < max(least, limits.dominates):
         return None
     known = success is False
+    untold = " Whether that is meant cannot be told: no held-out score or success rate is logged."
     return finding(
         f"The reward {first!r} gives {share:.0%} of the {parts.what};"
         f" {', '.join(map(repr, victims))} is not learned",
         *parts.evidence,
         severity="warn" if known and share >= limits.rules_alone else "info",
         since_step=None,  # the halves that were read say nothing of when it began
-        more=""
-        if known
-        else " Whether that is meant cannot be told: no held-out score or success rate is logged.",
+        more="" if known else untold,
         victim=f"{victims[0]!r}",
     )
 
 
 def _by_gradient(run: RunData) -> _Parts | None:
     """Shares of the policy gradient, of all parameters where measured: they know the weights."""
-    found = [
-        series
-        for series in run.every("grad/<block>/reward/<reward>/share")
-        if enough(series, limits.min_windowed)
-    ]
+    every = run.every("grad/<block>/reward/<reward>/share")
+    found = [series for series in every if enough(series, limits.min_windowed)]
     blocks = sorted({series.parts["block"] for series in found}, key=lambda block: block != "all")
     of_block = [series for series in found if series.parts["block"] == blocks[0]]
     if len(of_block) < 2:
         return None
     shares = {series.parts["reward"]: level(series.last(0.5)) for series in of_block}
     evidence = tuple(
-        reads(s.last(0.5), f"{shares[s.parts['reward']]:.0%} of the policy gradient")
-        for s in of_block
+        reads(x.last(0.5), f"{shares[x.parts['reward']]:.0%} of the policy gradient")
+        for x in of_block
     )
     return _Parts(shares=shares, what="policy gradient", evidence=evidence)
 
@@ -368,25 +351,18 @@ def _by_variance(run: RunData) -> _Parts | None:
     """Shares of the variance of the reward, as if the functions were independent."""
     found = [
         series
-        for series in run.every("rewards/<function>/<statistic>")
+        for series in run.every(FUNCTIONS)
         if series.parts.get("statistic") == "std" and enough(series, limits.min_windowed)
     ]
-    early, late = [each.first(0.5) for each in found], [each.last(0.5) for each in found]
-    halves = [_spreads(run, half) for half in (early, late)]
+    halves = ([x.first(0.5) for x in found], [x.last(0.5) for x in found])
     # a loud function is often learned by half time, and falls silent
-    spread = max(halves, key=_largest_share)
+    spread = max((_spreads(run, half) for half in halves), key=_largest_share)
     total = sum(x * x for x in spread.values())
     if len(spread) < 2 or total <= 0.0:
         return None
     shares = {name: x * x / total for name, x in spread.items()}
-    evidence = tuple(
-        reads(
-            s.last(0.5),
-            f"std {fmt(spread[s.parts['function']])}: {shares[s.parts['function']]:.0%} of the"
-            " variance",
-        )
-        for s in found
-    )
+    read = {name: f"std {fmt(x)}: {shares[name]:.0%} of the variance" for name, x in spread.items()}
+    evidence = tuple(reads(x, read[x.parts["function"]]) for x in halves[1])
     return _Parts(shares=shares, what="variance of the reward", evidence=evidence)
 
 
@@ -407,14 +383,12 @@ def _weight(run: RunData, function: str) -> float:
 
 def _unlearned(run: RunData, function: str) -> bool:
     """Whether a function still tells good from bad and its mean does not rise."""
-    mean = run.get("rewards/<function>/<statistic>", function=function, statistic="mean")
-    spread = run.get("rewards/<function>/<statistic>", function=function, statistic="std")
-    if (
-        mean is None
-        or spread is None
-        or not enough(mean, limits.min_windowed)
-        or not enough(spread, limits.min_windowed)
-    ):
+    mean, spread = (
+        run.get(FUNCTIONS, function=function, statistic=statistic) for statistic in ("mean", "std")
+    )
+    if mean is None or spread is None:
+        return False
+    if min(len(mean.finite), len(spread.finite)) < limits.min_windowed:
         return False
     varies = level(spread.last(0.5)) > limits.undecided * abs(level(mean.last(0.5)))
     return varies and rises(mean) is not True

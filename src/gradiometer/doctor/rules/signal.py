@@ -9,16 +9,19 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 
 from gradiometer.doctor import thresholds
 from gradiometer.doctor.outcome import (
     Outcome,
+    became,
     began_trained,
     held_out,
     judge_series,
     outcome_of,
+    stuck,
     told_best,
     trained_for,
 )
@@ -28,6 +31,7 @@ from gradiometer.doctor.rule import (
     Skipped,
     Verdict,
     finding,
+    needed,
     rule,
     too_short,
     unlogged,
@@ -35,9 +39,11 @@ from gradiometer.doctor.rule import (
 from gradiometer.doctor.rundata import RunData, Series
 from gradiometer.doctor.severity import Strength
 from gradiometer.doctor.signs import (
+    NORM,
     ends,
     level,
     mapping,
+    newest,
     number,
     persists,
     shown,
@@ -50,6 +56,7 @@ from gradiometer.doctor.trainers import key_of
 from gradiometer.maths.gains import CERTAIN
 from gradiometer.maths.means import holm
 from gradiometer.records import Evidence, Severity
+from gradiometer.store.reader import Ints
 from gradiometer.words import fmt
 
 __all__: list[str] = []
@@ -109,29 +116,22 @@ def _range(run: RunData, reward: Series) -> tuple[float, float] | None:
 def _earned(run: RunData) -> Series | None:
     """Of what can be earned: the success rate, a reward with a known range, or else what held-out
     prompts tell of prompts like them."""
-    rate, held = run.get("success_rate"), run.get("val/success_rate")
+    rate, held, reward = (run.get(x) for x in ("success_rate", "val/success_rate", "reward"))
     if rate is not None and len(rate.finite):
         return rate.finite
-    reward = run.get("reward")
-    bounds = None if reward is None else _range(run, reward)
-    if reward is None or bounds is None:
-        return held.finite if held is not None and len(held.finite) else None
-    return replace(
-        reward.finite, values=(reward.finite.values - bounds[0]) / (bounds[1] - bounds[0])
-    )
+    if reward is not None and (bounds := _range(run, reward)) is not None:
+        low, high = bounds
+        return replace(reward.finite, values=(reward.finite.values - low) / (high - low))
+    return held.finite if held is not None and len(held.finite) else None
 
 
 def _idle(run: RunData) -> _Idle | None:
-    groups, by_std = run.get("zero_variance_groups"), False
-    spread, reward = run.get("reward_std"), run.get("reward")
-    if (
-        groups is None
-        and spread is not None
-        and reward is not None
-        and (bounds := _range(run, reward))
-    ):
+    groups, spread, reward = (run.get(x) for x in ("zero_variance_groups", "reward_std", "reward"))
+    by_std = groups is None
+    bounds = None if reward is None else _range(run, reward)
+    if groups is None and spread is not None and bounds is not None:
         low = spread.finite.values < limits.no_spread * (bounds[1] - bounds[0])
-        groups, by_std = replace(spread.finite, values=low.astype(np.float64)), True
+        groups = replace(spread.finite, values=low.astype(np.float64))
     if groups is None:
         raise CannotSay(unlogged("zero_variance_groups"))
     held = persists(groups, lambda share: share >= limits.idle)
@@ -199,13 +199,14 @@ def _unclear(idle: _Idle) -> Draft | None:
 def groups_too_easy(run: RunData) -> Verdict:
     """Most groups are solved by every rollout; waste, unless this training got them there."""
     idle = _idle(run)
-    if idle is None:
+    if idle is None or (idle.earned is not None and idle.level < 0.5):
         return None
-    if idle.earned is None or 0.5 <= idle.level < limits.easy:
+    if idle.earned is None or idle.level < limits.easy:
         return _unclear(idle)
-    if idle.level < limits.easy:
-        return None
-    learnt = level(idle.earned.first(0.1)) < limits.easy or began_trained(run) or _rose(run)
+    found = outcome_of(run)
+    # by this training, however early
+    rose = began_trained(run) or (found is not None and found.score >= CERTAIN)
+    learnt = rose or level(idle.earned.first(0.1)) < limits.easy
     stop = "Or stop: there is little left to learn here"
     return _groups(
         idle,
@@ -218,22 +219,14 @@ def groups_too_easy(run: RunData) -> Verdict:
     )
 
 
-def _rose(run: RunData) -> bool:
-    """Whether this training brought the outcome up, however early."""
-    found = outcome_of(run)
-    return found is not None and found.score >= CERTAIN
-
-
 @rule("groups-too-hard", GROUPS)
 def groups_too_hard(run: RunData) -> Verdict:
     """Most groups are failed by every rollout; a few successes may still teach."""
     idle = _idle(run)
-    if idle is None:
+    if idle is None or (idle.earned is not None and idle.level >= 0.5):
         return None
-    if idle.earned is None or limits.hard < idle.level < 0.5:
+    if idle.earned is None or idle.level > limits.hard:
         return _unclear(idle)
-    if idle.level > limits.hard:
-        return None
     return _groups(
         idle,
         f"are failed by every rollout, {fmt(100 * idle.level)} % is earned",
@@ -277,16 +270,14 @@ def template_collapse(run: RunData) -> Verdict:
         return unlogged("mutual_information" if information is None else "entropy")
     if not alike and ruled is None:
         return None
-    progress = outcome_of(run)
-    stuck = progress is None or progress.stuck
     return finding(
         "The policy answers ever more alike whatever the prompt, while its entropy holds"
         if alike
         else "In groups without reward variance regularisers move the policy more than the task",
         *alike,
         ruled,
-        progress and progress.evidence,
-        severity="warn" if alike and stuck else "info",
+        became(run),
+        severity="warn" if alike and stuck(run) is not False else "info",
         basis="statistical" if alike else "heuristic",
         since_step=start,
     )
@@ -297,8 +288,8 @@ def _ever_more_alike(information: Series, entropy: Series) -> tuple[Evidence, ..
     lost, held, falling = _lost(information), 1.0 - _lost(entropy), trend(information)
     if falling.direction != "falls" or lost < limits.lost_share or held < limits.held_share:
         return ()
-    first, last = ends(information)
-    reading = f"fell from {fmt(first)} to {fmt(last)}, Mann-Kendall p {fmt(falling.p_value or 0.0)}"
+    first, last = map(fmt, ends(information))
+    reading = f"fell from {first} to {last}, Mann-Kendall p {fmt(falling.p_value or 0.0)}"
     kept = f"kept {fmt(100 * held)} % of its level"
     return shown(information.finite, reading), shown(entropy.finite, kept)
 
@@ -311,40 +302,27 @@ def _lost(series: Series) -> float:
 
 def _ruled_buckets(run: RunData) -> Evidence | None:
     """The low-variance buckets where entropy and KL outweighed the task in the last analysis."""
-    spreads = {
-        x.parts["bucket"]: x
-        for x in run.every("grad_norm/<bucket>/reward_std_mean")
-        if len(x.finite)
-    }
-    names = sorted(
-        (name for name in spreads if name != "all"),
-        key=lambda name: float(spreads[name].finite.values[-1]),
-    )
+    every = run.every("grad_norm/<bucket>/reward_std_mean")
+    spreads = {x.parts["bucket"]: x for x in every if len(x.finite)}
+    names = sorted(spreads.keys() - {"all"}, key=lambda name: (newest(spreads[name]), name))
     ruled: list[str] = []
     for name in names[: len(names) // 2]:
         task, rest = (_last_norm(run, name, roles) for roles in (("policy",), REGULARISERS))
         if task is not None and rest is not None and task < rest:
             ruled.append(name)
     held = [run.get("grad_norm/<bucket>/sample_pct", bucket=name) for name in ruled]
-    share = sum(float(x.finite.values[-1]) for x in held if x is not None and len(x.finite))
+    share = sum(newest(x) for x in held if x is not None and len(x.finite))
     if share < limits.low_buckets:
         return None
-    reading = (
-        f"entropy and KL outweigh the task in {', '.join(ruled)}: {fmt(100 * share)} % of the"
-        " rollouts"
-    )
-    return shown(spreads[ruled[0]].finite, reading)
+    reading = f"entropy and KL outweigh the task in {', '.join(ruled)}: {fmt(100 * share)} % of the"
+    return shown(spreads[ruled[0]].finite, f"{reading} rollouts")
 
 
 def _last_norm(run: RunData, bucket: str, roles: tuple[Role, ...]) -> float | None:
     """The summed norms of the terms in these roles on a bucket in the last analysis."""
     found = [x for x in run.every("grad_norm/<bucket>/<term>") if x.parts["bucket"] == bucket]
-    norms = [
-        float(x.finite.values[-1])
-        for x in found
-        if role_of(x.parts["term"]) in roles and len(x.finite)
-    ]
-    return sum(norms) if norms else None
+    terms = [x for x in found if role_of(x.parts["term"]) in roles and len(x.finite)]
+    return sum(map(newest, terms)) if terms else None
 
 
 # Noise. A cosine near 0 and a noise scale above the batch are normal in RL, and at the maximum no
@@ -367,31 +345,22 @@ def _batch(run: RunData) -> float | None:
 def _noise_scale(run: RunData) -> Series | None:
     """Noise scale over batch; a bound above the batch counts as far above, one below is nothing."""
     batch = _batch(run)
-    if not batch or batch <= 0.0:
-        return None
     scale, bound = (
         run.get(f"grad/<block>/{x}", block="all") for x in ("noise_scale", "noise_scale_bound")
     )
-    ratios: dict[int, float] = {}
-    if bound is not None:
-        ratios = {
-            int(t): max(limits.far_above, min(float(x) / batch, 1e12))
-            for t, x in zip(bound.steps, bound.values, strict=True)
-            if x >= batch
-        }
-    if scale is not None:
-        ratios |= {
-            int(t): float(x) / batch
-            for t, x in zip(scale.steps, scale.values, strict=True)
-            if x > 0.0
-        }
     origin = scale if scale is not None else bound
-    if origin is None or not ratios:
+    if not batch or batch <= 0.0 or origin is None:
+        return None
+    ratios: dict[int, float] = {}
+    for series in filter(None, (bound, scale)):
+        kept = series.values >= batch if series is bound else series.values > 0.0
+        over = series.values[kept] / batch
+        over = np.clip(over, limits.far_above, 1e12) if series is bound else over
+        ratios |= dict(zip(series.steps[kept].tolist(), over.tolist(), strict=True))
+    if not ratios:
         return None
     steps = np.array(sorted(ratios), dtype=np.int64)
-    return replace(
-        origin, steps=steps, values=np.array([ratios[int(t)] for t in steps], dtype=np.float64)
-    )
+    return replace(origin, steps=steps, values=np.array([ratios[t] for t in steps.tolist()]))
 
 
 def _task(run: RunData, template: str) -> Series | None:
@@ -405,10 +374,7 @@ def _task(run: RunData, template: str) -> Series | None:
 
 def _analyses(run: RunData) -> tuple[Evidence, bool] | None:
     """What analyses say when none could tell the task from noise, and if they were enough."""
-    p_values, snr = (
-        _task(run, "grad_norm/<bucket>/p_value/<term>"),
-        _task(run, "grad_norm/<bucket>/snr/<term>"),
-    )
+    p_values, snr = (_task(run, f"grad_norm/<bucket>/{x}/<term>") for x in ("p_value", "snr"))
     groups = run.get("grad_norm/<bucket>/group_rv_count", bucket="all")
     if p_values is None or snr is None or not len(p_values.finite):
         return None
@@ -417,22 +383,16 @@ def _analyses(run: RunData) -> tuple[Evidence, bool] | None:
     p_values = p_values.finite
     if any(holm(p_values.values.tolist())) or not level(snr) < limits.low_snr:
         return None
-    smallest = fmt(float(p_values.values.min()))
-    reading = (
-        f"{len(p_values)} analyses, none significant (smallest p {smallest}, median SNR"
-        f" {fmt(level(snr))})"
-    )
+    smallest = f"smallest p {fmt(float(p_values.values.min()))}, median SNR {fmt(level(snr))}"
+    reading = f"{len(p_values)} analyses, none significant ({smallest})"
     return shown(p_values, reading), len(p_values) >= limits.min_analyses
 
 
 def _replicates(run: RunData) -> Evidence | None:
     for high in run.every("variance/<algorithm>/snr_high"):
-        if len(high.finite) and float(high.finite.values[-1]) < limits.low_snr:
-            return shown(
-                high.finite,
-                f"SNR of a gradient below {fmt(float(high.finite.values[-1]))} (95 % bound,"
-                " replicates)",
-            )
+        if len(high.finite) and newest(high) < limits.low_snr:
+            reading = f"SNR of a gradient below {fmt(newest(high))} (95 % bound, replicates)"
+            return shown(high.finite, reading)
     return None
 
 
@@ -456,56 +416,39 @@ def noise_dominated(run: RunData) -> Verdict:
     While it rises there is signal enough, and at its maximum there is none left to have.
     """
     scale, analysed, replicated = _noise_scale(run), _analyses(run), _replicates(run)
-    evidence = [] if replicated is None else [replicated]
-    sure, statistical = replicated is not None, replicated is not None
-    if analysed is not None:
-        evidence.append(analysed[0])
-        sure, statistical = sure or analysed[1], statistical or analysed[1]
-    start = None
+    tested = replicated is not None or (analysed is not None and analysed[1])
+    far, start = None, None
     if scale is not None and persists(scale, lambda x: x >= limits.far_above):
-        start, sure = since(scale, lambda x: x >= limits.far_above), True
-        evidence.append(
-            shown(
-                scale, f"at least {fmt(level(scale.last(0.5)))} times the batch over the last half"
-            )
-        )
-    if not evidence:
-        return None if scale is not None or _measured(run) else _noise_skipped()
-    progress = outcome_of(run)
+        start = since(scale, lambda x: x >= limits.far_above)
+        times = fmt(level(scale.last(0.5)))
+        far = shown(scale, f"at least {times} times the batch over the last half")
+    evidence = (replicated, None if analysed is None else analysed[0], far)
+    if not any(evidence):
+        measured = ("grad_norm/<bucket>/p_value/<term>", "variance/<algorithm>/snr_high")
+        return None if scale is not None or any(map(run.has, measured)) else NO_NOISE
+    progress, reward = outcome_of(run), trained_for(run)
     if progress is not None and not progress.stuck:
         return None
-    reward = trained_for(run)
-    keys = (
-        "the batch"
-        if reward is None
-        else key_of(reward, "batch", "the batch (more rollouts, or accumulation)")
-    )
+    more = "the batch (more rollouts, or accumulation)"
     stands = "" if progress is None else f" and the reward {progress.then}"
     return finding(
         f"The policy gradient cannot be told from noise{stands}",
         *evidence,
-        progress and progress.evidence,
-        severity="warn" if sure and progress is not None else "info",
-        basis="statistical" if statistical else "heuristic",
+        became(run),
+        severity="warn" if (tested or far) and progress is not None else "info",
+        basis="statistical" if tested else "heuristic",
         since_step=start,
         block="all",
-        keys=keys,
+        keys="the batch" if reward is None else key_of(reward, "batch", more),
     )
 
 
-def _measured(run: RunData) -> bool:
-    return run.has("grad_norm/<bucket>/p_value/<term>") or run.has("variance/<algorithm>/snr_high")
-
-
-def _noise_skipped() -> Skipped:
-    why = (
-        "no grad/<block>/noise_scale with meter/micro_batches, no anatomy and no replicates:"
-        " accumulate gradients over "
-    )
-    return Skipped(
-        why=f"{why}two or more micro-batches under gm.watch, or run gradiometer variance",
-        metric="grad/<block>/noise_scale",
-    )
+NO_NOISE = Skipped(
+    why="no grad/<block>/noise_scale with meter/micro_batches, no anatomy and no replicates:"
+    " accumulate gradients over two or more micro-batches under gm.watch, or run gradiometer"
+    " variance",
+    metric="grad/<block>/noise_scale",
+)
 
 
 @rule(
@@ -530,24 +473,21 @@ def reward_unreliable(run: RunData) -> Verdict:
     """
     progress = outcome_of(run)
     if progress is None or not progress.stuck:
-        return _no_reward(run) if progress is None else None
-    null = _like_null(run)
-    if null is not None:
+        lacks = progress is None and trained_for(run) is None
+        return unlogged("reward") if lacks else None
+    if (null := _like_null(run)) is not None:
         return _unreliable(progress, null, start=None, sure=True)
     if (fooled := _fooled(run, progress)) is not None:
         return _unreliable(progress, fooled, start=fooled[0].first_step, sure=True)
-    groups, norm = (run.get("zero_variance_groups"), run.get("grad/<block>/norm/raw", block="all"))
-    if groups is None or norm is None:
-        metric = "zero_variance_groups" if groups is None else "grad/<block>/norm/raw"
-        return unlogged(metric)
+    groups, norm = needed(run, "zero_variance_groups"), needed(run, NORM, block="all")
     falling, growing = trend(groups, min_change=limits.min_fall), trend(norm)
     directions = _no_direction(run)
     if falling.direction != "falls" or growing.direction != "rises" or directions is None:
         return None
-    first, last = ends(norm)
+    first, last = map(fmt, ends(norm))
     evidence = (
         shown(groups, f"fell by {fmt(-falling.change)}, p {fmt(falling.p_value or 0.0)}"),
-        shown(norm, f"grew from {fmt(first)} to {fmt(last)}, p {fmt(growing.p_value or 0.0)}"),
+        shown(norm, f"grew from {first} to {last}, p {fmt(growing.p_value or 0.0)}"),
         *directions,
     )
     return _unreliable(progress, evidence, start=None, sure=False)
@@ -576,49 +516,32 @@ def _fooled(run: RunData, progress: Outcome) -> tuple[Evidence, ...] | None:
     )
 
 
-def _no_reward(run: RunData) -> Skipped | None:
-    if trained_for(run) is not None:
-        return None
-    return unlogged("reward")
-
-
 def _like_null(run: RunData) -> tuple[Evidence, ...] | None:
     """Enough analyses without a signal, with the norm of permuted rewards, though rewards vary."""
     found, spread = _analyses(run), run.get("grad_norm/<bucket>/reward_std_mean", bucket="all")
     norm, null = (_task(run, f"grad_norm/<bucket>/{x}<term>") for x in ("", "null/"))
-    if (
-        found is None
-        or not found[1]
-        or norm is None
-        or null is None
-        or spread is None
-        or not level(spread) > 0.0
-    ):
+    if found is None or not found[1] or norm is None or null is None or spread is None:
         return None
-    if not level(norm) < limits.like_null * level(null):
+    if not level(spread) > 0.0 or not level(norm) < limits.like_null * level(null):
         return None
-    return found[0], shown(
-        null,
-        f"permuted rewards give a norm of {fmt(level(null))}, the real ones {fmt(level(norm))}",
-    )
+    real, permuted = fmt(level(norm)), fmt(level(null))
+    said = f"permuted rewards give a norm of {permuted}, the real ones {real}"
+    return found[0], shown(null, said)
 
 
 def _no_direction(run: RunData) -> tuple[Evidence, ...] | None:
     """Gradients that agree with none before, by every measure there is; else None."""
-    measures = (
-        ("grad/<block>/cos_ema", limits.cos_noise),
-        ("grad/<block>/alignment_window", limits.window_noise),
-    )
-    found = [
-        (x, limit)
-        for name, limit in measures
-        if (x := run.get(name, block="all")) is not None and len(x.finite) >= limits.min_cosines
+    measures = (("cos_ema", limits.cos_noise), ("alignment_window", limits.window_noise))
+    found = [(run.get(f"grad/<block>/{name}", block="all"), limit) for name, limit in measures]
+    late = [
+        (x, level(x.last(0.5)), limit)
+        for x, limit in found
+        if x is not None and len(x.finite) >= limits.min_cosines
     ]
-    if not found or any(not level(x.last(0.5)) < limit for x, limit in found):
+    if not late or any(not now < limit for _, now, limit in late):
         return None
     return tuple(
-        shown(x, f"median {fmt(level(x.last(0.5)))} over the last half: what noise gives")
-        for x, _ in found
+        shown(x, f"median {fmt(now)} over the last half: what noise gives") for x, now, _ in late
     )
 
 
@@ -666,18 +589,16 @@ def _outliers(largest: Series, std: Series) -> Series:
     return replace(here, values=np.where(spiked, medians, alone))
 
 
-def _jumps(run: RunData, steps: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Evidence | None:
+def _jumps(run: RunData, steps: Ints) -> Evidence | None:
     """The gradient at those steps, where it is far above its median."""
-    norm = run.get("grad/<block>/norm/raw", block="all")
-    if norm is None or not len(norm.finite):
+    norm = run.get(NORM, block="all")
+    if norm is None:
         return None
-    norm = norm.finite
-    there = norm.values[np.isin(norm.steps, steps)]
+    there = norm.finite.values[np.isin(norm.finite.steps, steps)]
     if not len(there) or not np.median(there) >= limits.jump * level(norm):
         return None
-    return shown(
-        norm, f"{fmt(float(np.median(there)))} at those steps, {fmt(level(norm))} at a typical one"
-    )
+    at, usual = fmt(float(np.median(there))), fmt(level(norm))
+    return shown(norm.finite, f"{at} at those steps, {usual} at a typical one")
 
 
 @rule(
@@ -705,67 +626,62 @@ def advantage_outliers(run: RunData) -> Verdict:
     found = _outliers(largest, std)
     if len(found) < limits.min_points:
         return too_short(found, limits.min_points)
-    steps, count = found.steps[found.values > 0.0], int((found.values > 0.0).sum())
+    steps = found.steps[found.values > 0.0]
     sizes = largest.values[np.isin(largest.steps, steps)]
-    num_spikes = int(((sizes >= limits.large) & (sizes >= limits.spike * level(largest))).sum())
-    if count < limits.repeated and not num_spikes:
+    spiked = (sizes >= limits.large) & (sizes >= limits.spike * level(largest))
+    if len(steps) < limits.repeated and not spiked.any():
         return None
-    jumped, worst = _jumps(run, steps), fmt(float(sizes.max()))
-    sure = jumped is not None or num_spikes >= limits.repeated
-    if not sure and (progress := outcome_of(run)) is not None and not progress.stuck:
+    jumped, most = _jumps(run, steps), fmt(float(sizes.max()))
+    sure = jumped is not None or int(spiked.sum()) >= limits.repeated
+    if not sure and stuck(run) is False:
         return None
-    reading = (
-        f"{count} of {len(found)} steps with outliers; the largest {worst}, median"
-        f" {fmt(level(largest))}"
-    )
+    count = f"{len(steps)} of {len(found)} steps"
+    reading = f"{count} with outliers; the largest {most}, median {fmt(level(largest))}"
     return finding(
-        f"Single advantages of up to {worst} decide {count} of {len(found)} steps",
+        f"Single advantages of up to {most} decide {count}",
         shown(largest, reading, first_step=int(steps[0])),
         shown(std, f"median {fmt(level(std))}"),
         jumped,
         severity="warn" if sure else "info",
-        since_step=int(steps[0]),
     )
 
 
-def _scales(
-    run: RunData, std: Series | None, mean: Series | None
-) -> list[tuple[Evidence, int | None]]:
+_Lasting: TypeAlias = tuple[Evidence, int | None]
+"""What is seen, and since when."""
+
+
+def _scales(run: RunData, std: Series | None, mean: Series | None) -> list[_Lasting]:
     """What is wrong with the advantages themselves."""
-    found: list[tuple[Evidence, int | None]] = []
     normalised = any(run.fact(name) is True for name in NORM_FACTS)
     low, high = (
         (limits.normalised_low, limits.normalised_high) if normalised else (0.0, limits.loud)
     )
-    if std is not None:
-        for wrong in (lambda x: x > high, lambda x: x < low):
-            if persists(std, wrong):
-                why = "although they are normalised" if normalised else "normalised ones have 1"
-                found.append(
-                    (
-                        shown(std, f"std {fmt(level(std.last(0.5)))} over the last half; {why}"),
-                        since(std, wrong),
-                    )
-                )
+    why = "although they are normalised" if normalised else "normalised ones have 1"
+    said = f"std {{}} over the last half; {why}"
+    found = [_lasts(std, wrong, said) for wrong in (lambda x: x > high, lambda x: x < low)]
     if std is not None and mean is not None:
         here, there = together(mean, std)
         centre = replace(here, values=np.abs(here.values) / np.maximum(there.values, 1e-12))
-        if persists(centre, lambda x: x > limits.off_centre) and not _on_its_way(run):
-            reading = (
-                f"|mean| is {fmt(level(centre.last(0.5)))} of the std over the last half; 0 when"
-                " centred"
-            )
-            found.append((shown(mean, reading), since(centre, lambda x: x > limits.off_centre)))
-    return found
+        said = "|mean| is {} of the std over the last half; 0 when centred"
+        off = _lasts(centre, lambda x: x > limits.off_centre, said, of=mean)
+        found.append(None if off is None or _on_its_way(run) else off)
+    return [each for each in found if each is not None]
+
+
+def _lasts(
+    series: Series | None, holds: Callable[[float], bool], said: str, *, of: Series | None = None
+) -> _Lasting | None:
+    """What holds to the end, as evidence of a series."""
+    if series is None or not persists(series, holds):
+        return None
+    reading = said.format(fmt(level(series.last(0.5))))
+    return shown(series if of is None else of, reading), since(series, holds)
 
 
 def _on_its_way(run: RunData) -> bool:
     """A critic that still comes closer: what advantages are off by it has not learnt yet."""
-    loss, value, returns = (
-        run.get("value_loss"),
-        run.get("value_mean"),
-        run.get("returns/<statistic>", statistic="mean"),
-    )
+    loss, value = run.get("value_loss"), run.get("value_mean")
+    returns = run.get("returns/<statistic>", statistic="mean")
     if loss is None or value is None or returns is None or trend(loss).direction != "falls":
         return False
     early, late = (abs(a - b) for a, b in zip(ends(returns), ends(value), strict=True))
@@ -832,16 +748,15 @@ def advantage_scale(run: RunData) -> Verdict:
     found = _scales(run, std, mean)
     if std is None and (loud := _loud_loss(run)) is not None:
         found = [loud]
-    if not found or ((progress := outcome_of(run)) is not None and not progress.stuck):
+    if not found or stuck(run) is False:
         return None
-    severity: Severity = "info" if progress is None else "warn"
     key = key_of(seen if loss is None else loss, "advantages", "(A - A.mean())/(A.std() + 1e-8)")
     starts = [start for _, start in found if start is not None]
     return finding(
         f"Advantages are off scale: {found[0][0].reading}",
         *(evidence for evidence, _ in found),
-        progress and progress.evidence,
-        severity=severity,
+        became(run),
+        severity="info" if outcome_of(run) is None else "warn",
         since_step=min(starts, default=None),
         key=key,
     )
@@ -861,21 +776,15 @@ def _drowning(x: float) -> bool:
 
 def _targets(run: RunData) -> tuple[Series, Callable[[float], bool]] | None:
     """Value targets outside where a critic learns them, and in which way."""
-    looked = [
-        (run.get("returns/<statistic>", statistic="max_abs"), _large),
-        (run.get("returns/<statistic>", statistic="mean"), _large),
-        (run.get("value_mean"), _large),
-        (run.get("returns/<statistic>", statistic="max_abs"), _small),
-    ]
+    largest, mean = (run.get("returns/<statistic>", statistic=x) for x in ("max_abs", "mean"))
+    looked = [(largest, _large), (mean, _large), (run.get("value_mean"), _large), (largest, _small)]
     # there it is a loss of action values, of which the critic's rules know more
     if not run.has("q_value"):
         looked.append((run.get("value_loss"), _drowning))
-    found = (
-        (series, wrong)
-        for series, wrong in looked
-        if series is not None and persists(series, wrong)
-    )
-    return next((pair for pair in found if _is_a_scale(run, *pair)), None)
+    for series, wrong in looked:
+        if series is not None and persists(series, wrong) and _is_a_scale(run, series, wrong):
+            return series, wrong
+    return None
 
 
 def _is_a_scale(run: RunData, series: Series, wrong: Callable[[float], bool]) -> bool:
@@ -893,21 +802,15 @@ def _critic_suffers(run: RunData, targets: Series) -> list[Evidence]:
     if loss is not None and loss.name != targets.name and len(loss.finite):
         first, last = ends(loss)
         grown = last > limits.decade * first and trend(loss).direction == "rises"
-        if persists(loss, lambda x: x > limits.drowning) or grown:
+        if persists(loss, _drowning) or grown:
             found.append(shown(loss, f"{fmt(first)} at the start, {fmt(last)} at the end"))
     for share in run.every("grad/<block>/term/<term>/share"):
         values = share.parts.get("block") == "all" and role_of(share.parts["term"]) == "value"
         if values and persists(share, lambda x: x > limits.greedy):
-            found.append(
-                shown(
-                    share,
-                    f"the value term has {fmt(100 * level(share.last(0.5)))} % of the gradient",
-                )
-            )
-    if explained is not None and persists(explained, lambda x: x <= limits.blind):
-        found.append(
-            shown(explained, f"median {fmt(level(explained.last(0.5)))} over the last half")
-        )
+            now = fmt(100 * level(share.last(0.5)))
+            found.append(shown(share, f"the value term has {now} % of the gradient"))
+    if blind := _lasts(explained, lambda x: x <= limits.blind, "median {} over the last half"):
+        found.append(blind[0])
     return found
 
 
@@ -942,24 +845,21 @@ def reward_scale(run: RunData) -> Verdict:
     if found is None:
         return None
     targets, wrong = found
-    suffers, progress = _critic_suffers(run, targets), outcome_of(run)
-    explained = run.get(EXPLAINED)
-    blind = explained is not None and any(evidence.series == explained.name for evidence in suffers)
+    suffers, explained = _critic_suffers(run, targets), run.get(EXPLAINED)
     if not suffers:
         return None
-    at, key = (
-        fmt(level(targets.last(0.5))),
-        key_of(targets, "reward-scale", "divide by a running std of returns"),
-    )
-    evidence = (shown(targets, f"median {at} over the last half"), *suffers)
+    blind = explained is not None and any(each.series == explained.name for each in suffers)
+    at, small = fmt(level(targets.last(0.5))), wrong is _small
     return finding(
-        f"Value targets are too {'small' if wrong is _small else 'large'} for the critic:"
+        f"Value targets are too {'small' if small else 'large'} for the critic:"
         f" {targets.name} is {at}",
-        *(evidence if progress is None else (*evidence, progress.evidence)),
+        shown(targets, f"median {at} over the last half"),
+        *suffers,
+        became(run),
         severity="info",
-        strength=None if progress is None else "strong" if blind else "present",
+        strength=None if outcome_of(run) is None else "strong" if blind else "present",
         since_step=since(targets, wrong),
-        cause=SMALL if wrong is _small else LARGE_TARGETS,
-        key=key,
-        factor="100" if wrong is _small else "0.01",
+        cause=SMALL if small else LARGE_TARGETS,
+        key=key_of(targets, "reward-scale", "divide by a running std of returns"),
+        factor="100" if small else "0.01",
     )

@@ -14,7 +14,7 @@ import numpy as np
 
 from gradiometer.doctor import thresholds
 from gradiometer.doctor.declared import Look, Sign, Stays, declare, drafted, lasting
-from gradiometer.doctor.outcome import began_trained, near_best, outcome_of, warms_up
+from gradiometer.doctor.outcome import became, began_trained, near_best, outcome_of, warms_up
 from gradiometer.doctor.proofs import Way, told
 from gradiometer.doctor.rule import (
     Draft,
@@ -39,7 +39,7 @@ from gradiometer.doctor.signs import (
     stays,
     trend,
 )
-from gradiometer.doctor.terms import COEFFICIENTS, role_of
+from gradiometer.doctor.terms import COEFFICIENTS, TERM_NORM, role_of
 from gradiometer.doctor.trainers import key_for
 from gradiometer.records import Basis, Event, Evidence
 from gradiometer.words import fmt
@@ -92,22 +92,21 @@ def step_too_large(run: RunData) -> Verdict:
     if all(series is None or len(series.finite) < limits.min_points for series in (kl, update)):
         return too_short(next(x for x in (kl, update) if x is not None), limits.min_points)
     target = number(run.fact("target_kl", "desired_kl"))
-    limit = limits.high_kl if target is None or target <= 0.0 else limits.stops_at * target
-    high = _large(kl, limit, limits.most)
+    stops = target is not None and target > 0.0
+    limit = limits.stops_at * target if target is not None and stops else limits.high_kl
+    high, moved = _large(kl, limit, limits.most), _large(update, limits.large_update, limits.most)
     much = high if target is not None else _large(kl, limits.large_kl, limits.most)
-    moved, wild = _large(update, limits.large_update, limits.most), _wild(run, kl, update)
+    if wild := _wild(run, kl, update):
+        return _too_large(run, kl or update, wild)
     evidence = [x for x in (high, moved) if x is not None]
-    if not evidence and not wild:
-        return None
-    if wild:
-        return _too_large(run, kl or update, wild, strength="strong")
-    if much is not None:
+    if much is not None and evidence:
         far = _large(kl, limits.far_kl, limits.most) is not None
         return _too_large(run, kl, evidence, strength="strong" if far else "present")
     progress = outcome_of(run)
-    if moved is None and (progress is None or progress.fate != "fell"):
-        return None  # a KL of 0.02 to 0.05 is usual, and accuses only beside a reward that fell
-    return _too_large(run, kl or update, evidence, strength="present")
+    # a KL of 0.02 to 0.05 is usual, and accuses only beside a reward that fell
+    if moved is not None or (high is not None and progress is not None and progress.fate == "fell"):
+        return _too_large(run, kl or update, evidence, strength="present")
+    return None
 
 
 def _jumped(run: RunData, update: Series | None) -> Draft | None:
@@ -122,23 +121,16 @@ def _jumped(run: RunData, update: Series | None) -> Draft | None:
     start = level(before.last(0.2)) if len(before) else progress.start
     if progress.known_best is not None and near_best(progress.end, progress.known_best, start):
         return None
-    lowest = min(
-        (
-            float(np.median(part))
-            for part in np.array_split(later, int(limits.windows))
-            if len(part)
-        ),
-        default=np.inf,
-    )
-    thrown = lowest < start - abs(start)
-    if not (progress.stuck or thrown):
+    parts = [part for part in np.array_split(later, int(limits.windows)) if len(part)]
+    lowest = min((float(np.median(part)) for part in parts), default=np.inf)
+    if not progress.stuck and lowest >= start - abs(start):
         return None
     most = float(update.finite.values.max())
-    reached = f"went from {fmt(start)} to {fmt(lowest)} and ends at {fmt(progress.end)}"
     reading = f"one step moved the weights by {most:.0%} of their size"
+    reached = f"went from {fmt(start)} to {fmt(lowest)} and ends at {fmt(progress.end)}"
     return replace(
         _too_large(run, update, [shown(update.finite, reading, first_step=step)]),
-        title=f"One step moved the weights by {most:.0%} of their size, and the reward {reached}",
+        title=f"{reading.capitalize()}, and the reward {reached}",
         severity="critical",
         basis="proved",
     )
@@ -184,8 +176,7 @@ def _large(series: Series | None, limit: float, needed: float) -> Evidence | Non
 
 def _wild(run: RunData, kl: Series | None, update: Series | None) -> list[Evidence]:
     """A KL above a nat in two windows, with weights that jumped or a clip that held most."""
-    found = _large(kl, limits.wild_kl, limits.some)
-    clipped = run.get("clip_fraction")
+    found, clipped = _large(kl, limits.wild_kl, limits.some), run.get("clip_fraction")
     seconds = (_large(update, limits.large_update, 1), _large(clipped, limits.half, 1))
     second = [x for x in seconds if x is not None]
     return [] if found is None or not second else [found, *second]
@@ -199,9 +190,8 @@ def _too_large(
     return finding(
         f"The policy moves too far in a step: {evidence[0].series} {evidence[0].reading}{then}",
         *evidence,
-        progress and progress.evidence,
+        became(run),
         strength=strength,
-        since_step=evidence[0].first_step,
         key=ours if series is None else key_for(run, "step", ours, series),
     )
 
@@ -231,20 +221,20 @@ def ratio_explosion(run: RunData) -> Verdict:
         seen |= dict(zip(largest.steps[out].tolist(), largest.values[out].tolist(), strict=True))
     if not seen:
         return None
-    progress, top, first = outcome_of(run), max(seen.values()), min(seen)
-    repeated = len(seen) >= limits.repeated  # among a million tokens one is chance
+    top, endless = max(seen.values()), np.isinf(max(seen.values()))
+    bound = f"above {fmt(limits.exploded)}"
     name = "event ratio-explosion" if largest is None else largest.name
-    reading = f"above {fmt(limits.exploded)} at {len(seen)} steps, the largest {fmt(top)}"
+    reading = f"{bound} at {len(seen)} steps, the largest {fmt(top)}"
     worst = max(seen, key=lambda step: seen[step])
     many = "1 step" if len(seen) == 1 else f"{len(seen)} steps"
+    repeated = len(seen) >= limits.repeated  # among a million tokens one is chance
     return finding(
-        f"A policy ratio of {fmt(top)} at step {worst}; {many} above {fmt(limits.exploded)}",
-        Evidence(series=name, reading=reading, first_step=first, last_step=max(seen)),
-        progress and progress.evidence,
-        severity="warn" if np.isinf(top) else "info",
-        strength="strong" if repeated and not np.isinf(top) else None,
-        basis="proved" if np.isinf(top) else "heuristic",
-        since_step=first,
+        f"A policy ratio of {fmt(top)} at step {worst}; {many} {bound}",
+        Evidence(series=name, reading=reading, first_step=min(seen), last_step=max(seen)),
+        became(run),
+        severity="warn" if endless else "info",
+        strength="strong" if repeated and not endless else None,
+        basis="proved" if endless else "heuristic",
     )
 
 
@@ -402,16 +392,9 @@ def _apart_at_once(run: RunData, kl: Series, bound: float) -> Sign | None:
 
 def _kl_rules(run: RunData) -> Evidence | None:
     """The KL term where its gradient is half the task's or more, lately."""
-    terms = {
-        x.parts["term"]: x
-        for x in run.every("grad/<block>/term/<term>/norm")
-        if x.parts.get("block") == "all"
-    }
-    terms |= {
-        x.parts["term"]: x
-        for x in run.every("grad_norm/<bucket>/<term>")
-        if x.parts.get("bucket") == "all"
-    }
+    ours = [x for x in run.every(TERM_NORM) if x.parts.get("block") == "all"]
+    all_ = [x for x in run.every("grad_norm/<bucket>/<term>") if x.parts.get("bucket") == "all"]
+    terms = {x.parts["term"]: x for x in (*ours, *all_)}
     held, task = (
         next((x for name, x in terms.items() if role_of(name) == role), None)
         for role in ("kl", "policy")

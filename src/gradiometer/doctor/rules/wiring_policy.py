@@ -12,11 +12,11 @@ import numpy as np
 
 from gradiometer.doctor import thresholds
 from gradiometer.doctor.proofs import Way, told
-from gradiometer.doctor.rule import Skipped, Verdict, finding, rule, too_short, unlogged
+from gradiometer.doctor.rule import Skipped, Verdict, finding, proof, rule, too_short, unlogged
 from gradiometer.doctor.rundata import RunData, Series
 from gradiometer.doctor.signs import enough, level, number, persists, shown, since
 from gradiometer.maths.means import mean_interval
-from gradiometer.records import Basis, Evidence, Severity
+from gradiometer.records import Evidence
 from gradiometer.store.logs import Log
 from gradiometer.words import fmt
 
@@ -42,14 +42,7 @@ OTHERS = [
 ]
 """What one softmax may have been taken over instead."""
 
-KL_LOSSES: dict[str, tuple[str, Severity, Basis]] = {
-    "k1": ("has a gradient of mean zero: it holds the policy to nothing", "warn", "proved"),
-    "k3": (
-        "pulls along the forward KL, another direction this far from the reference",
-        "info",
-        "heuristic",
-    ),
-}
+
 K1_LOSSES = ("kl", "k1")
 K3_LOSSES = ("low_var_kl", "k3")
 """Spellings of verl's kl_loss_type; with a plus (k1+) it replaces the gradient, and is right."""
@@ -82,33 +75,26 @@ def entropy_of_wrong_distribution(run: RunData) -> Verdict:
     One value is proof: ln|A| is a bound, for k of d without replacement ln(d!/(d−k)!). The bonus
     then pushes a distribution that nobody samples. Continuous actions have no bound.
     """
-    series = run.get("entropy")
+    series, largest = run.get("entropy"), _largest_entropy(run)
     if series is None or not len(series.finite):
         return unlogged("entropy")
-    largest = _largest_entropy(run)
+    finite = series.finite
     if largest is None:
         why = "how many actions there are to choose from is not among the run's settings:"
         return Skipped(why=f"{why} watch(..., config={{'num_actions': n}})", metric="entropy")
-    finite = series.finite
     above = finite.values > largest.nats * (1 + limits.entropy_error) + limits.entropy_error
     if not above.any():
         return None
     at = int(np.argmax(finite.values))
-    step, value = int(finite.steps[at]), float(finite.values[at])
-    first = int(finite.steps[np.argmax(above)])
-    return finding(
+    value, bound = float(finite.values[at]), f"{largest.nats:.2f}"
+    seen = f"{value:.4g} at step {finite.steps[at]}, above {largest.nats:.4g} on"
+    return proof(
         f"An entropy of {value:.2f} nats is not that of the actions: {largest.words} have at"
-        f" most {largest.nats:.2f}",
-        shown(
-            series,
-            f"{value:.4g} at step {step}, above {largest.nats:.4g} on "
-            f"{int(above.sum())} of {len(finite)} points",
-            steps=finite.steps[above],
-        ),
-        basis="proved",
-        since_step=first,
+        f" most {bound}",
+        shown(finite, f"{seen} {above.sum()} of {len(finite)} points", steps=finite.steps[above]),
+        severity="warn",
         named=_named(run, value),
-        nats=f"{largest.nats:.2f}",
+        nats=bound,
     )
 
 
@@ -195,19 +181,18 @@ def score_not_zero_mean(run: RunData) -> Verdict:
     passed = now <= far and len(values) >= 2 * limits.first_scores
     if max(at_once, now) <= far or passed:
         return None
-    first = int(steps[0]) if at_once > far else int(steps[half])
+    batches = min(limits.first_scores, len(values))
+    seen = f"median {fmt(at_once)} over the first {batches} batches, {fmt(now)} over the last half"
     return finding(
         f"The mean of ∇ log π over the sampled actions is {max(at_once, now):.0f} standard"
         " deviations from zero",
         shown(
             series.finite,
-            f"median {fmt(at_once)} over the first {min(limits.first_scores, len(values))}"
-            f" batches, {fmt(now)} over the last half; chance stays below 4",
-            first_step=first,
+            f"{seen}; chance stays below 4",
+            first_step=int(steps[0 if at_once > far else half]),
         ),
         severity="critical",
         basis="statistical",
-        since_step=first,
     )
 
 
@@ -248,18 +233,16 @@ def actions_ignore_policy(run: RunData) -> Verdict:
     if other or not persists(over, lambda x: x > 0) or level(over.last(0.5)) <= 0:
         return None
     half = len(steps) // 2
+    late = steps[half:]
     seen, most, spread = (float(np.median(x[half:])) for x in (shares, allowed, entropies))
+    possible = f"median {spread:.3g}; with that share at most {most:.3g} is possible"
     return finding(
         f"{seen:.0%} of the actions are one and the same, which a policy of entropy"
         f" {spread:.2f} cannot do",
-        shown(share, f"median {seen:.3f}", steps=steps[half:]),
-        shown(
-            entropy,
-            f"median {spread:.3g}; with that share at most {most:.3g} is possible",
-            steps=steps[half:],
-        ),
+        shown(share, f"median {seen:.3f}", steps=late),
+        shown(entropy, possible, steps=late),
         strength="strong",
-        since_step=int(steps[0]) if (above > 0).all() else int(steps[half]),
+        since_step=int(steps[0] if (above > 0).all() else late[0]),
     )
 
 
@@ -291,16 +274,20 @@ def kl_gradient_wrong(run: RunData) -> Verdict:
     far = kl is not None and persists(kl, lambda x: x > limits.far_from_reference)
     if kind not in K1_LOSSES and not (kind in K3_LOSSES and far):
         return None
-    what, severity, basis = KL_LOSSES["k1" if kind in K1_LOSSES else "k3"]
-    read = None
+    k1, read = kind in K1_LOSSES, None
     if kl is not None and len(kl.finite):
         read = shown(kl, f"{fmt(level(kl.first(0.2)))} at first, {fmt(level(kl.last(0.2)))} now")
+    what = (
+        "has a gradient of mean zero: it holds the policy to nothing"
+        if k1
+        else "pulls along the forward KL, another direction this far from the reference"
+    )
     return finding(
         f"The KL loss of type {kind!r} {what}",
         Evidence(series="config", reading=f"kl_loss_type={kind}"),
         read,
-        severity=severity,
-        basis=basis,
+        severity="warn" if k1 else "info",
+        basis="proved" if k1 else "heuristic",
     )
 
 
@@ -342,13 +329,12 @@ def sampler_mismatch(run: RunData) -> Verdict:
         found = [series for template in present for series in run.every(template)]
         long = any(enough(series, limits.min_points) for series in found)
         return None if long else too_short(found, limits.min_points)
-    first, read = min(each.first_step or 0 for each in signs), signs[0].reading.partition(" ")[0]
     return finding(
-        f"{title}: {signs[0].series} is {read}",
+        f"{title}: {signs[0].series} is {signs[0].reading.partition(' ')[0]}",
         *signs,
         strength="strong",
         basis="statistical",
-        since_step=first,
+        since_step=min(each.first_step or 0 for each in signs),
     )
 
 
