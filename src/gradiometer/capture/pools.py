@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gradiometer.capture.statistics import (
+    EVERYONE,
     SAMPLE_SIZE,
     Column,
     Mask,
@@ -29,7 +30,7 @@ from gradiometer.capture.statistics import (
     When,
     passes,
 )
-from gradiometer.maths.segments import SEGMENTED, HostSegments, Segments
+from gradiometer.maths.segments import SEGMENTED, HostSegments, Segments, silent
 from gradiometer.maths.stats import stride_of
 
 __all__ = [
@@ -95,6 +96,8 @@ class PoolPart:
         self.parameters = [parameters[i] for i in self.indices]
         self.numbers = np.array(self.indices)
         """The same, to choose among arrays of all parameters."""
+        everyone = self.indices == list(range(len(parameters)))
+        self.at: Any = EVERYONE if everyone else self.numbers
         self._places = np.array(places)
         self.rows_of_pool: Any = slice(None) if self._whole else pool.rows(self._places)
         """To choose among columns of all members."""
@@ -111,6 +114,7 @@ class PoolPart:
         self._signs: Any = slice(None) if self._whole else pool.rows(np.concatenate(ranges))
         """To choose among the signs of all members."""
         self._among: dict[int, tuple[Collection[int], Mask]] = {}
+        self.everyone = np.ones(len(self.indices), dtype=np.bool_)
 
     def among(self, chosen: Collection[int]) -> Mask:
         """Which of them are in a set of parameters; a frozen one is looked at once."""
@@ -125,7 +129,7 @@ class PoolPart:
     @staticmethod
     def chosen(tensors: list[Tensor], which: Mask | None) -> list[Tensor]:
         """Those of `which`."""
-        if which is None or which.all():
+        if which is None or len(tensors) == np.count_nonzero(which):
             return tensors
         return [tensors[place] for place in np.flatnonzero(which)]
 
@@ -216,14 +220,14 @@ class Loaded:
         self.part = part
         grads = [parameter.grad for parameter in part.parameters]
         self._grads = [grad for grad in grads if grad is not None]
-        self.there = np.ones(len(grads), dtype=np.bool_)
+        self.there = part.everyone
         """Who has one."""
         if len(self._grads) < len(grads):
             self.there = np.array([grad is not None for grad in grads])
 
     def sparse(self) -> list[int]:
         """Those that cannot be read together."""
-        if not any(grad.is_sparse for grad in self._grads):
+        if not any([grad.is_sparse for grad in self._grads]):  # noqa: C419 - a third of the time
             return []
         numbers = self.part.numbers[self.there].tolist()
         return [i for i, grad in zip(numbers, self._grads, strict=True) if grad.is_sparse]
@@ -247,6 +251,7 @@ Columns: TypeAlias = dict[Statistic, Column]
 """A number for each member of a part."""
 
 
+@silent
 def segment_columns(
     source: Source, part: PoolPart, *vectors: Tensor, when: When = "long"
 ) -> Columns:
@@ -279,15 +284,15 @@ def put_segments(
     """Put them into the reading, for all members or for `which`."""
     if which is None or which.all():
         for each, column in columns.items():
-            reading.add_column(each, part.indices, column)
+            reading.add_column(each, part.at, column)
     elif which.any():
         there = np.flatnonzero(which)
-        indices = [part.indices[place] for place in there]
-        rows = part.pool.rows(there)
+        indices, rows = part.numbers[there], part.pool.rows(there)
         for each, column in columns.items():
             reading.add_column(each, indices, column[rows])
 
 
+@silent
 def sample_columns(source: Source, sample: Sample) -> Columns:
     """The statistics of samples, of all of them at once."""
     columns: Columns = {}

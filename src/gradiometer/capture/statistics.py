@@ -26,6 +26,7 @@ __all__ = [
     "AGREEING",
     "CLIPPED",
     "COMPARED",
+    "EVERYONE",
     "FOURTHS",
     "HIGH",
     "LARGE_FOURTHS",
@@ -61,6 +62,9 @@ Mask: TypeAlias = NDArray[np.bool_]
 Column: TypeAlias = Tensor | NDArray[Any]
 """A number for each of some parameters, on their device; of the host's own they may be numpy's."""
 
+Indices: TypeAlias = Sequence[int] | NDArray[np.int64] | slice
+EVERYONE = slice(None)
+"""All parameters, in their order."""
 MOST_PRESENCES = 32
 SAMPLE_SIZE = 1024
 """Elements of each tensor; a fraction read off them has a standard error of at most 0.016."""
@@ -416,7 +420,7 @@ class Reading:
 
     def __init__(self, num_parameters: int) -> None:
         self._num_parameters = num_parameters
-        self._columns: list[tuple[Statistic, Sequence[int], Column]] = []
+        self._columns: list[tuple[Statistic, Indices, Column]] = []
         self._scalars: dict[str, Tensor] = {}
         self._arrays: dict[str, Tensor] = {}
 
@@ -434,8 +438,8 @@ class Reading:
             stacked = torch.stack([values[place] for place in where])
             self.add_column(statistic, [indices[place] for place in where], stacked)
 
-    def add_column(self, statistic: Statistic, indices: Sequence[int], values: Column) -> None:
-        """The same, already stacked."""
+    def add_column(self, statistic: Statistic, indices: Indices, values: Column) -> None:
+        """The same, already stacked; `EVERYONE`: of all parameters, in order."""
         self._columns.append((statistic, indices, values))
 
     def add_scalar(self, name: str, value: Tensor) -> None:
@@ -471,16 +475,22 @@ class Reading:
     ) -> tuple[dict[Statistic, Numbers], dict[Statistic, Mask]]:
         values: dict[Statistic, Numbers] = {}
         present: dict[Statistic, Mask] = {}
-        places: dict[int, NDArray[np.int64]] = {}  # most are of one and the same list of parameters
+        everyone = np.ones(self._num_parameters, dtype=np.bool_)
+        everyone.setflags(write=False)
+        places: dict[int, Any] = {}  # most are of one and the same list of parameters
         for (statistic, indices, _), column in zip(self._columns, numbers, strict=False):
+            if indices is EVERYONE:
+                values[statistic], present[statistic] = column.astype(np.float64), everyone
+                continue
             if statistic not in values:
                 values[statistic] = np.zeros(self._num_parameters)
                 present[statistic] = np.zeros(self._num_parameters, dtype=np.bool_)
             at = places.get(id(indices))
             if at is None:
-                at = places[id(indices)] = np.asarray(indices, dtype=np.int64)
+                at = places[id(indices)] = np.asarray(indices)
             values[statistic][at] = column
-            present[statistic][at] = True
+            if present[statistic] is not everyone:
+                present[statistic][at] = True
         with np.errstate(over="ignore", invalid="ignore"):
             for statistic, column in values.items():
                 if statistic.unit is not None:
@@ -495,6 +505,8 @@ def _transfer(columns: list[Column]) -> list[Numbers]:
     for place, column in enumerate(columns):
         if isinstance(column, np.ndarray):
             numbers[place] = column
+        elif column.device.type == "cpu":
+            numbers[place] = column.detach().double().numpy()
         else:
             alike = by_device.setdefault(column.device, {})
             alike.setdefault(column.dtype, {})[place] = column
