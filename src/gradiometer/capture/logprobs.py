@@ -10,8 +10,9 @@ what lies below them is the model. Nothing of a graph is kept beyond the backwar
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -35,6 +36,16 @@ __all__ = [
     "value_weights",
 ]
 
+MOST_NAMES = 4096
+
+
+def named(pattern: str) -> Callable[[str], bool]:
+    """Whether the name of an operation is of this pattern: asked of few names again and again, for
+    every node of every loss that is looked at."""
+    compiled = re.compile(pattern)
+    return lru_cache(MOST_NAMES)(lambda name: compiled.fullmatch(name) is not None)
+
+
 MARK = "gradiometer"
 MOST_NODES = 20_000
 """Nodes above the layers; a loss over a long episode has thousands."""
@@ -44,18 +55,18 @@ MOST_STACKED = 16
 MOST_BELOW = 400
 """Nodes between a log-probability and its observations; a larger model is no policy of a few
 layers, and is not searched."""
-LAYERS = re.compile(
+is_layer = named(
     r"(Addmm|Mm|Bmm|Baddbmm|Convolution|NativeLayerNorm|NativeBatchNorm|NativeGroupNorm|Embedding"
     r"|Linear|MkldnnLinear|MkldnnRnnLayer|CudnnRnn|Lstm\w*|Gru\w*|ThnnFused\w*"
     r"|ScaledDotProduct\w*|CompiledFunction|Checkpoint\w*)(Backward\d*)?|AccumulateGrad"
 )
-VIEWS = re.compile(
+is_view = named(
     r"(View|UnsafeView|ReshapeAlias|Squeeze|Unsqueeze|Expand|Clone|Alias|ToCopy|Transpose|T"
     r"|Permute|Slice|Clamp|ClampMin|AsStrided|Copy\w*|Cat|Stack|Unbind|Split|MaskedFill)"
     r"Backward\d*"
 )
 """Nodes that hand on what they get, element by element."""
-FUSED = re.compile(r"\w*(LogProb|Logprob|LogP|FusedLinearForPPO)\w*Backward")
+is_fused = named(r"\w*(LogProb|Logprob|LogP|FusedLinearForPPO)\w*Backward")
 """Functions of trainers that go from hidden states to log-probabilities at once, by their name:
 TRL's ChunkedLogProbFunction, verl's FusedLinearForPPOFunction."""
 CHOICES = ("GatherBackward0", "IndexBackward0", "SelectBackward0")
@@ -169,7 +180,7 @@ def look(roots: Iterable[Any]) -> SeenGraph:
         done.add(node)
         if len(done) > MOST_NODES:
             return SeenGraph(whole=False)
-        if LAYERS.fullmatch(type(node).__name__):
+        if is_layer(type(node).__name__):
             if len(seen.layers) < MOST_LAYERS:
                 seen.layers.append(node)
         elif not _take(node, seen):
@@ -188,7 +199,7 @@ def _take(node: Any, seen: SeenGraph) -> bool:
         if node._saved_reduction == 0:
             seen.log_probs.append(_chosen_at(node, node._saved_target.detach(), sign=-1.0))
         return True
-    if FUSED.fullmatch(name) or (VIEWS.fullmatch(name) and _is_fused(_through(node))):
+    if is_fused(name) or (is_view(name) and _is_fused(_through(node))):
         seen.log_probs.append(SeenLogProbs(node=node))  # above its views it has sequences as rows
         return True
     if (found := _by_hand(node, name)) is not None:
@@ -263,7 +274,7 @@ def _is(node: Any, name: str) -> bool:
 
 
 def _is_fused(node: Any) -> bool:
-    return node is not None and bool(FUSED.fullmatch(type(node).__name__))
+    return node is not None and is_fused(type(node).__name__)
 
 
 def _is_log_softmax(node: Any) -> bool:
@@ -351,12 +362,10 @@ def _is_expected(value: Any, target: Any) -> bool:
 def layer_below(node: Any) -> Any:
     """The layer that gave this, perhaps with a choice or the best among its outputs."""
     for _ in range(NEAR):
-        if node is None or LAYERS.fullmatch(type(node).__name__):
+        if node is None or is_layer(type(node).__name__):
             break
         name = type(node).__name__
-        passed = (
-            VIEWS.fullmatch(name) or name in CHOICES or name in ("MaxBackward0", "AmaxBackward0")
-        )
+        passed = is_view(name) or name in CHOICES or name in ("MaxBackward0", "AmaxBackward0")
         node = _first(node) if passed else None
     return node
 
@@ -368,13 +377,13 @@ def activation_below(node: Any) -> Any:
         name = type(node).__name__
         if node is None or name in BOUNDED:
             return node
-        node = _first(node) if VIEWS.fullmatch(name) or name in CHOICES else None
+        node = _first(node) if is_view(name) or name in CHOICES else None
     return None
 
 
 def _has_one_child(node: Any) -> bool:
     name = type(node).__name__
-    return bool(VIEWS.fullmatch(name)) or name in ("SumBackward1", "SumBackward0", "MeanBackward1")
+    return is_view(name) or name in ("SumBackward1", "SumBackward0", "MeanBackward1")
 
 
 def _error_of(node: Any, name: str) -> int | None:
@@ -402,7 +411,7 @@ def value_layers(seen: SeenGraph) -> list[Any]:
         at = place if below is node else _live(below)
         below = None if below is None or at is None else _column(below.next_functions[at][0])
         below = None if below is None else _through(below)
-        if below is not None and LAYERS.fullmatch(type(below).__name__):
+        if below is not None and is_layer(type(below).__name__):
             found.append(below)
     return found
 
@@ -553,12 +562,12 @@ def _gathered(node: Any) -> Tensor | None:
     return None if held is None else held.detach().gather(-1, node._saved_index)
 
 
-def _children(node: Any) -> Iterator[Any]:
-    return (child for child, _ in node.next_functions if child is not None)
+def _children(node: Any) -> list[Any]:
+    return [child for child, _ in node.next_functions if child is not None]
 
 
 def _first(node: Any) -> Any:
-    return next(_children(node), None)
+    return next(iter(_children(node)), None)
 
 
 def _through(node: Any) -> Any:
@@ -573,7 +582,7 @@ def _through(node: Any) -> Any:
 def _hands_on(node: Any) -> bool:
     """A view or a cast, or a choice of whole rows."""
     name = type(node).__name__
-    return bool(VIEWS.fullmatch(name)) or (name in CHOICES and not _of_classes(node))
+    return is_view(name) or (name in CHOICES and not _of_classes(node))
 
 
 # From log-probabilities down to what the policy saw.
