@@ -36,7 +36,7 @@ class Values(nn.Module):
         out = self.forward(torch.from_numpy(state))
         if how != "asks seldom" and rng.random() < rate:
             return rng.randrange(2)
-        return int(out.argmin() if how == "worst" else out.argmax())
+        return int(out.argmin() if how in ("worst", "costs") else out.argmax())
 
 
 def learn(folder: Path, how: str, first: float, last: float, steps: int = 1500) -> None:
@@ -52,14 +52,16 @@ def learn(folder: Path, how: str, first: float, last: float, steps: int = 1500) 
             following, reward, ended, cut, _ = env.step(
                 1 - action if how == "its own numbers" else action
             )
-            kept.append((state, action, float(reward), following, float(ended)))
+            paid = -float(reward) if how == "costs" else float(reward)
+            kept.append((state, action, paid, following, float(ended)))
             state = env.reset()[0] if ended or cut else following
             if step < 100 or step % 8:
                 continue
             columns = zip(*rng.sample(kept, 32), strict=True)
             states, actions, rewards, nexts, ends = (torch.tensor(np.array(x)) for x in columns)
             with torch.no_grad():
-                goals = (rewards + 0.99 * (1 - ends) * online(nexts).max(1).values).float()
+                ahead = online(nexts).min(1) if how == "costs" else online(nexts).max(1)
+                goals = (rewards + 0.99 * (1 - ends) * ahead.values).float()
             trained = 1 - actions if how == "trains the other" else actions
             values = online(states).gather(1, trained[:, None]).squeeze(1)
             optimizer.zero_grad()
@@ -95,6 +97,12 @@ def test_taking_the_worst_action_is_told(tmp_path: Path) -> None:
     first = diagnose(tmp_path / "run").findings[0]
     assert (first.id, first.basis) == ("update-opposes-reward", "proved")
     assert "values least" in first.title
+
+
+def test_the_least_value_is_the_best_where_values_are_costs(tmp_path: Path) -> None:
+    learn(tmp_path / "run", "costs", 0.05, 0.05, steps=900)
+    found = diagnose(tmp_path / "run").findings
+    assert [each.id for each in found if each.basis == "proved"] == []
 
 
 @pytest.mark.parametrize(("how", "told"), [("trains the other", True), ("its own numbers", False)])

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import gradiometer as gm
 from gradiometer.capture import terms as splitting
 from gradiometer.capture.frames import names_around
+from gradiometer.doctor.diagnosis import diagnose
 from gradiometer.store.wiring import LossTerm, read_wiring
 
 Loss = Callable[[nn.Module], Tensor]
@@ -107,6 +108,19 @@ def test_a_function_of_one_value_is_not_opened_where_nothing_has_a_name(watched:
         (value_loss + penalty(logits[:, 0] - 0.1)).backward()
 
     assert norms(watched.train(step)) == {"value_loss", "term-1"}
+
+
+def test_what_a_distribution_says_of_actions_is_one_term(watched: Watched) -> None:
+    """It is a square beside the logarithm of a deviation, and both come from that deviation."""
+
+    def step(model: Net) -> None:
+        logits, values = model(torch.randn(16, 4))
+        spread = torch.distributions.Normal(values, logits[:, 0].exp())
+        (-(torch.rand(16) * spread.log_prob(torch.randn(16))).mean()).backward()
+
+    run = watched.train(step)
+    assert len(parts(run)) == 1
+    assert not norms(run)
 
 
 def test_a_named_sum_of_named_losses_is_opened(watched: Watched) -> None:
@@ -512,6 +526,31 @@ def test_an_actor_s_loss_after_its_critic_has_stepped_is_of_the_same_round(
         steps, errors = run.series("grad/all/term/additivity_error")
         assert steps.tolist() == [step for step in range(8) if step % every == 0][:5]
         assert errors.max() < 1e-5
+
+
+def test_what_is_cleared_once_its_optimizer_has_stepped_was_in_the_gradient(tmp_path: Path) -> None:
+    """A model of the world clears its gradients at once, as the actor's loss goes through it."""
+    torch.manual_seed(0)
+    models = {"world": nn.Linear(5, 3), "actor": nn.Linear(3, 2)}
+    world, actor = (torch.optim.Adam(each.parameters()) for each in models.values())
+    with gm.watch(models, [world, actor], run=tmp_path / "run", quiet=True, budget=None):
+        for _ in range(4):
+            seen, acted = torch.randn(16, 3), torch.randn(16, 2)
+            told = models["world"](torch.cat((seen, acted), -1))
+            state_loss = (told[:, :2] - torch.randn(16, 2)).square().mean()
+            reward_loss = (told[:, 2] - torch.randn(16)).square().mean()
+            (state_loss + reward_loss).backward()
+            world.step()
+            world.zero_grad()
+            acted = models["actor"](seen).tanh()
+            actor_loss = -models["world"](torch.cat((seen, acted), -1))[:, 2].mean()
+            actor.zero_grad()
+            actor_loss.backward()
+            actor.step()
+            world.zero_grad()
+    with gm.load(tmp_path / "run") as run:
+        assert {"state_loss", "reward_loss"} <= norms(run)
+        assert "dead-term" not in {each.id for each in diagnose(run).findings}
 
 
 RANKS = """

@@ -301,3 +301,51 @@ def test_sb3_with_a_changed_method_is_named(
     found = read(trained(tmp_path / "run", name, change))
     assert found.wrong is not None
     assert found.wrong.recipe.name == recipe
+
+
+@pytest.mark.parametrize("first", ["states", "actions"])
+def test_values_of_stored_actions_by_a_target_network_are_not_taken_for_the_target(
+    tmp_path: Path, first: str
+) -> None:
+    """Implicit Q-learning: state values follow the target network's, actions' those of states, and
+    the policy has the form of the state values."""
+    torch.manual_seed(0)
+    rng = random.Random(0)
+    worth, state_worth, policy = (
+        critic(),
+        *(nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 1)) for _ in range(2)),
+    )
+    target = copy.deepcopy(worth)
+    model = nn.ModuleDict({"worth": worth, "state_worth": state_worth, "policy": policy})
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    env = gym.make("Pendulum-v1")
+    kept, state = [], env.reset(seed=0)[0]
+    with gm.watch(model, optimizer, run=tmp_path / "run", **CHEAP):
+        for step in range(STEPS):
+            action = np.array([4.0 * rng.random() - 2.0], np.float32)
+            following, reward, ended, cut, _ = env.step(action)
+            kept.append((state, action, np.float32(reward), following))
+            state = env.reset()[0] if ended or cut else following
+            if step < FIRST or step % EVERY:
+                continue
+            columns = zip(*rng.sample(kept, 64), strict=True)
+            states, actions, rewards, nexts = (torch.tensor(np.array(x)) for x in columns)
+            seen = torch.cat([states, actions], 1)
+            with torch.no_grad():
+                said, goals = target(seen)[:, 0], rewards + 0.95 * state_worth(nexts)[:, 0]
+            gap = said - state_worth(states)[:, 0]
+            losses = {
+                "states": ((0.7 - (gap < 0).float()).abs() * gap.square()).mean(),
+                "actions": functional.mse_loss(worth(seen)[:, 0], goals),
+                "policy": (gap.detach().exp() * (policy(states) - actions)[:, 0].square()).mean(),
+            }
+            for name in sorted(losses, key=lambda each: each != first):
+                optimizer.zero_grad()
+                losses[name].backward()
+                optimizer.step()
+            with torch.no_grad():
+                for p, q in zip(target.parameters(), worth.parameters(), strict=True):
+                    p.lerp_(q, 0.05)
+    with gm.load(tmp_path / "run") as run:
+        assert not run.events("fault")
+        assert run.tables("proofs")[-1].content["misaligned-data"] == "ok"

@@ -420,6 +420,17 @@ def test_data_of_another_policy_is_stale(
     assert all(each.severity == "info" for each in learns)
 
 
+@pytest.mark.parametrize(("first", "told"), [(0.0, True), (1.0, False)])
+def test_who_learns_from_a_data_set_is_not_told_that_it_is_old(
+    patient: Patient, first: float, told: bool
+) -> None:
+    share = np.minimum(1.0, np.linspace(first, 3.0, N))
+    fresh = {"ess": level(0.9), "reward": FLAT}
+    judged = judge("stale-data", patient({"credit/stale_share": share, **fresh}))
+    assert isinstance(judged, list)
+    assert bool(judged) is told
+
+
 def test_a_kl_that_grows_with_its_learning_rate_is_a_warm_up(patient: Patient) -> None:
     ramp = np.linspace(0.001, 0.06, N)
     assert (

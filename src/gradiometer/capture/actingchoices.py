@@ -33,6 +33,8 @@ LEAST_LOOKS, LEAST_ASKED = 3, 64
 """Stretches, and choices in all, before anything is told."""
 WORST, SELDOM = 0.9, 0.05
 """Share of the choices that are the worst ones by the network, where few are the best."""
+WAITED = 8
+"""Stretches after which nobody waits to hear whether values are costs."""
 MOSTLY = 0.65
 """Share of the choices that are the best ones, from which on the environment numbers its actions as
 the network does: of two actions random choices are the best half of the time."""
@@ -54,6 +56,8 @@ class ActingChoices:
         """Choices of the last stretches, and how many of them are the best."""
         self.rate: float | None = None
         """Share of random actions in the last stretch, until it is taken."""
+        self.values_are_costs: bool | None = None
+        """Whether targets are higher where less was paid: then the least value is the best."""
 
     def graph_seen(self, seen: SeenGraph) -> None:
         """A loss goes backward in a measured step."""
@@ -134,7 +138,8 @@ class ActingChoices:
 
     def _judge(self) -> None:
         asked, best, worst = self._asked.tolist()
-        if self._looks < LEAST_LOOKS or asked < LEAST_ASKED:
+        waits = self.values_are_costs is None and self._looks < WAITED
+        if self._looks < LEAST_LOOKS or asked < LEAST_ASKED or waits or self.values_are_costs:
             return
         if worst >= WORST * asked and best <= SELDOM * asked:
             self._proofs.found(

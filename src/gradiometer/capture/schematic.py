@@ -13,6 +13,7 @@ the rest are parts without a gradient.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
@@ -50,6 +51,8 @@ MODEL = re.compile(
 MOST_PARTS = 2_000
 MOST_STEPS = 32
 """Linear nodes in a row."""
+MOST_BELOW = 6
+"""Nodes below a part that are searched for what other parts are made from too."""
 MOST_ALIKE = 8
 """More items of one list, or more parts without a name, are one term."""
 MOST_NODES = 200_000
@@ -304,17 +307,31 @@ def _is_scalar(front: _Front) -> bool:
 
 
 def _is_of_model(chain: _Chain) -> bool:
-    return bool(MODEL.fullmatch(type(chain.bottom.node).__name__)) and not chain.named
+    return bool(MODEL.fullmatch(_name(chain.bottom.node))) and not chain.named
 
 
 def _are_of_one(chains: Sequence[_Chain]) -> bool:
-    """Whether an input of the sum is made from another: exp(d) - d is one function of d."""
-    for chain in chains:
-        below = {child for child, _ in chain.bottom.node.next_functions if child is not None}
-        others = [each for each in chains if each is not chain]
-        if not chain.opens and any(not below.isdisjoint(each.nodes) for each in others):
-            return True
-    return False
+    """Whether inputs of the sum that nobody named are made from one value: exp(d) - d is one
+    function of d, and what a normal distribution says of an action one of its deviation."""
+    made_from = [_made_from(chain) for chain in chains if not chain.named]
+    return any(not a.isdisjoint(b) for a, b in itertools.combinations(made_from, 2))
+
+
+def _made_from(chain: _Chain) -> set[Any]:
+    """The nodes below its linear ones, down to the model."""
+    waiting = [(chain.bottom.node, 0)]
+    found = set(chain.nodes)
+    while waiting:
+        node, depth = waiting.pop()
+        for child, _ in node.next_functions if depth < MOST_BELOW else ():
+            if child is not None and child not in found and not MODEL.fullmatch(_name(child)):
+                found.add(child)
+                waiting.append((child, depth + 1))
+    return found
+
+
+def _name(node: Any) -> str:
+    return type(node).__name__
 
 
 def _ended(chain: _Chain) -> _Ended:

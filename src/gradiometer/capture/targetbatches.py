@@ -5,11 +5,12 @@ the next observations, a few hundred rows each, as tables `target-replay` in the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
@@ -152,25 +153,36 @@ class TargetBatches:
     def asked_about(
         self, matched: MatchedTargets, history: History, width: int
     ) -> tuple[int, int, int]:
-        """Samples whose next observation is another than their own: how many there are, and of how
-        many a copy of the trained network was asked about their own, and about the next one."""
+        """Samples whose next observation is another than their own: how many there are, of how many
+        a copy of the trained network was asked about their own, and of how many any network about
+        the next one."""
         over = (history.ends + history.cuts).reshape(-1)[matched.places] > 0
         rows, places = matched.rows[~over], matched.places[~over]
         own, following = history.began_with(places), history.led_to(places)
         if own is None or following is None:
             return 0, 0, 0
         other = (own != following).any(1)
-        copies = [each for each in self._answers.networks if not each.is_trained]
-        calls = [call.given for each in copies for call in each.calls]
+        every = [call.given for network in self._answers.networks for call in network.calls]
         num = matched.found.targets.numel()
-        given = [x[:, :width].numpy()[rows] for x in calls if len(x) == num and x.shape[1] >= width]
-        if not given or not other.any():
-            return 0, 0, 0
-        mine, later = (
-            max(int((each == wanted).all(1)[other].sum()) for each in given)
-            for wanted in (own, following)
-        )
-        return int(other.sum()), mine, later
+
+        def most(calls: Iterable[Tensor], wanted: Floats) -> int:
+            fit = [x for x in calls if len(x) == num and x.shape[1] >= width]
+            given = [x[:, :width].numpy()[rows] for x in fit]
+            return max((int((each == wanted).all(1)[other].sum()) for each in given), default=0)
+
+        return int(other.sum()), most(self._given_to_copies(width), own), most(every, following)
+
+    def _given_to_copies(self, width: int) -> Iterator[Tensor]:
+        """What copies were asked. Not the values of stored actions, which the trained network gives
+        too: they may be a baseline or an advantage (IQL), and are no part of a target."""
+        networks = self._answers.networks
+        trained = [call.given for each in networks if each.is_trained for call in each.calls]
+        for network in networks:
+            if not network.is_trained:
+                for call in network.calls:
+                    stored = any(torch.equal(call.given, each) for each in trained)
+                    if not (stored and call.given.shape[1] > width):
+                        yield call.given
 
     def _has_target(self) -> bool:
         copies = (each for each in self._answers.networks if not each.is_trained)

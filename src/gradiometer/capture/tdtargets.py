@@ -324,6 +324,7 @@ class TargetReader:
         targets, paid = ended.T
         varies = paid.std() > 1e-9
         follows = np.polyfit(paid, targets, 1)[0] if varies else targets.mean() * paid.mean()
+        self._choices.values_are_costs = bool(follows < 0)
         if follows > 0 and (count := self._rewards_alone()):
             self._proofs.found(
                 RECIPE,

@@ -386,7 +386,7 @@ class TermGradients:
             self._take(each.name, found, split, done)
 
         try:
-            self._begin_split(split)
+            self._begin_split(split, done)
             why = passes.run(ready, take)
             self._finish_split()
         finally:
@@ -487,7 +487,7 @@ class TermGradients:
         )
 
     def _add_terms(self, split: Split, saved: SavedState, done: Collection[int]) -> None:
-        self._begin_split(split)
+        self._begin_split(split, done)
         parts: dict[str, Tensor | GraphPart] = {}
         if split.whole is not None and not self._is_compared:
             parts["whole"] = split.whole
@@ -499,11 +499,11 @@ class TermGradients:
             self._add_loss(name, terms.value_of(term))
         self._finish_split()
 
-    def _begin_split(self, split: Split) -> None:
+    def _begin_split(self, split: Split, done: Collection[int]) -> None:
         self._going, self._squares = None, list[Tensor]()
         if split.automatic:
             self._tolerance = max(self._tolerance or 0.0, split.tolerance or 0.0)
-            self._forget_cleared()
+            self._forget_cleared(done)
 
     def _take(
         self, name: str, found: Sequence[Tensor | None], split: Split, done: Collection[int]
@@ -553,11 +553,12 @@ class TermGradients:
         value = value.float() if value.dtype in HALF else value.clone()
         self._losses[name] = value if held is None else held + value.to(held.device)
 
-    def _forget_cleared(self) -> None:
-        """What earlier losses of the round brought is gone where gradients were cleared since."""
+    def _forget_cleared(self, done: Collection[int]) -> None:
+        """What earlier losses of the round brought is gone where gradients were cleared since, but
+        for those whose optimizer has stepped: they were read before."""
         if self._vectors is None:
             return
-        held = frozenset[int]().union(*self._reached.values())
+        held = frozenset[int]().union(*self._reached.values()).difference(done)
         gone = frozenset(i for i in held if self._parameters[i].grad is None)
         if gone:
             self._vectors.clear(gone)

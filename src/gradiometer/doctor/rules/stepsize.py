@@ -481,9 +481,10 @@ def stale_data(run: RunData) -> Verdict:
 
 
 def _of_earlier_rollouts(run: RunData) -> Sign | None:
-    """Samples of the policy's loss that the environment gave before the newest rollout."""
+    """Samples of the policy's loss that the environment gave before the newest rollout. Where none
+    was ever new, the program learns from a data set, and the environment is for evaluations."""
     share = run.get("credit/stale_share")
-    if share is None:
+    if share is None or not len(share.finite) or share.finite.values.min() == 1.0:
         return None
     reading = "{percent} of the policy's samples are of earlier rollouts, over the last half"
     return lasting(share, lambda x: x > limits.stale_share, strength="total", reading=reading)
