@@ -6,12 +6,12 @@ A table `audit` holds {"checks": [{"id", "state", "severity", "basis", "message"
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
-from gradiometer.doctor.rundata import RunData
+from gradiometer.doctor.rundata import RunData, once
 from gradiometer.doctor.signs import mapping
-from gradiometer.records import Basis, Evidence, Finding, Severity
+from gradiometer.records import Basis, Evidence, Finding, Severity, Table
 from gradiometer.words import fmt
 
 __all__ = ["failed_checks", "is_said", "passed"]
@@ -46,12 +46,18 @@ def is_said(check: Check, titles: Iterable[str]) -> bool:
 def _checks(run: RunData, id: str) -> list[tuple[int, Check]]:
     """The checks of an id with their step; those of a newer audit replace the older ones."""
     found: list[tuple[int, Check]] = []
-    for table in run.tables("audit"):
+    for table in _tables(run):
         given = mapping(table.content).get("checks")
         checks = [mapping(check) for check in given] if isinstance(given, list) else []
         mine = [check for check in checks if check.get("id") in (id, *ALSO.get(id, ()))]
         found = [(table.step, check) for check in mine] or found
     return found
+
+
+@once
+def _tables(run: RunData) -> Sequence[Table]:
+    """Asked for by every rule."""
+    return run.tables("audit")
 
 
 def _finding(id: str, step: int, check: Check) -> Finding:

@@ -29,7 +29,7 @@ An expert without tokens or gradients is dead, whatever it did before.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -239,19 +239,38 @@ def measure(series: ExpertSeries, standings: Mapping[str, Standing]) -> dict[str
     def apartness(e: str) -> Apartness:
         met = standings[e].met_in
         quantity = "cos_mean" if routed and series.has("cos_mean", e) else "cos_to_0"
-        size = estimate(
-            _size(series, e, met), expert=e, name="log norm_per_weight over expert 0's", unit="nats"
-        )
-        direction = _direction(series, e, quantity, met)
+        size = _relative(series, e, "norm", per="routing_weight", name="norm_per_weight", but=met)
         return Apartness(
-            size=None if lost else size,
-            direction=None if lost and quantity == "cos_to_0" else direction,
+            size=None if lost else size or _relative(series, e, "norm_per_weight", but=met),
+            direction=None
+            if lost and quantity == "cos_to_0"
+            else _direction(series, e, quantity, met),
             judged=("direction",) if routed else ("size", "direction"),
             standing=standings[e],
             routed=routed,
         )
 
     return {e: apartness(e) for e in series.others}
+
+
+def _relative(
+    series: ExpertSeries,
+    expert: str,
+    quantity: str,
+    *,
+    per: str = "",
+    name: str = "",
+    but: Collection[str] = (),
+) -> Estimate | None:
+    """A quantity (per another one) beside that of expert 0."""
+    points = series.relative(quantity, expert, per=per, but=but)
+    name = f"log {name or quantity} over expert 0's"
+    return estimate(points, expert=expert, name=name, unit="nats")
+
+
+def _of_others(series: ExpertSeries, read: Callable[[str], Estimate | None]) -> dict[str, Estimate]:
+    """What was measured, of each expert but the reference."""
+    return {e: found for e in series.others if (found := read(e))}
 
 
 def judge_divergence(series: ExpertSeries, apart: dict[str, Apartness]) -> Answer:
@@ -266,7 +285,12 @@ def judge_divergence(series: ExpertSeries, apart: dict[str, Apartness]) -> Answe
         verdict = "genuine"
     elif len(explained) == len(living):
         verdict = "explained by routing"
-    source = {e: found for e in series.others if (found := _divergence(series, e))}
+    source = _of_others(
+        series,
+        lambda e: estimate(
+            series.pooled("divergence", e), expert=e, name="divergence", unit="loss/weight"
+        ),
+    )
     return Answer(
         question="Do the experts really learn different things?",
         verdict=verdict,
@@ -279,29 +303,10 @@ def judge_divergence(series: ExpertSeries, apart: dict[str, Apartness]) -> Answe
     )
 
 
-def _size(series: ExpertSeries, expert: str, met: Collection[str]) -> TimeSeries:
-    points = series.log_ratio(
-        over=[("norm", expert), ("routing_weight", REFERENCE)],
-        under=[("norm", REFERENCE), ("routing_weight", expert)],
-        but=met,
-    )
-    if points.values.size:
-        return points
-    return series.log_ratio(
-        over=[("norm_per_weight", expert)], under=[("norm_per_weight", REFERENCE)], but=met
-    )
-
-
 def _direction(
     series: ExpertSeries, expert: str, quantity: str, met: Collection[str] = ()
 ) -> Estimate | None:
     return estimate(series.mean(quantity, expert, met), expert=expert, name=quantity, unit="1")
-
-
-def _divergence(series: ExpertSeries, expert: str) -> Estimate | None:
-    return estimate(
-        series.pooled("divergence", expert), expert=expert, name="divergence", unit="loss/weight"
-    )
 
 
 def _divergence_source_reading(found: list[Number]) -> str:
@@ -414,8 +419,7 @@ MARGIN = 0.05
 def judge_waking(series: ExpertSeries, standings: Mapping[str, Standing]) -> Answer:
     """The answer over all experts, and for each."""
     lost = standings[REFERENCE].dead
-    inside = {} if lost else {e: _inside(series, e, "rms") for e in series.others}
-    sound = {e: found for e, found in inside.items() if found}
+    sound = {} if lost else _of_others(series, lambda e: _inside(series, e, "rms"))
     living = [e for e in series.others if not standings[e].dead]
     judged = {e: found for e, found in sound.items() if e in living}
     # who is expert 0 again has no weights of its own that could wake
@@ -433,7 +437,7 @@ def judge_waking(series: ExpertSeries, standings: Mapping[str, Standing]) -> Ans
         verdict = "waking up"
     elif len(asleep) == len(living):
         verdict = "not waking up"
-    source = {e: found for e in series.others if (found := _norms(series, e))}
+    source = _of_others(series, lambda e: _relative(series, e, "bottom_norm"))
     return Answer(
         question="Do the smallest weights begin to learn?",
         verdict=verdict,
@@ -447,28 +451,13 @@ def judge_waking(series: ExpertSeries, standings: Mapping[str, Standing]) -> Ans
 
 
 def _inside(series: ExpertSeries, expert: str, kind: str) -> Estimate | None:
-    bottom, middle = f"bottom_{kind}", f"middle_{kind}"
-    points = series.log_ratio(
-        over=[(bottom, expert), (middle, REFERENCE)], under=[(middle, expert), (bottom, REFERENCE)]
-    )
-    return estimate(
-        points, expert=expert, name=f"log bottom/middle {kind} over expert 0's", unit="nats"
-    )
-
-
-def _norms(series: ExpertSeries, expert: str) -> Estimate | None:
-    points = series.log_ratio(over=[("bottom_norm", expert)], under=[("bottom_norm", REFERENCE)])
-    return estimate(points, expert=expert, name="log bottom_norm over expert 0's", unit="nats")
+    name, bottom, middle = f"bottom/middle {kind}", f"bottom_{kind}", f"middle_{kind}"
+    return _relative(series, expert, bottom, per=middle, name=name)
 
 
 def _per_weight(series: ExpertSeries, expert: str) -> Estimate | None:
-    points = series.log_ratio(
-        over=[("bottom_rms", expert), ("routing_weight", REFERENCE)],
-        under=[("bottom_rms", REFERENCE), ("routing_weight", expert)],
-    )
-    return estimate(
-        points, expert=expert, name="log bottom_rms per routing weight over expert 0's", unit="nats"
-    )
+    name = "bottom_rms per routing weight"
+    return _relative(series, expert, "bottom_rms", per="routing_weight", name=name)
 
 
 def _verdict(p_above: float, p_below: float) -> Verdict:
@@ -503,7 +492,7 @@ def _waking_sound_reading(
 
 def _from_norms(series: ExpertSeries) -> str:
     """What Prismatic's own columns allow: a number, no verdict, for layers may differ."""
-    found = [item for e in series.others if (item := _inside(series, e, "norm"))]
+    found = list(_of_others(series, lambda e: _inside(series, e, "norm")).values())
     if not found:
         return "no verdict: the tiers of the experts were not measured"
     largest = max(found, key=lambda item: item.number.value).number
@@ -516,10 +505,8 @@ def _from_norms(series: ExpertSeries) -> str:
 def _waking_numbers(
     series: ExpertSeries, source: dict[str, Estimate], sound: dict[str, Estimate]
 ) -> list[Number]:
-    routed = {e: found for e in series.others if (found := _per_weight(series, e))}
-    norms = (
-        {} if sound else {e: found for e in series.others if (found := _inside(series, e, "norm"))}
-    )
+    routed = _of_others(series, lambda e: _per_weight(series, e))
+    norms = {} if sound else _of_others(series, lambda e: _inside(series, e, "norm"))
     return [item.number for found in (source, routed, norms, sound) for item in found.values()]
 
 

@@ -552,14 +552,13 @@ class ExpertSeries:
         layers = [layer for layer in self.layers if self._complete(layer, inputs)]
         return self._combine(inputs, formula, [x for x in layers if x not in but] or [""])
 
-    def log_ratio(
-        self,
-        over: Iterable[tuple[str, str]],
-        under: Iterable[tuple[str, str]],
-        but: Collection[str] = (),
+    def relative(
+        self, quantity: str, expert: str, *, per: str = "", but: Collection[str] = ()
     ) -> TimeSeries:
-        """Σ log over − Σ log under, each a (quantity, expert)."""
-        over, under = list(over), list(under)
+        """log of a quantity (per another one) of an expert over that of expert 0."""
+        over, under = [(quantity, expert)], [(quantity, REFERENCE)]
+        if per:
+            over, under = [*over, (per, REFERENCE)], [*under, (per, expert)]
 
         def formula(*values: Array) -> Array:
             with np.errstate(divide="ignore", invalid="ignore"):
