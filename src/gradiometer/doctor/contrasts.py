@@ -66,12 +66,7 @@ def contrasts(
     corrected = _holm([p for _, (_, p, _) in found])
     made = [
         SettingContrast(
-            settings=names,
-            test=test,
-            p=p,
-            num_runs=len(runs),
-            num_tested=len(found),
-            text=text,
+            settings=names, test=test, p=p, num_runs=len(runs), num_tested=len(found), text=text
         )
         for (names, (test, _, text)), p in zip(found, corrected, strict=True)
         if p < LEVEL

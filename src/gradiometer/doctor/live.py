@@ -74,10 +74,7 @@ class Watch:
             return None
         before, self._told_state = self._told_state, self._state
         return StateChange(
-            state=str(self._state),
-            before=before,
-            verdict=self._verdict,
-            step=self._seen_step or 0,
+            state=str(self._state), before=before, verdict=self._verdict, step=self._seen_step or 0
         )
 
     def _is_new(self, key: tuple[str, str | None], finding: Finding) -> bool:

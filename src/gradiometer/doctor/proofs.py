@@ -11,26 +11,11 @@ from gradiometer.doctor.rule import Draft, Skipped, Verdict, Words, finding, rul
 from gradiometer.doctor.rundata import RunData
 from gradiometer.records import Event, Evidence, Severity
 
-__all__ = [
-    "BRACES",
-    "Way",
-    "Ways",
-    "fact",
-    "known_events",
-    "looked",
-    "proved_finding",
-    "told",
-]
+__all__ = ["BRACES", "Way", "Ways", "fact", "known_events", "looked", "proved_finding", "told"]
 
 
 def fact(
-    id: str,
-    text: str,
-    *,
-    about: str,
-    ways: Ways,
-    each: bool = True,
-    family: str = "wiring",
+    id: str, text: str, *, about: str, ways: Ways, each: bool = True, family: str = "wiring"
 ) -> None:
     """Register what the meter proved as a rule: a finding for each of its events, or for the
     first."""

@@ -28,12 +28,7 @@ from gradiometer.maths.recipes import (
     replay,
     replay_values,
 )
-from gradiometer.maths.targetrecipes import (
-    LogProbs,
-    ReplayedTargets,
-    TargetBatch,
-    replay_targets,
-)
+from gradiometer.maths.targetrecipes import LogProbs, ReplayedTargets, TargetBatch, replay_targets
 
 __all__ = [
     "GAMMA",

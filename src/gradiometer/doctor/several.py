@@ -152,11 +152,7 @@ def _each(given: Run | Log | str | os.PathLike[str]) -> Sequence[Run | Log | Pat
 
 
 def _judged(
-    run: Run | Log | Path,
-    since: int | None,
-    names: Mapping[str, str] | None,
-    *,
-    compared: bool,
+    run: Run | Log | Path, since: int | None, names: Mapping[str, str] | None, *, compared: bool
 ) -> JudgedRun:
     if isinstance(run, Run | Log):
         return judged_run(run, since=since, names=names, compared=compared)

@@ -17,12 +17,7 @@ import numpy as np
 
 from gradiometer.doctor import thresholds
 from gradiometer.doctor.arbitration import HISTORY
-from gradiometer.doctor.outcome import (
-    Outcome,
-    judge_series,
-    outcome_of,
-    trained_for,
-)
+from gradiometer.doctor.outcome import Outcome, judge_series, outcome_of, trained_for
 from gradiometer.doctor.rundata import RunData, Series
 from gradiometer.doctor.signs import level
 from gradiometer.doctor.trainers import field_of
@@ -273,10 +268,7 @@ def _without_outcome(run: RunData, serious: Sequence[Finding]) -> tuple[State, s
         longest = max(short, key=len)
         points = counted(len(longest.finite), "finite point")
         least = thresholds.value("course/min_rows")
-        return (
-            "too-early",
-            f"{longest.name} has {points} and {least} are needed{_and(serious)}",
-        )
+        return ("too-early", f"{longest.name} has {points} and {least} are needed{_and(serious)}")
     if len(run.source.steps()["step"]) <= 1:
         return "not-a-run", "there is only one row, so no series over steps" + _and(serious)
     critical = [each for each in serious if each.severity == "critical"]

@@ -9,15 +9,7 @@ import numpy as np
 from gradiometer.doctor import thresholds
 from gradiometer.doctor.declared import Look, Sign, Stays, declare, drafted
 from gradiometer.doctor.proofs import Way, looked, told
-from gradiometer.doctor.rule import (
-    CannotSay,
-    Skipped,
-    Verdict,
-    finding,
-    rule,
-    too_short,
-    words,
-)
+from gradiometer.doctor.rule import CannotSay, Skipped, Verdict, finding, rule, too_short, words
 from gradiometer.doctor.rundata import RunData, Series
 from gradiometer.doctor.signs import enough, level, persists, reads, since
 from gradiometer.maths.means import mean_interval

@@ -13,12 +13,7 @@ from gradiometer.doctor.experts.answers import Answers
 from gradiometer.doctor.experts.judge import judge
 from gradiometer.doctor.experts.questions import listed
 from gradiometer.doctor.experts.series import in_order
-from gradiometer.doctor.experts.weights import (
-    ONE_EXPERT,
-    THE_SAME,
-    WeightDistance,
-    read_distances,
-)
+from gradiometer.doctor.experts.weights import ONE_EXPERT, THE_SAME, WeightDistance, read_distances
 from gradiometer.doctor.rule import (
     CannotSay,
     Draft,

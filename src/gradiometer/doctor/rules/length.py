@@ -21,12 +21,7 @@ from gradiometer.doctor.declared import (
     declare,
     drafted,
 )
-from gradiometer.doctor.outcome import (
-    at_maximum,
-    held_out,
-    length_is_return,
-    trained_for,
-)
+from gradiometer.doctor.outcome import at_maximum, held_out, length_is_return, trained_for
 from gradiometer.doctor.rule import Skipped, Verdict, needed, rule, unlogged
 from gradiometer.doctor.rundata import RunData, Series
 from gradiometer.doctor.signs import enough, reads, together
