@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gradiometer.doctor import rule
 from gradiometer.doctor.faultmap import FAULT_IDS, failure
-from gradiometer.doctor.rule import Rule, finding, rules, words
+from gradiometer.doctor.rule import Rule, finding, rules, sections, words
 from gradiometer.doctor.rundata import RunData
 from gradiometer.doctor.trainers import SETTINGS
 from gradiometer.records import Finding
@@ -76,8 +76,46 @@ def test_every_brace_in_the_words_of_a_rule_has_a_value_somewhere() -> None:
         names = [key for each in held if isinstance(each, ast.Dict) for key in each.keys]
         given |= {key.value for key in names if isinstance(key, ast.Constant)}
     for each in rules():
-        text = " ".join((each.words.cause, *each.words.fix, each.words.confirm))
-        assert set(re.findall(r"\{(\w+)\}", text)) <= given, each.id
+        for said in (each.words, *each.sections.values()):
+            text = " ".join((said.cause, *said.fix, said.confirm))
+            assert set(re.findall(r"\{(\w+)\}", text)) <= given, each.id
+
+
+def test_a_finding_that_names_a_section_is_said_in_its_words() -> None:
+    text = "\ncause: Why.\nfix: Wait\n[other]\ncause: Because of {key}.\n"
+    first, other = sections(text).items()
+    assert first == ("", words("cause: Why.\nfix: Wait"))
+    found = Rule(
+        id="made-up",
+        family="",
+        needs=(),
+        words=first[1],
+        sections=dict([other]),
+        judge=lambda _: finding("!", words="other", key="lr"),
+    )
+    log = Log(Path("log"), name="log", run_id="log", rows=[], facts={})
+    (made,) = found(RunData(log)) or ()
+    assert isinstance(made, Finding)
+    assert (made.cause, made.fix) == ("Because of lr.", ())
+
+
+MAKERS = {"finding", "proof", "replace", "Look", "Way"}
+"""Whose `words` may name a section."""
+
+
+def test_every_section_of_a_rule_is_named_by_a_finding_and_every_name_is_a_section() -> None:
+    for file in Path(rule.__file__).with_name("rules").glob("*.py"):
+        named, known = set(), set()
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call):
+                made = isinstance(node.func, ast.Name) and node.func.id in MAKERS
+                given = [each.value for each in node.keywords if each.arg == "words" and made]
+                parts = [part for each in given for part in ast.walk(each)]
+                named |= {str(x.value) for x in parts if isinstance(x, ast.Constant) and x.value}
+                texts = [str(x.value) for x in node.args if isinstance(x, ast.Constant)]
+                known |= {name for x in texts if "cause: " in x for name in sections(x) if name}
+        if file.stem != "wiring_replay":  # it keeps tables of words by recipe
+            assert known == named, file.name
 
 
 def test_every_setting_that_a_fix_names_is_in_the_table_of_trainers() -> None:

@@ -326,7 +326,7 @@ class Look:
     title: str
     role: Role | None = None
     """Instead of the rule's."""
-    words: Words | None = None
+    words: Words | str | None = None
     """The same of its words."""
     over: Callable[[RunData], Sequence[Series]] | None = None
     """The series that are looked at where they are several."""

@@ -38,7 +38,7 @@ class Way:
     title: str
     """What the meter noted stands in its braces: {parameter}, {place}, {message}."""
     fix: tuple[str, ...] = ()
-    words: Words | None = None
+    words: Words | str | None = None
     """These two instead of the rule's."""
     severity: Severity = "critical"
     block: str | None = None

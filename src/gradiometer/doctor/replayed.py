@@ -137,30 +137,38 @@ def replayed_targets(run: RunData) -> ReplayedTargets | None:
     return replay_targets(_kept(run, TARGET_BATCHES, _target_batch))
 
 
+def _sound(read: Callable[[Any], Kept | None]) -> Callable[[Any], Kept | None]:
+    """None where a table is not what it should be."""
+
+    def read_or_none(content: Any) -> Kept | None:
+        try:
+            return read(content) if isinstance(content, Mapping) else None
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
+            return None
+
+    return read_or_none
+
+
+def _if_there(content: Any, name: str, dtype: type) -> Any:
+    return None if content.get(name) is None else np.array(content[name], dtype)
+
+
+@_sound
 def _target_batch(content: Any) -> TargetBatch | None:
-    if not isinstance(content, Mapping):
-        return None
-    try:
-        taken, later = (
-            None if content.get(name) is None else np.array(content[name], np.int64)
-            for name in ("taken", "next_taken")
-        )
-        batch = TargetBatch(
-            targets=np.array(content["targets"], np.float64),
-            rewards=np.array(content["rewards"], np.float64),
-            ends=np.array(content["ends"], np.float64),
-            target=tuple(np.array(each, np.float64) for each in content["target"]),
-            online=tuple(np.array(each, np.float64) for each in content["online"]),
-            critics=int(content["critics"]),
-            has_target=bool(content["has_target"]),
-            copies=int(content.get("copies", 0)),
-            is_soft=bool(content.get("is_soft", False)),
-            log_probs=tuple(_log_probs(each) for each in content.get("log_probs", ())),
-            taken=taken,
-            next_taken=later,
-        )
-    except (KeyError, TypeError, ValueError, OverflowError):
-        return None
+    batch = TargetBatch(
+        targets=np.array(content["targets"], np.float64),
+        rewards=np.array(content["rewards"], np.float64),
+        ends=np.array(content["ends"], np.float64),
+        target=tuple(np.array(each, np.float64) for each in content["target"]),
+        online=tuple(np.array(each, np.float64) for each in content["online"]),
+        critics=int(content["critics"]),
+        has_target=bool(content["has_target"]),
+        copies=int(content.get("copies", 0)),
+        is_soft=bool(content.get("is_soft", False)),
+        log_probs=tuple(_log_probs(each) for each in content.get("log_probs", ())),
+        taken=_if_there(content, "taken", np.int64),
+        next_taken=_if_there(content, "next_taken", np.int64),
+    )
     return batch if _fits(batch) else None
 
 
@@ -193,21 +201,17 @@ def set_lengths(run: RunData) -> Lengths | None:
     return LENGTHS.get(str(run.fact("loss_type", "loss_agg_mode")))
 
 
+@_sound
 def _batch(content: Any) -> GroupBatch | None:
-    if not isinstance(content, Mapping) or not isinstance(content.get("rewards"), Mapping):
-        return None
-    try:
-        batch = GroupBatch(
-            rewards={str(k): np.array(x, np.float64) for k, x in content["rewards"].items()},
-            groups=np.array(content["groups"], np.int64),
-            rows=np.array(content["rows"], np.int64),
-            credit=np.array(content["credit"], np.float64),
-            tokens=np.array(content["tokens"], np.float64),
-            beyond=int(content["beyond"]),
-            outside=int(content["outside"]),
-        )
-    except (KeyError, TypeError, ValueError, OverflowError):
-        return None
+    batch = GroupBatch(
+        rewards={str(k): np.array(x, np.float64) for k, x in content["rewards"].items()},
+        groups=np.array(content["groups"], np.int64),
+        rows=np.array(content["rows"], np.int64),
+        credit=np.array(content["credit"], np.float64),
+        tokens=np.array(content["tokens"], np.float64),
+        beyond=int(content["beyond"]),
+        outside=int(content["outside"]),
+    )
     arrays = (batch.groups, *batch.rewards.values())
     fits = len({each.shape for each in arrays}) == 1 and batch.groups.ndim == 1
     fits = fits and batch.rows.shape == batch.credit.shape == batch.tokens.shape
@@ -230,34 +234,22 @@ def replayed_values(run: RunData) -> ReplayedRecipes | None:
     return replay_values(_kept(run, TABLE, _with_targets), gamma=set_discount(run))
 
 
+@_sound
 def _with_targets(content: Any) -> tuple[Rollout, Credit] | None:
-    targets = mapping(content).get("targets")
-    known = _rollout(content) if isinstance(targets, list) else None
+    known, targets = _rollout(content), content.get("targets")
     if known is None or not isinstance(targets, list) or len(targets) != len(known[1]):
         return None
-    try:
-        return known[0], replace(known[1], values=np.array(targets, np.float64))
-    except (TypeError, ValueError):
-        return None
+    return known[0], replace(known[1], values=np.array(targets, np.float64))
 
 
+@_sound
 def _rollout(content: Any) -> tuple[Rollout, Credit] | None:
-    if not isinstance(content, Mapping):
-        return None
-    try:
-        rewards, ends, cuts = (
-            np.array(content[name], np.float64) for name in ("rewards", "ends", "cuts")
-        )
-        values, following = (
-            None if content.get(name) is None else np.array(content[name], np.float64)
-            for name in ("values", "next_values")
-        )
-        credit = Credit(
-            values=np.array(content["credit"], np.float64),
-            **{name: np.array(content[name], np.int64) for name in ("rows", "calls", "places")},
-        )
-    except (KeyError, TypeError, ValueError, OverflowError):
-        return None
+    rewards, ends, cuts = (np.array(content[x], np.float64) for x in ("rewards", "ends", "cuts"))
+    values, following = (_if_there(content, x, np.float64) for x in ("values", "next_values"))
+    credit = Credit(
+        values=np.array(content["credit"], np.float64),
+        **{name: np.array(content[name], np.int64) for name in ("rows", "calls", "places")},
+    )
     arrays = (rewards, ends, cuts, values, following)
     shapes = {each.shape for each in arrays if each is not None}
     lengths = {len(each) for each in (credit.values, credit.rows, credit.calls, credit.places)}

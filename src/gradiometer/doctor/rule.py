@@ -25,7 +25,8 @@ A rule that is one sign of one metric is data: `declare(...)` in `declared.py`. 
 
 `needs` are names of the catalogue; where one is missing the rule is not called and the doctor says
 which metric would enable it and how to log it. The words stand with the rule, the numbers in the
-finding: `{key}` in the words is what the finding was given as `key`.
+finding: `{key}` in the words is what the finding was given as `key`. Words of another finding of
+the same rule follow after a line `[name]`, which the finding gives as its `words`.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ import pkgutil
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
 from typing import Any, TypeAlias
@@ -109,9 +110,9 @@ def words(text: str) -> Words:
 
 
 def sections(text: str) -> dict[str, Words]:
-    """Words for several findings, each after a line `[name]`."""
-    _, *parts = re.split(r"^\[([\w-]+)\]\n", textwrap.dedent(text), flags=re.MULTILINE)
-    return {name: words(said) for name, said in zip(parts[::2], parts[1::2], strict=True)}
+    """Words for several findings, each after a line `[name]`; those before the first have none."""
+    parts = re.split(r"^\[([\w-]+)\]\n", textwrap.dedent(text), flags=re.MULTILINE)
+    return {name: words(said) for name, said in zip(["", *parts[1::2]], parts[::2], strict=True)}
 
 
 def _reference(text: str) -> str:
@@ -145,7 +146,7 @@ class Draft:
     since_step: int | None
     block: str | None
     evidence: tuple[Evidence, ...]
-    words: Words | None
+    words: Words | str | None
     fix: tuple[str, ...]
     values: Mapping[str, str]
 
@@ -162,14 +163,14 @@ def finding(
     basis: Basis = "heuristic",
     since_step: int | None = FROM_EVIDENCE,
     block: str | None = None,
-    words: Words | None = None,
+    words: Words | str | None = None,
     fix: tuple[str, ...] = (),
     **values: str,
 ) -> Draft:
     """What a rule found. Given a `strength` the outcome decides how bad it is, else `severity`
     stands as given: for what is proved, and for tests that had the outcome in them. It holds since
-    its first evidence does, unless told. `words` and `fix` replace the rule's own; `values` fill
-    their braces."""
+    its first evidence does, unless told. `words`, which may name a section of the rule's text, and
+    `fix` replace the rule's own; `values` fill their braces."""
     known = tuple(each for each in evidence if each is not None)
     if since_step == FROM_EVIDENCE:
         since_step = known[0].first_step if known else None
@@ -214,6 +215,8 @@ class Rule:
     needs: tuple[str, ...]
     judge: Judge
     words: Words = Words()
+    sections: Mapping[str, Words] = field(default_factory=dict)
+    """What it says instead, by the name that a finding gives as its `words`."""
 
     def __call__(self, run: RunData) -> list[Finding] | Skipped:
         """The findings, none if all is well, or why it cannot be said."""
@@ -233,7 +236,9 @@ class Rule:
     def _whole(self, found: Draft | Finding, run: RunData) -> Finding | None:
         if isinstance(found, Finding):
             return found
-        said, severity, title = found.words or self.words, found.severity, found.title
+        said = found.words or self.words
+        said = self.sections[said] if isinstance(said, str) else said
+        severity, title = found.severity, found.title
         if severity is None:
             weight = weigh(found.strength, outcome_of(run), found.basis, found.role)
             if weight is None:
@@ -290,7 +295,10 @@ def rule(
     def register(judge: Judge) -> Judge:
         assert id not in _RULES, f"two rules are called {id!r}"
         place = family or judge.__module__.rpartition(".")[2].partition("_")[0]
-        _RULES[id] = Rule(id=id, family=place, needs=needs, judge=judge, words=words(text))
+        first, *others = sections(text).items()
+        _RULES[id] = Rule(
+            id=id, family=place, needs=needs, judge=judge, words=first[1], sections=dict(others)
+        )
         return judge
 
     return register

@@ -13,16 +13,7 @@ import numpy as np
 
 from gradiometer.doctor import thresholds
 from gradiometer.doctor.outcome import flat_outcome, near_best, outcome_of, stuck
-from gradiometer.doctor.rule import (
-    Draft,
-    Skipped,
-    Verdict,
-    finding,
-    rule,
-    too_short,
-    unlogged,
-    words,
-)
+from gradiometer.doctor.rule import Draft, Skipped, Verdict, finding, rule, too_short, unlogged
 from gradiometer.doctor.rundata import RunData, Series
 from gradiometer.doctor.signs import (
     NORM,
@@ -94,7 +85,8 @@ class Clip:
         return fmt((self.threshold or 0.0) / self.now) if known else "the median raw norm"
 
 
-CLIP_ALWAYS_ACTIVE_WORDS = words(
+@rule(
+    "clip-always-active",
     """
     cause: The threshold lies below the usual norm of the gradient. Under Adam a constant factor
       cancels and nothing is lost; with plain SGD it is a smaller learning rate, and every step has
@@ -103,11 +95,20 @@ CLIP_ALWAYS_ACTIVE_WORDS = words(
     confirm: Train once with the threshold ten times as high: under Adam the curves must coincide.
     see: arXiv 1412.6980 (Adam does not see the scale of a gradient)
     see: arXiv 1905.11881
-    """
+    [pinned]
+    cause: The norm of a gradient is never the same twice, so this is the length the clip leaves.
+      The clip is active at every step; whether raw gradients explode or vanish cannot be read from
+      it. Under Adam that is harmless while the raw norm is steady. Norms of parts of the model in
+      this log are shares of it, not sizes.
+    fix: log what clip_grad_norm_ returns: it is the norm before the clip
+    fix: or watch the training with gm.watch(model, optimizer): it stores norm/raw, norm/clipped and
+      clip/ratio
+    confirm: Log the raw norm for a few steps: how much its ratio to the threshold varies says
+      whether the clip harms.
+    see: torch.nn.utils.clip_grad_norm_ returns the norm before clipping
+    see: F31
+    """,
 )
-
-
-@rule("clip-always-active")
 def clip_always_active(run: RunData) -> Verdict:
     """The clip changes practically every gradient, or the logged norm is pinned at the threshold.
 
@@ -133,7 +134,6 @@ def clip_always_active(run: RunData) -> Verdict:
         severity="info",
         since_step=since(clip.ratio, lambda x: x < 1.0),
         block=where(clip.ratio),
-        words=CLIP_ALWAYS_ACTIVE_WORDS,
         key=_key(run, clip.ratio),
         size=clip.advice,
     )
@@ -229,23 +229,6 @@ def _starved(run: RunData, clip: Clip) -> Series | None:
     return moved if stays(moved, lambda x: x < limit) else None
 
 
-PINNED_WORDS = words(
-    """
-    cause: The norm of a gradient is never the same twice, so this is the length the clip leaves.
-      The clip is active at every step; whether raw gradients explode or vanish cannot be read from
-      it. Under Adam that is harmless while the raw norm is steady. Norms of parts of the model in
-      this log are shares of it, not sizes.
-    fix: log what clip_grad_norm_ returns: it is the norm before the clip
-    fix: or watch the training with gm.watch(model, optimizer): it stores norm/raw, norm/clipped and
-      clip/ratio
-    confirm: Log the raw norm for a few steps: how much its ratio to the threshold varies says
-      whether the clip harms.
-    see: torch.nn.utils.clip_grad_norm_ returns the norm before clipping
-    see: F31
-    """
-)
-
-
 def _pinned(run: RunData, series: Series, pin: float) -> Draft:
     threshold, fixed = _threshold(run), f"{level(series.last(0.5)):.4g}"
     known = threshold is not None and abs(pin - threshold) <= limits.pinned_within * threshold
@@ -257,7 +240,7 @@ def _pinned(run: RunData, series: Series, pin: float) -> Draft:
         severity="info",
         since_step=since(series, lambda x: abs(x - pin) <= limits.pinned_within * pin),
         block=where(series),
-        words=PINNED_WORDS,
+        words="pinned",
     )
 
 

@@ -24,7 +24,6 @@ from gradiometer.doctor.rule import (
     rule,
     too_short,
     unlogged,
-    words,
 )
 from gradiometer.doctor.rundata import RunData, Series
 from gradiometer.doctor.signs import (
@@ -135,7 +134,8 @@ def _loss_evidence(value_loss: Series) -> Evidence:
     return shown(value_loss, f"{direction}: {first} at the start, {last} at the end")
 
 
-BASELINE_LEAK_WORDS = words(
+@rule(
+    "baseline-leak",
     """
     cause: A suspicion, from explained variance alone: the moving average is updated with the reward
       and only then subtracted from it. Such a number is no sign that the baseline knows anything.
@@ -144,11 +144,16 @@ BASELINE_LEAK_WORDS = words(
     confirm: Log explained_variance_before, computed with the baseline as it was before the update:
       if it is near {without}, the baseline leaks.
     see: mathematics: Baseline leak
-    """
+    [measured]
+    cause: The baseline is updated with a reward before it is subtracted from it, so part of the
+      advantage is taken away and the gradient is biased towards zero.
+    fix: advantage = reward − baseline first, baseline.update(reward) after it
+    fix: report explained variance with the baseline that was subtracted
+    confirm: Subtract the baseline before updating it: both explained variances must agree.
+    see: mathematics: Baseline leak
+    """,
+    needs=("explained_variance",),
 )
-
-
-@rule("baseline-leak", needs=("explained_variance",))
 def baseline_leak(run: RunData) -> Verdict:
     """The baseline contains the rewards it is subtracted from.
 
@@ -181,21 +186,8 @@ def baseline_leak(run: RunData) -> Verdict:
         became(run),
         severity="info",
         since_step=int(explained.steps[0]),
-        words=BASELINE_LEAK_WORDS,
         without=fmt(without),
     )
-
-
-MEASURED_LEAK_WORDS = words(
-    """
-    cause: The baseline is updated with a reward before it is subtracted from it, so part of the
-      advantage is taken away and the gradient is biased towards zero.
-    fix: advantage = reward − baseline first, baseline.update(reward) after it
-    fix: report explained variance with the baseline that was subtracted
-    confirm: Subtract the baseline before updating it: both explained variances must agree.
-    see: mathematics: Baseline leak
-    """
-)
 
 
 def _measured_leak(series: Series, before: Series) -> Verdict:
@@ -217,11 +209,36 @@ def _measured_leak(series: Series, before: Series) -> Verdict:
         shown(before, f"median {fmt(level(before))}: {less} less (95 %)"),
         basis="statistical",
         since_step=int(common[0]),
-        words=MEASURED_LEAK_WORDS,
+        words="measured",
     )
 
 
-@rule("critic-diverges")
+@rule(
+    "critic-diverges",
+    """
+    cause: Targets are made from the critic's own values, so errors feed on themselves; or rewards
+      are on another scale than the critic was made for.
+    fix: lower the critic's learning rate, clip its gradient, use a Huber loss
+    fix: bootstrap from a target network that lags (Polyak τ = 0.005, or a copy every 1,000 to
+      10,000 updates)
+    fix: take the smaller of two critics, and mask the bootstrap where the episode ended
+    fix: settings: {key}
+    confirm: Freeze the targets for a thousand updates: the values must settle. If they do, the
+      bootstrap feeds itself.
+    see: F39
+    see: van Hasselt et al. 2016
+    see: van Hasselt et al. 2018, the deadly triad
+    [not-finite]
+    cause: A value or its target overflowed; every advantage made from it is worthless.
+    fix: lower the critic's learning rate, clip its gradient, use a Huber loss
+    fix: bootstrap from a target network that lags (Polyak τ = 0.005, or a copy every 1,000 to
+      10,000 updates)
+    fix: take the smaller of two critics, and mask the bootstrap where the episode ended
+    confirm: Go back to a checkpoint before that step and log the largest value target: it grows
+      until it overflows.
+    see: F39
+    """,
+)
 def critic_diverges(run: RunData) -> Verdict:
     """Values, or the value loss, grow far beyond the returns that are possible."""
     names = [*VALUES, "value_loss", "td_error"]
@@ -250,22 +267,6 @@ def critic_diverges(run: RunData) -> Verdict:
 
 
 VALUES = ("q_value", "value_mean")
-SETTLE = (
-    "lower the critic's learning rate, clip its gradient, use a Huber loss",
-    "bootstrap from a target network that lags (Polyak τ = 0.005, or a copy every 1,000 to 10,000"
-    " updates)",
-    "take the smaller of two critics, and mask the bootstrap where the episode ended",
-)
-
-
-NOT_FINITE_WORDS = words(
-    """
-    cause: A value or its target overflowed; every advantage made from it is worthless.
-    confirm: Go back to a checkpoint before that step and log the largest value target: it grows
-      until it overflows.
-    see: F39
-    """
-)
 
 
 def _not_finite(series: Series) -> Draft:
@@ -274,29 +275,14 @@ def _not_finite(series: Series) -> Draft:
         f"The critic's numbers are no longer finite: {series.metric.name} after step {step}",
         shown(series, f"{fmt(last)} at step {step}, then NaN or Inf"),
         since_step=int(series.steps[series.steps > step][0]),
-        words=NOT_FINITE_WORDS,
-        fix=SETTLE,
+        words="not-finite",
     )
-
-
-DIVERGING_WORDS = words(
-    """
-    cause: Targets are made from the critic's own values, so errors feed on themselves; or rewards
-      are on another scale than the critic was made for.
-    confirm: Freeze the targets for a thousand updates: the values must settle. If they do, the
-      bootstrap feeds itself.
-    see: F39
-    see: van Hasselt et al. 2016
-    see: van Hasselt et al. 2018, the deadly triad
-    """
-)
 
 
 def _diverging(series: Series, found: tuple[str, int | None], progress: Outcome | None) -> Draft:
     seen, step = found
     of_values = series.metric.name in VALUES
     beyond = not of_values and not _of_returns(series, progress)
-    key = key_of(series, "target", "target update interval, tau, learning rate")
     return finding(
         f"The critic runs away: {'values' if of_values else 'value loss'} {seen}",
         shown(series, seen),
@@ -305,8 +291,7 @@ def _diverging(series: Series, found: tuple[str, int | None], progress: Outcome 
         role="plain" if beyond else "convergence",
         basis="heuristic" if of_values else "statistical",
         since_step=step,
-        words=DIVERGING_WORDS,
-        fix=(*SETTLE, f"settings: {key}"),
+        key=key_of(series, "target", "target update interval, tau, learning rate"),
     )
 
 
@@ -322,21 +307,37 @@ def _of_returns(loss: Series, progress: Outcome | None) -> bool:
     return not (far or (grows and progress is not None and progress.rests))
 
 
-MASK_FIX = (
-    "multiply the bootstrap by (1 − terminated); a time limit is not a termination",
-    "check that reward t belongs to action t: print one short episode",
-)
-
-
 @rule(
     "returns-wrong",
     """
-    cause: {cause}
+    cause: The value of the next episode's first state leaks into the last target: the done mask is
+      missing, or rewards lie a step off.
+    fix: multiply the bootstrap by (1 − terminated); a time limit is not a termination
+    fix: check that reward t belongs to action t: print one short episode
     confirm: A probe environment of two steps with a reward at the end: the values must become γ and
       1.
     see: F9
     see: F10
     see: A. Jones, Debugging RL: terminal and penultimate correlation
+    [not-carried]
+    cause: Returns stop at the step that paid: they are summed in the wrong direction, or the
+      discount is applied as zero.
+    fix: sum returns from the last step to the first: R = r + γ·(1 − done)·R
+    fix: check γ and λ as the code sees them
+    confirm: A probe environment of two steps with a reward at the end: the values must become γ and
+      1.
+    see: F9
+    see: F10
+    see: A. Jones, Debugging RL: terminal and penultimate correlation
+    [worse-than-constant]
+    cause: Targets may blow up or not belong to their states (γ, n-step, done mask, reward scale).
+      {known}whether last states are at fault only terminal_correlation can tell: log it.
+    fix: multiply the bootstrap by (1 − terminated); a time limit is not a termination
+    fix: check that reward t belongs to action t: print one short episode
+    confirm: A probe environment of two steps with a reward at the end: the values must become γ and
+      1.
+    see: F14
+    see: F36
     """,
 )
 def returns_wrong(run: RunData) -> Verdict:
@@ -355,9 +356,6 @@ def returns_wrong(run: RunData) -> Verdict:
             f"Targets of last states hardly correlate with their rewards ({fmt(level(last))})",
             reading,
             since_step=int(terminal.finite.steps[0]) if always else reading.first_step,
-            fix=MASK_FIX,
-            cause="The value of the next episode's first state leaks into the last target: the done"
-            " mask is missing, or rewards lie a step off.",
         )
     bound = limits.carried * level(last)
     if before is None or not persists(last, lambda x: x > limits.related):
@@ -369,25 +367,8 @@ def returns_wrong(run: RunData) -> Verdict:
         f"Rewards are not carried back: correlation {at_last} at last states, {earlier} one before",
         shown(terminal, at_last),
         shown(before, earlier),
-        fix=(
-            "sum returns from the last step to the first: R = r + γ·(1 − done)·R",
-            "check γ and λ as the code sees them",
-        ),
-        cause="Returns stop at the step that paid: they are summed in the wrong direction, or the"
-        " discount is applied as zero.",
+        words="not-carried",
     )
-
-
-WORSE_THAN_CONSTANT = words(
-    """
-    cause: Targets may blow up or not belong to their states (γ, n-step, done mask, reward scale).
-      {known}whether last states are at fault only terminal_correlation can tell: log it.
-    confirm: A probe environment of two steps with a reward at the end: the values must become γ and
-      1.
-    see: F14
-    see: F36
-    """
-)
 
 
 def _worse_than_constant(run: RunData) -> Verdict:
@@ -413,8 +394,7 @@ def _worse_than_constant(run: RunData) -> Verdict:
         became(run),
         severity="info",
         basis="statistical",
-        fix=MASK_FIX,
-        words=WORSE_THAN_CONSTANT,
+        words="worse-than-constant",
         known=f"γ is {fmt(gamma)}; " if gamma is not None else "",
     )
 

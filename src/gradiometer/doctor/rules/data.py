@@ -9,7 +9,7 @@ import numpy as np
 from gradiometer.doctor import thresholds
 from gradiometer.doctor.declared import Look, Sign, Stays, declare, drafted
 from gradiometer.doctor.proofs import Way, looked, told
-from gradiometer.doctor.rule import CannotSay, Skipped, Verdict, finding, rule, too_short, words
+from gradiometer.doctor.rule import CannotSay, Skipped, Verdict, finding, rule, too_short
 from gradiometer.doctor.rundata import RunData, Series
 from gradiometer.doctor.signs import enough, level, persists, reads, since
 from gradiometer.maths.means import mean_interval
@@ -18,22 +18,6 @@ from gradiometer.words import fmt
 __all__: list[str] = []
 
 limits = thresholds.group("data")
-CONSTANT = words(
-    """
-    cause: The policy sees nearly the same input whatever happens, so it can only learn one answer
-      for all states. A wrapper returns a constant, the buffer is never filled, or normalisation
-      divides by far too much.
-    fix: Print two observations of one episode at the place where they enter the policy; they must
-      differ.
-    fix: Check the observation wrapper and that running statistics are updated
-      (VecNormalize(training=True) in SB3).
-    confirm: Feed the policy random observations of unit variance for one batch: its outputs must
-      now differ.
-    see: RLExplorer's observation check
-    """
-)
-
-
 OBSERVED = "observation/<statistic>"
 
 
@@ -62,6 +46,17 @@ declare(
       compare the reward.
     see: arXiv 2006.05990, observation normalisation
     see: RLExplorer's observation check
+    [constant]
+    cause: The policy sees nearly the same input whatever happens, so it can only learn one answer
+      for all states. A wrapper returns a constant, the buffer is never filled, or normalisation
+      divides by far too much.
+    fix: Print two observations of one episode at the place where they enter the policy; they must
+      differ.
+    fix: Check the observation wrapper and that running statistics are updated
+      (VecNormalize(training=True) in SB3).
+    confirm: Feed the policy random observations of unit variance for one batch: its outputs must
+      now differ.
+    see: RLExplorer's observation check
     """,
     about="Observations hardly vary or lie far outside [−10, 10].",
     family="data",
@@ -77,20 +72,9 @@ declare(
             sign=Stays(below=("data/min_spread", "data/no_spread")),
             title="Observations hardly vary: their standard deviation is {level}",
             role="plain",
-            words=CONSTANT,
+            words="constant",
         ),
     ),
-)
-
-
-UNRELATED_WORDS = words(
-    """
-    cause: The target of a last state is its reward and nothing else. Either the done mask is
-      missing or rewards lie a step off; reward_lag would tell which.
-    fix: Log reward_lag, the shift at which rewards correlate most with actions.
-    confirm: Compare the stored reward of each last transition with what env.step returned.
-    see: A. Jones, Debugging Reinforcement Learning Systems
-    """
 )
 
 
@@ -137,6 +121,12 @@ STORED = {
       and 5): a right buffer solves it in a few hundred steps.
     see: A. Jones, Debugging Reinforcement Learning Systems
     see: RLMutation (mutations M, R, Ra)
+    [unrelated]
+    cause: The target of a last state is its reward and nothing else. Either the done mask is
+      missing or rewards lie a step off; reward_lag would tell which.
+    fix: Log reward_lag, the shift at which rewards correlate most with actions.
+    confirm: Compare the stored reward of each last transition with what env.step returned.
+    see: A. Jones, Debugging Reinforcement Learning Systems
     """,
 )
 def misaligned_data(run: RunData) -> Verdict:
@@ -199,5 +189,5 @@ def _unrelated(ends: Series) -> Verdict:
         role="note",
         basis="statistical",
         since_step=since(ends, lambda x: abs(x) < limits.unrelated),
-        words=UNRELATED_WORDS,
+        words="unrelated",
     )

@@ -249,7 +249,29 @@ def _layer(router: str, found: Sequence[object]) -> str | None:
     return None if router == "all" or len(found) > 1 else f"layer.{router}"
 
 
-@rule("routing-imbalance")
+@rule(
+    "routing-imbalance",
+    """
+    cause: The router prefers few experts. Where the balance falls, it is collapsing to them; where
+      it is steady, part of it may be specialisation.
+    fix: Raise the coefficient of the balance loss (transformers: router_aux_loss_coef)
+    fix: Add noise to the router's logits, or lower its learning rate
+    confirm: Double the coefficient of the balance loss: the balance must rise and the task's loss
+      not suffer.
+    see: F45
+    see: NeMo: expert balance
+    see: verl: max_vio
+    [led-by-aux]
+    cause: The coefficient of an auxiliary loss is so large that the router learns to spread tokens,
+      not to place them.
+    fix: Lower the coefficient of the balance loss (transformers: router_aux_loss_coef, Megatron:
+      moe_aux_loss_coeff) by about {times}
+    confirm: Lower it tenfold for a few hundred steps: the task's loss falls faster, and the load
+      stays spread.
+    see: Megatron-LM issue 5694
+    see: F29
+    """,
+)
 def routing_imbalance(run: RunData) -> Verdict:
     """The load is unbalanced, or the balance loss dominates the router's gradient.
 
@@ -263,21 +285,6 @@ def routing_imbalance(run: RunData) -> Verdict:
     if found or long or run.has(routers.AUX):
         return found
     return too_short(balance, routers.MIN_POINTS)
-
-
-UNEVEN_WORDS = words(
-    """
-    cause: The router prefers few experts. Where the balance falls, it is collapsing to them; where
-      it is steady, part of it may be specialisation.
-    fix: Raise the coefficient of the balance loss (transformers: router_aux_loss_coef)
-    fix: Add noise to the router's logits, or lower its learning rate
-    confirm: Double the coefficient of the balance loss: the balance must rise and the task's loss
-      not suffer.
-    see: F45
-    see: NeMo: expert balance
-    see: verl: max_vio
-    """
-)
 
 
 def _uneven(run: RunData) -> Draft | None:
@@ -303,22 +310,7 @@ def _uneven(run: RunData) -> Draft | None:
         basis="statistical",
         since_step=since(share.series, lambda x: x < edge if below else x > edge),
         block=_layer(share.place, found),
-        words=UNEVEN_WORDS,
     )
-
-
-LED_BY_AUX_WORDS = words(
-    """
-    cause: The coefficient of an auxiliary loss is so large that the router learns to spread tokens,
-      not to place them.
-    fix: Lower the coefficient of the balance loss (transformers: router_aux_loss_coef, Megatron:
-      moe_aux_loss_coeff) by about {times}
-    confirm: Lower it tenfold for a few hundred steps: the task's loss falls faster, and the load
-      stays spread.
-    see: Megatron-LM issue 5694
-    see: F29
-    """
-)
 
 
 def _led_by_aux(run: RunData) -> Draft | None:
@@ -337,7 +329,7 @@ def _led_by_aux(run: RunData) -> Draft | None:
         strength="strong",
         basis="statistical",
         block=_layer(worst.router, led),
-        words=LED_BY_AUX_WORDS,
+        words="led-by-aux",
         times=f"{times:.0f}",
     )
 

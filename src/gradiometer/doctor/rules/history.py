@@ -12,7 +12,7 @@ from dataclasses import replace
 from gradiometer.doctor import thresholds
 from gradiometer.doctor.declared import Sign, Stays, blocks, declare, drafted, worst
 from gradiometer.doctor.outcome import flat_outcome, learning, stuck
-from gradiometer.doctor.rule import Verdict, finding, needed, rule, too_short, unlogged, words
+from gradiometer.doctor.rule import Verdict, finding, needed, rule, too_short, unlogged
 from gradiometer.doctor.rundata import RunData, Series
 from gradiometer.doctor.signs import NORM, enough, level, number, shown, together
 from gradiometer.maths import trends
@@ -87,15 +87,6 @@ declare(
 )
 
 
-TO_AND_FRO_WORDS = words(
-    """
-    cause: The steps overshoot: each one passes the point it aims at, and the next one comes back.
-    fix: lower the learning rate by 2 to 3
-    fix: or lower the momentum (Adam's beta1)
-    confirm: Halve the learning rate from a checkpoint: the cosine must rise towards 0.
-    see: A. Jones, Debugging RL: oscillation is a learning rate too high
-    """
-)
 PERIODS = blocks(NORM, "history/min_period_points", log=True)
 
 
@@ -108,6 +99,12 @@ PERIODS = blocks(NORM, "history/min_period_points", log=True)
     fix: fewer epochs if it is the epochs and KL grows
     confirm: Change the suspected interval: the period must change with it.
     see: Lomb–Scargle against an AR(1) background (Zechmeister and Kürster 2009)
+    [to-and-fro]
+    cause: The steps overshoot: each one passes the point it aims at, and the next one comes back.
+    fix: lower the learning rate by 2 to 3
+    fix: or lower the momentum (Adam's beta1)
+    confirm: Halve the learning rate from a checkpoint: the cosine must rise towards 0.
+    see: A. Jones, Debugging RL: oscillation is a learning rate too high
     """,
 )
 def gradient_oscillation(run: RunData) -> Verdict:
@@ -118,7 +115,7 @@ def gradient_oscillation(run: RunData) -> Verdict:
         if back is not None:
             title = "Each gradient points against the one before: cosine {level}"
             found = replace(back, reading=f"{back.reading}; noise alone reads 0")
-            return replace(drafted(run, found, title, role="note"), words=TO_AND_FRO_WORDS)
+            return replace(drafted(run, found, title, role="note"), words="to-and-fro")
     sign = worst(PERIODS(run), lambda log: swinging(run, log), "history/level")
     title = "The gradient norm of {block} oscillates every {period} steps, by a factor of {by}"
     return None if sign is None else drafted(run, sign, title, role="note", basis="statistical")

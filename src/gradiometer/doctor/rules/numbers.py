@@ -111,26 +111,18 @@ def _noted(series: str, reading: str, step: int) -> Evidence:
     return Evidence(series=series, reading=reading, first_step=step, last_step=step)
 
 
-CRASHED = {
-    True: (
-        "The error names a NaN or an Inf: it was in an observation, a reward or a weight before the"
-        " operation that raised.",
-        "check observations and rewards for NaN before they reach the network (np.isfinite), then"
-        " weights after the last optimizer step",
-    ),
-    False: (
-        "An exception left the training loop; everything after that step is missing.",
-        "Mend what the traceback names; resume=STEP of gm.watch continues this run",
-    ),
-}
-"""Cause and fix, by whether the error is about numbers."""
-
-
 @rule(
     "training-crashed",
     """
-    cause: {what}
-    fix: {mend}
+    cause: An exception left the training loop; everything after that step is missing.
+    fix: Mend what the traceback names; resume=STEP of gm.watch continues this run
+    confirm: Run the script again up to that step, with gm.watch(..., on_nonfinite="raise") where
+      numbers are the cause.
+    [numeric]
+    cause: The error names a NaN or an Inf: it was in an observation, a reward or a weight before
+      the operation that raised.
+    fix: check observations and rewards for NaN before they reach the network (np.isfinite), then
+      weights after the last optimizer step
     confirm: Run the script again up to that step, with gm.watch(..., on_nonfinite="raise") where
       numbers are the cause.
     """,
@@ -144,14 +136,12 @@ def training_crashed(run: RunData) -> Verdict:
         return None
     event, first = ends[-1], ends[-1].message.partition("\n")[0]
     numeric = NOT_A_NUMBER.search(event.message) is not None
-    what, mend = CRASHED[numeric]
     return proof(
         f"The training stopped at step {event.step} with an error: {first.partition(':')[0]}"
         + (" over a NaN" if numeric else ""),
         _noted("exception", first, event.step),
         severity="critical" if numeric else "info" if learning(run) else "warn",
-        what=what,
-        mend=mend,
+        words="numeric" if numeric else "",
     )
 
 

@@ -36,7 +36,6 @@ from gradiometer.doctor.rule import (
     rule,
     too_short,
     unlogged,
-    words,
 )
 from gradiometer.doctor.rundata import RunData, Series
 from gradiometer.doctor.signs import (
@@ -182,14 +181,7 @@ def _declined(found: Outcome) -> bool:
 OPPOSED = {
     "worst": Way(
         title="The actions that are taken are those that the network values least",
-        fix=("Take the action of the largest value: argmax over the actions, not argmin",),
-        words=words(
-            """
-            cause: What the network has learned is turned round when it acts: the worse an action
-              is, the rather it is taken. The network then learns about bad actions only.
-            confirm: Print the values of a few observations beside the actions that are taken there.
-            """
-        ),
+        words="worst",
     ),
     "": Way(
         title="The actor's loss falls when its critic thinks less of the action",
@@ -209,6 +201,18 @@ OPPOSED = {
       reward.
     confirm: Negate the {loss} for a few hundred steps: the reward must now rise.
     see: F26
+    [from-the-start]
+    cause: Training makes the policy steadily worse with gradients of an ordinary size: this is how
+      a wrong sign looks. It is a suspicion; too large a step can look the same.
+    fix: Check the sign of the policy loss and of the advantages.
+    fix: Log step/predicted on a held-out batch: it decides.
+    confirm: Negate the loss for a few hundred steps: with a wrong sign the reward now rises.
+    see: F26
+    [worst]
+    cause: What the network has learned is turned round when it acts: the worse an action
+      is, the rather it is taken. The network then learns about bad actions only.
+    fix: Take the action of the largest value: argmax over the actions, not argmin
+    confirm: Print the values of a few observations beside the actions that are taken there.
     """,
 )
 def update_opposes_reward(run: RunData) -> Verdict:
@@ -311,18 +315,6 @@ def _probed(series: Series, mean: MeanInterval) -> Evidence:
     )
 
 
-FALLS_FROM_START_WORDS = words(
-    """
-    cause: Training makes the policy steadily worse with gradients of an ordinary size: this is how
-      a wrong sign looks. It is a suspicion; too large a step can look the same.
-    fix: Check the sign of the policy loss and of the advantages.
-    fix: Log step/predicted on a held-out batch: it decides.
-    confirm: Negate the loss for a few hundred steps: with a wrong sign the reward now rises.
-    see: F26
-    """
-)
-
-
 def _falls_from_start(run: RunData) -> Draft | None:
     reward, norm = run.get("reward"), run.get(NORM, block="all")
     if reward is None or norm is None or not enough(norm, limits.min_windowed):
@@ -345,5 +337,5 @@ def _falls_from_start(run: RunData) -> Draft | None:
         reads(reward, f"{first} at the start, {last} at the end"),
         reads(norm, f"median {fmt(start)} in the first third, {fmt(end)} in the last"),
         strength="strong",
-        words=FALLS_FROM_START_WORDS,
+        words="from-the-start",
     )

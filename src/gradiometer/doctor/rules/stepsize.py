@@ -16,16 +16,7 @@ from gradiometer.doctor import thresholds
 from gradiometer.doctor.declared import Look, Sign, Stays, declare, drafted, lasting
 from gradiometer.doctor.outcome import became, began_trained, near_best, outcome_of, warms_up
 from gradiometer.doctor.proofs import Way, told
-from gradiometer.doctor.rule import (
-    Draft,
-    Verdict,
-    finding,
-    needed,
-    rule,
-    too_short,
-    unlogged,
-    words,
-)
+from gradiometer.doctor.rule import Draft, Verdict, finding, needed, rule, too_short, unlogged
 from gradiometer.doctor.rundata import RunData, Series
 from gradiometer.doctor.severity import Strength
 from gradiometer.doctor.signs import (
@@ -249,19 +240,7 @@ def _closed(run: RunData) -> Verdict:
 def _range(run: RunData, event: Event) -> Way:
     ends = ", ".join(fmt(number(event.detail.get(name)) or 0.0) for name in ("low", "high"))
     title = f"PPO's clip leaves no room around 1: the ratio is held in [{ends}]"
-    return Way(title=title, words=CLOSED)
-
-
-CLOSED = words(
-    """
-    cause: The range of the clip must have 1 inside. Otherwise a sample has no gradient as soon as
-      the policy has moved, and every update after the first on a rollout changes little or
-      nothing.
-    fix: Clip to [1 − ε, 1 + ε] with ε of 0.1 to 0.3, the smaller limit first
-    confirm: Print the limits of torch.clamp(ratio, ...), and the share of samples beyond them.
-    see: arXiv 1707.06347
-    """
-)
+    return Way(title=title, words="closed")
 
 
 def _uneven(run: RunData, sign: Sign) -> Sign:
@@ -288,6 +267,13 @@ declare(
       should move.
     see: arXiv 1707.06347
     see: arXiv 2503.14476: clip-higher
+    [closed]
+    cause: The range of the clip must have 1 inside. Otherwise a sample has no gradient as soon as
+      the policy has moved, and every update after the first on a rollout changes little or
+      nothing.
+    fix: Clip to [1 − ε, 1 + ε] with ε of 0.1 to 0.3, the smaller limit first
+    confirm: Print the limits of torch.clamp(ratio, ...), and the share of samples beyond them.
+    see: arXiv 1707.06347
     """,
     about="PPO clips a third of the samples, or mostly those that become less likely.",
     family="stepsize",
@@ -325,6 +311,15 @@ declare(
       reward does not fall.
     see: arXiv 2210.10760: reward against KL
     see: arXiv 1909.08593: adaptive KL control
+    [not-the-start]
+    cause: Before the first update the policy is its own reference and the KL is 0. Here it is not:
+      the reference is another model than the one the training starts from, an adapter is switched
+      off for one of the two, or both compute other probabilities (precision, template, mask).
+    fix: Give the trainer the model the policy starts from as its reference (TRL: ref_model, or none
+      with an adapter; verl: actor_rollout_ref.ref; OpenRLHF: --pretrain)
+    fix: If the distance is meant, lower {key}: the penalty pulls away from the start
+    confirm: Log the KL before the first update: it must be 0.
+    see: arXiv 1909.08593
     """,
     needs=("kl_ref",),
 )
@@ -342,7 +337,7 @@ def kl_runaway(run: RunData) -> Verdict:
     apart = _apart_at_once(run, kl, limits.apart * far)
     if apart is not None and last < runaway:
         title = f"The policy is {{level}} {unit} from its reference at the first step already"
-        return replace(drafted(run, apart, title, values=values), words=NOT_THE_START)
+        return replace(drafted(run, apart, title, values=values), words="not-the-start")
     grows = trend(kl).direction == "rises" and last > limits.still_grows * level(
         kl.finite.first(0.6).last(1 / 3)
     )
@@ -356,20 +351,6 @@ def kl_runaway(run: RunData) -> Verdict:
     title = f"The policy moved far from its reference: {fmt(last)} {unit}{still}"
     basis: Basis = "statistical" if grows else "heuristic"
     return drafted(run, sign, title, basis=basis, values=values)
-
-
-NOT_THE_START = words(
-    """
-    cause: Before the first update the policy is its own reference and the KL is 0. Here it is not:
-      the reference is another model than the one the training starts from, an adapter is switched
-      off for one of the two, or both compute other probabilities (precision, template, mask).
-    fix: Give the trainer the model the policy starts from as its reference (TRL: ref_model, or none
-      with an adapter; verl: actor_rollout_ref.ref; OpenRLHF: --pretrain)
-    fix: If the distance is meant, lower {key}: the penalty pulls away from the start
-    confirm: Log the KL before the first update: it must be 0.
-    see: arXiv 1909.08593
-    """
-)
 
 
 def _apart_at_once(run: RunData, kl: Series, bound: float) -> Sign | None:

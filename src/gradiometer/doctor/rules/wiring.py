@@ -22,7 +22,6 @@ from gradiometer.doctor.rule import (
     rule,
     too_short,
     unlogged,
-    words,
 )
 from gradiometer.doctor.rundata import RunData, Series
 from gradiometer.doctor.signs import NORM as RAW
@@ -97,6 +96,16 @@ class _Zeros:
     see: TRL pull requests 5595 and 5596
     see: mlx-lm-lora issue 50
     see: NeMo-RL issue 3792
+    [times-zero]
+    cause: Nothing else trains what this term is for: a critic whose loss counts for nothing stays
+      as it was initialised, and what is subtracted as its value is noise.
+    fix: Set its coefficient above 0 ({key})
+    fix: Or take the term and what it would train out of the program
+    confirm: gradiometer wiring shows the coefficient of each term and the blocks it reaches.
+    [dead-reward]
+    cause: Its advantages were given to meter.terms, but no term of the loss depends on them.
+    fix: Add these advantages to those that the policy term uses, or leave them out of meter.terms
+    confirm: Scale this reward by ten: today the policy gradient does not change.
     """,
 )
 def dead_term(run: RunData) -> Verdict:
@@ -159,17 +168,6 @@ def _no_path(run: RunData, term: str, step: int) -> Draft:
     )
 
 
-TIMES_ZERO_WORDS = words(
-    """
-    cause: Nothing else trains what this term is for: a critic whose loss counts for nothing stays
-      as it was initialised, and what is subtracted as its value is noise.
-    fix: Set its coefficient above 0 ({key})
-    fix: Or take the term and what it would train out of the program
-    confirm: gradiometer wiring shows the coefficient of each term and the blocks it reaches.
-    """
-)
-
-
 def _times_zero(run: RunData) -> Iterator[Draft]:
     """A policy or value loss whose coefficient is 0 at every look: that of an entropy bonus is
     often meant."""
@@ -187,18 +185,9 @@ def _times_zero(run: RunData) -> Iterator[Draft]:
             yield proof(
                 f"The {role} loss {term!r} is multiplied by 0: it trains nothing",
                 Evidence(series="wiring", reading=reading, first_step=step),
-                words=TIMES_ZERO_WORDS,
+                words="times-zero",
                 key="vf_coef, value_loss_coef" if role == "value" else "its factor in the sum",
             )
-
-
-DEAD_REWARDS_WORDS = words(
-    """
-    cause: Its advantages were given to meter.terms, but no term of the loss depends on them.
-    fix: Add these advantages to those that the policy term uses, or leave them out of meter.terms
-    confirm: Scale this reward by ten: today the policy gradient does not change.
-    """
-)
 
 
 def _dead_rewards(run: RunData) -> Iterator[Draft]:
@@ -207,7 +196,7 @@ def _dead_rewards(run: RunData) -> Iterator[Draft]:
             f"The reward {event.detail.get('reward', '?')!r} has no part in any gradient",
             Evidence(series="events", reading=event.message, first_step=event.step),
             severity="warn",
-            words=DEAD_REWARDS_WORDS,
+            words="dead-reward",
         )
 
 
@@ -361,7 +350,34 @@ def _is_layer(block: str) -> bool:
     return block.startswith("layer.")
 
 
-@rule("dead-block")
+@rule(
+    "dead-block",
+    """
+    cause: Its output is detached, computed under torch.no_grad(), replaced by a stored value, or
+      not used by the loss.
+    fix: Compute the output of {module} with gradients inside the update, and let a term of the loss
+      depend on it
+    fix: If it is not to be trained, say so: requires_grad_(False), and leave it out of the
+      optimizer
+    confirm: Print torch.autograd.grad(loss, parameters of {module}, allow_unused=True): every entry
+      is None.
+    see: F34
+    see: F36
+    [silent]
+    cause: There is a path, but no gradient passes: dead ReLUs, a mask or a clamp, or a product with
+      an exact zero.
+    fix: Look at the outputs of this block: what multiplies them is zero on every sample
+    confirm: Replace the ReLU behind it by a leaky one, or take the mask away, for one batch: a
+      gradient appears.
+    see: AutoTrainer: dying ReLU
+    [unused-layers]
+    cause: No loss depends on them. An unused head or pooler is harmless; a layer that was meant to
+      learn is not.
+    fix: Leave them out of the optimizer, or find where their output is detached or dropped
+    confirm: Print torch.autograd.grad(loss, their parameters, allow_unused=True): every entry is
+      None.
+    """,
+)
 def dead_block(run: RunData) -> Verdict:
     """A trained block that no loss reaches: no path, or a gradient of exactly zero.
 
@@ -415,22 +431,6 @@ def _is_dead(run: RunData, block: str) -> bool:
     )
 
 
-UNREACHED_WORDS = words(
-    """
-    cause: Its output is detached, computed under torch.no_grad(), replaced by a stored value, or
-      not used by the loss.
-    fix: Compute the output of {module} with gradients inside the update, and let a term of the loss
-      depend on it
-    fix: If it is not to be trained, say so: requires_grad_(False), and leave it out of the
-      optimizer
-    confirm: Print torch.autograd.grad(loss, parameters of {module}, allow_unused=True): every entry
-      is None.
-    see: F34
-    see: F36
-    """
-)
-
-
 def _unreached(run: RunData, block: str, whole: Series) -> Draft:
     terms = ", ".join(map(repr, mapping(run.table("terms")))) or "the loss"
     reading = f"no autograd path from {terms} to {block!r}"
@@ -441,21 +441,8 @@ def _unreached(run: RunData, block: str, whole: Series) -> Draft:
         Evidence(series="terms", reading=reading, first_step=int(whole.steps[0])),
         replace(shown(whole, missing), series=f"grad/{block}/norm/raw"),
         block=block,
-        words=UNREACHED_WORDS,
         module=repr(block),
     )
-
-
-SILENT_WORDS = words(
-    """
-    cause: There is a path, but no gradient passes: dead ReLUs, a mask or a clamp, or a product with
-      an exact zero.
-    fix: Look at the outputs of this block: what multiplies them is zero on every sample
-    confirm: Replace the ReLU behind it by a leaky one, or take the mask away, for one batch: a
-      gradient appears.
-    see: AutoTrainer: dying ReLU
-    """
-)
 
 
 def _silent(run: RunData, whole: Series) -> Iterator[Draft]:
@@ -478,24 +465,13 @@ def _silent(run: RunData, whole: Series) -> Iterator[Draft]:
             shown(series, f"{reading} {fmt(level(whole))}", steps=zero),
             strength=None if policy else "strong",
             block=block,
-            words=SILENT_WORDS,
+            words="silent",
         )
 
 
 def _of_policy(path: str) -> bool:
     """Whether a layer is what chooses the actions: without a gradient nothing is learned."""
     return POLICY.search(path) is not None and CRITIC.search(path) is None
-
-
-UNUSED_LAYERS_WORDS = words(
-    """
-    cause: No loss depends on them. An unused head or pooler is harmless; a layer that was meant to
-      learn is not.
-    fix: Leave them out of the optimizer, or find where their output is detached or dropped
-    confirm: Print torch.autograd.grad(loss, their parameters, allow_unused=True): every entry is
-      None.
-    """
-)
 
 
 def _unused_layers(run: RunData, whole: Series) -> Draft | None:
@@ -522,7 +498,7 @@ def _unused_layers(run: RunData, whole: Series) -> Draft | None:
         f"{len(unused)} of {len(layers)} layers get no gradient{place}: {some}",
         Evidence(series="states", reading=f"missing: {some}", first_step=tables[-1].step),
         severity="critical" if cut else "warn" if policy else "info",
-        words=UNUSED_LAYERS_WORDS,
+        words="unused-layers",
     )
 
 

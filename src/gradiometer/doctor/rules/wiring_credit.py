@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from gradiometer.doctor.outcome import stuck
 from gradiometer.doctor.proofs import Way, fact
-from gradiometer.doctor.rule import words
 from gradiometer.doctor.rundata import RunData
 from gradiometer.records import Event
 
@@ -34,19 +33,7 @@ fact(
 
 PUNISHED = Way(title="The loss punishes entropy instead of rewarding it")
 TEMPERATURE = Way(
-    title="The temperature moves away from the entropy that is wanted",
-    words=words(
-        """
-        cause: The loss of the temperature has the wrong sign. The temperature grows while the
-          policy has more entropy than is wanted and falls while it has less, until the entropy is
-          all that counts, or nothing.
-        fix: Write it as -(log_alpha * (log_prob + target_entropy).detach()).mean(), with a target
-          entropy of minus the number of actions
-        confirm: Log the temperature and the entropy: the one falls while the other is above its
-          target.
-        see: F17
-        """
-    ),
+    title="The temperature moves away from the entropy that is wanted", words="temperature"
 )
 
 
@@ -59,6 +46,15 @@ fact(
     fix: Look for a sign that was turned twice: an `entropy_loss` that is already negative, or a
       negative coefficient
     confirm: Set the coefficient to 10 times its size: the entropy must rise.
+    see: F17
+    [temperature]
+    cause: The loss of the temperature has the wrong sign. The temperature grows while the
+      policy has more entropy than is wanted and falls while it has less, until the entropy is
+      all that counts, or nothing.
+    fix: Write it as -(log_alpha * (log_prob + target_entropy).detach()).mean(), with a target
+      entropy of minus the number of actions
+    confirm: Log the temperature and the entropy: the one falls while the other is above its
+      target.
     see: F17
     """,
     about="dL/dH is positive in a loss that has log-probabilities of actions.",

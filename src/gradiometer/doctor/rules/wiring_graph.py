@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 from gradiometer.doctor.proofs import BRACES, Way, fact
-from gradiometer.doctor.rule import words
 from gradiometer.doctor.rundata import RunData
 from gradiometer.records import Event
 
@@ -71,19 +70,7 @@ fact(
 )
 
 
-RELU = Way(
-    title="Logits go through a ReLU{place}: those below zero have no gradient",
-    words=words(
-        """
-        cause: Logits may have any sign, and a ReLU sets those below zero to 0. The policy cannot
-          make an action rarer than that, and a logit below zero has no gradient that would bring it
-          back.
-        fix: Take the activation after the last layer out; softmax or Categorical(logits=...) follow
-          it directly.
-        confirm: Print the logits of a batch; none is below zero, and many are exactly 0.
-        """
-    ),
-)
+RELU = Way(title="Logits go through a ReLU{place}: those below zero have no gradient", words="relu")
 TWICE = Way(title="Probabilities are taken for logits{place}: {message}")
 
 # Normalising log-probabilities again changes nothing, and is no finding.
@@ -97,6 +84,13 @@ fact(
     fix: Or say that they are probabilities: Categorical(probs=net(x).softmax(-1))
     confirm: Print the largest probability of the trained policy: with two actions it stays below
       0.74.
+    [relu]
+    cause: Logits may have any sign, and a ReLU sets those below zero to 0. The policy cannot
+      make an action rarer than that, and a logit below zero has no gradient that would bring it
+      back.
+    fix: Take the activation after the last layer out; softmax or Categorical(logits=...) follow
+      it directly.
+    confirm: Print the logits of a batch; none is below zero, and many are exactly 0.
     """,
     about="A softmax goes into something that normalises again: Categorical(logits=...),"
     " cross_entropy, another softmax; or a sigmoid into a loss that takes logits; or logits go"
