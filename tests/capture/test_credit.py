@@ -375,3 +375,18 @@ def test_actions_of_a_large_batch_are_kept(rows: int, tmp_path: Path) -> None:
         optimizer.step()
     with gm.load(tmp_path) as kept:
         assert float(kept.series("credit/action_share")[1][-1]) == pytest.approx(0.75, abs=0.01)
+
+
+def test_the_one_choice_of_a_step_is_not_called_the_most_frequent(tmp_path: Path) -> None:
+    actor = nn.Linear(3, 4)
+    optimizer = torch.optim.SGD(actor.parameters(), lr=0.0)
+    with gm.watch(actor, optimizer, run=tmp_path, budget=None, quiet=True):
+        for _ in range(3):
+            policy = Categorical(logits=actor(torch.randn(3)))
+            optimizer.zero_grad()
+            (-policy.log_prob(policy.sample())).backward()
+            optimizer.step()
+    with gm.load(tmp_path) as kept:
+        assert kept.events("fault") == []
+        assert "credit/positive_share" in kept.names()
+        assert "credit/action_share" not in kept.names()

@@ -420,13 +420,13 @@ def test_data_of_another_policy_is_stale(
     assert all(each.severity == "info" for each in learns)
 
 
-@pytest.mark.parametrize(("first", "told"), [(0.0, True), (1.0, False)])
-def test_who_learns_from_a_data_set_is_not_told_that_it_is_old(
-    patient: Patient, first: float, told: bool
+@pytest.mark.parametrize(("upwards", "told"), [(0.6, True), (1.0, False)])
+def test_who_imitates_a_data_set_is_not_told_that_it_is_old(
+    patient: Patient, upwards: float, told: bool
 ) -> None:
-    share = np.minimum(1.0, np.linspace(first, 3.0, N))
-    fresh = {"ess": level(0.9), "reward": FLAT}
-    judged = judge("stale-data", patient({"credit/stale_share": share, **fresh}))
+    old = {"credit/stale_share": np.minimum(1.0, np.arange(N)), "ess": level(0.9)}
+    logged = {**old, "credit/positive_share": level(upwards), "reward": FLAT}
+    judged = judge("stale-data", patient(logged))
     assert isinstance(judged, list)
     assert bool(judged) is told
 

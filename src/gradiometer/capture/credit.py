@@ -53,6 +53,8 @@ SCALARS = {
 """By what they are called among the scalars of a reading."""
 MOST_FITS, FEWEST_FITTED = 4, 8
 """Errors of values that are looked at in a loss, and samples of each."""
+LEAST_CHOICES = 8
+"""Of fewer the most frequent one says nothing: of one it is all."""
 OF_SEQUENCES = ("sums", "counts", "beyond")
 TELLING = ("actions", "log_probs", "observations", "ratio", "residuals")
 
@@ -494,6 +496,8 @@ def _of_actions(rows: list[SampledRows]) -> dict[str, float]:
     if not told or not all(each.shape[1] == 1 and (each == each.round()).all() for each in told):
         return {}
     chosen = np.concatenate(told).reshape(-1)
+    if len(chosen) < LEAST_CHOICES:
+        return {}
     _, counts = np.unique(chosen, return_counts=True)
     return {"credit/action_share": float(counts.max() / len(chosen))}
 

@@ -462,10 +462,13 @@ def stale_data(run: RunData) -> Verdict:
 
 
 def _of_earlier_rollouts(run: RunData) -> Sign | None:
-    """Samples of the policy's loss that the environment gave before the newest rollout. Where none
-    was ever new, the program learns from a data set, and the environment is for evaluations."""
-    share = run.get("credit/stale_share")
-    if share is None or not len(share.finite) or share.finite.values.min() == 1.0:
+    """Samples of the policy's loss that the environment gave before the newest rollout. A program
+    that imitates a data set, its best actions most, has no other ones, and pushes all of them up."""
+    share, upwards = run.get("credit/stale_share"), run.get("credit/positive_share")
+    if share is None:
+        return None
+    imitates = upwards is not None and len(upwards.finite) and upwards.finite.values.min() == 1.0
+    if imitates and len(share.finite) > 1 and share.finite.values[1:].min() == 1.0:
         return None
     reading = "{percent} of the policy's samples are of earlier rollouts, over the last half"
     return lasting(share, lambda x: x > limits.stale_share, strength="total", reading=reading)
