@@ -463,7 +463,7 @@ def stale_data(run: RunData) -> Verdict:
 
 def _of_earlier_rollouts(run: RunData) -> Sign | None:
     """Samples of the policy's loss that the environment gave before the newest rollout. A program
-    that imitates a data set, its best actions most, has no other ones, and pushes all of them up."""
+    that imitates a data set has no other ones, and pushes all of them up."""
     share, upwards = run.get("credit/stale_share"), run.get("credit/positive_share")
     if share is None:
         return None
