@@ -83,18 +83,18 @@ class BlockValues:
         """Keep `grad/<block>/<metric>` for the blocks in `where`: of all, or of the first ones."""
         self._rows.append((metric, numbers, where))
 
-    def take(self) -> dict[str, float]:
+    def take(self, values: dict[str, float]) -> None:
         """What was written, by name: a step has the same names again and again."""
         rows, self._rows = self._rows, []
         if not rows:
-            return {}
+            return
         metrics, numbers, where = zip(*rows, strict=True)
         named = zip(
             self._names(metrics, tuple(map(len, numbers))),
             np.concatenate(numbers).tolist(),
             strict=True,
         )
-        return dict(compress(named, np.concatenate(where).tolist()))
+        values.update(compress(named, np.concatenate(where).tolist()))
 
     def _names_of(self, metrics: tuple[str, ...], lengths: tuple[int, ...]) -> list[str]:
         return [
@@ -615,7 +615,8 @@ class StepAnalysis:
         vectors: dict[str, NDArray[Any]] = {}
         self.block_values.terms(values, fetched, current.terms)
         if RAW not in fetched.values:
-            return values | self.block_values.take(), vectors
+            self.block_values.take(values)
+            return values, vectors
         unscale(fetched, current)
         nonfinite = fetched.nonfinite
         reduced = self.block_values.write_statistics(fetched)
@@ -647,7 +648,8 @@ class StepAnalysis:
         for name, array in fetched.arrays.items():
             if name.startswith("histogram/"):
                 vectors[name] = array.astype(np.int64)
-        return values | self.block_values.take(), vectors
+        self.block_values.take(values)
+        return values, vectors
 
     def note_advantages(self, step: int, std: float) -> None:
         """The scale of the advantages, which may come after the step was measured."""

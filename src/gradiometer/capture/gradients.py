@@ -19,6 +19,7 @@ from torch import Tensor
 
 from gradiometer.capture.blocks import Blocks
 from gradiometer.capture.distributed import Piece, ShardSketcher, local, places_of, version_of
+from gradiometer.capture.hooks import without_graph
 from gradiometer.capture.pools import (
     MARK_BITS,
     NEVER,
@@ -225,7 +226,7 @@ class GradientReader:
             self._scratch.update((i, pool.views[places[i]]) for i in indices if i in places)
         self._gradient_of[list(indices)] = NEVER
 
-    @torch.no_grad()
+    @without_graph
     def read_light(self, reading: Reading, indices: Sequence[int]) -> None:
         """The few statistics of each gradient that every tier has, as backward left it."""
         together, others = self.grouped(indices)
@@ -238,7 +239,7 @@ class GradientReader:
         gradients.take_many(others, self._elements(others))
         gradients.put_into(reading)
 
-    @torch.no_grad()
+    @without_graph
     def read_full(
         self,
         reading: Reading,
@@ -297,7 +298,7 @@ class GradientReader:
             put_segments(reading, part, columns, lag_1 & self._numbers_kept[part.numbers])
         part.read_samples(reading, step=step)
 
-    @torch.no_grad()
+    @without_graph
     def read_clipped(self, reading: Reading, indices: Sequence[int]) -> None:
         """Each gradient as the optimizer is about to see it."""
         together, others = self.grouped(indices)
@@ -310,7 +311,7 @@ class GradientReader:
             clipped.take(i, self.grad(i))
         clipped.put_into(reading)
 
-    @torch.no_grad()
+    @without_graph
     def keep_weights(self, indices: Sequence[int]) -> None:
         """Copy the weights before the step, unless they are kept and unchanged."""
         grouping = self._grouping(indices)
@@ -345,7 +346,7 @@ class GradientReader:
         now = {**{i: noted[i] & last for i in indices if i in noted}, **others}
         return {i for i, version in now.items() if versions.get(i) != version}
 
-    @torch.no_grad()
+    @without_graph
     def read_update(
         self,
         reading: Reading,
@@ -405,7 +406,7 @@ class GradientReader:
         if keep_as is not None:
             self._keep_gradients_of(part, there, step=keep_as, known=same)
 
-    @torch.no_grad()
+    @without_graph
     def keep_gradients(self, indices: Sequence[int], *, step: int) -> None:
         """Copy the gradients, and a sample of each, for the next step to be compared with."""
         together, others = self.grouped(indices)
@@ -453,7 +454,7 @@ class GradientReader:
                 if i in members:
                     reading.add_array(f"histogram/{name}", counts)
 
-    @torch.no_grad()
+    @without_graph
     def nonfinite(self, indices: Sequence[int]) -> list[int]:
         """The parameters with a NaN or an Inf among their gradient's elements. A sync."""
         grads = self._elements(indices)
@@ -464,7 +465,7 @@ class GradientReader:
         good = _are_finite(low) & _are_finite(high)
         return [i for i, is_good in zip(indices, good.tolist(), strict=True) if not is_good]
 
-    @torch.no_grad()
+    @without_graph
     def are_finite(self) -> Tensor:
         """Whether all gradients have a finite norm. No sync."""
         norms = stats.norms(self._elements(range(len(self.parameters))))
@@ -514,7 +515,7 @@ class GradientSamples:
     def __init__(self) -> None:
         self._previous: dict[int, tuple[int, Tensor]] = {}
 
-    @torch.no_grad()
+    @without_graph
     def read(self, reading: Reading, indices: Sequence[int], now: Tensor, *, step: int) -> None:
         """Counts and moments of each sample: a thousand numbers a tensor, whatever its size."""
         for each, column in sample_columns("sample", Sample(now, Rows())).items():
@@ -577,7 +578,7 @@ class GradientSketches:
         """Which atoms each named block is made of."""
         self.num_atoms = len(atoms)
 
-    @torch.no_grad()
+    @without_graph
     def read(self, current: Round, reached: frozenset[int]) -> None:
         """After a backward: the sketch of what it added to what was there."""
         held = self._reader.with_grad(range(len(self._reader.parameters)))
@@ -592,7 +593,7 @@ class GradientSketches:
         current.reaches.append(reached)
         current.sketched = self._reader.marks(held)
 
-    @torch.no_grad()
+    @without_graph
     def clipped(self, current: Round, indices: Sequence[int], clip: SeenClip) -> None:
         """After a clip: what the next backward adds to is the clipped gradient."""
         if current.base is None:
@@ -609,7 +610,7 @@ class GradientSketches:
         whole = torch.tensor([True in found for found in by_atom], device=factor.device)
         current.base = current.base * torch.where(whole, factor, 1.0).unsqueeze(1)
 
-    @torch.no_grad()
+    @without_graph
     def read_raw(self, current: Round, reading: Reading, indices: Sequence[int]) -> None:
         """The sketch of the whole gradient; the last backward's, if nothing has changed since."""
         usable = self._shift == 0 and current.sketched
@@ -620,7 +621,7 @@ class GradientSketches:
             reading.add_array("previous_sketch", self._previous[1])
             self._previous = None
 
-    @torch.no_grad()
+    @without_graph
     def keep(self, indices: Sequence[int], *, step: int) -> None:
         """Keep a sketch for the next step; those of several optimizers add up."""
         sketch = self._sketch(indices)
@@ -631,7 +632,7 @@ class GradientSketches:
         """The next step is compared with nothing."""
         self._previous = None
 
-    @torch.no_grad()
+    @without_graph
     def finish(self, current: Round, reading: Reading) -> None:
         """Squared norms of what each backward added, [parts, blocks], and of the sum."""
         if current.added:
@@ -777,7 +778,7 @@ class SentinelGradients:
             return "kept"
         return "changed" if any(now) else "gone"
 
-    @torch.no_grad()
+    @without_graph
     def _size(self, number: int) -> Tensor:
         """The largest element; a NaN is of no size, but not zero."""
         low, high = stats.extreme(self._reader.grad(self._watched.sentinels[number]))

@@ -579,7 +579,7 @@ class WatchedModel:
         return (
             len(now) == len(self._held)
             and all(map(operator.is_, now, self._held))
-            and all(p.shape == shape for p, shape in zip(now, self._shapes, strict=True))
+            and [p.shape for p in now] == self._shapes
         )
 
     def averages(self) -> bool:

@@ -70,6 +70,14 @@ SAMPLE_SIZE = 1024
 """Elements of each tensor; a fraction read off them has a standard error of at most 0.016."""
 
 
+@cache
+def everyone(count: int) -> Mask:
+    """The mask of all parameters, the same one each time."""
+    mask: Mask = np.ones(count, dtype=np.bool_)
+    mask.setflags(write=False)
+    return mask
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Presence:
     """What a mask of parameters tells of the blocks."""
@@ -96,9 +104,14 @@ class BlockReducer:
         strides = np.array([stats.stride_of(shape, SAMPLE_SIZE) for shape in shapes])
         self._sample_sizes = np.maximum(np.ceil(self.sizes / strides), 1.0)
         self._presences: dict[bytes, Presence] = {}
+        self._mask_of_all = everyone(len(shapes))
+        self._of_all: Presence | None = None
 
     def presence(self, mask: Mask) -> Presence:
-        """What a mask of parameters tells of the blocks. Few masks are ever asked for."""
+        """What a mask of parameters tells of the blocks. Few masks are ever asked for, and most
+        often that of all."""
+        if mask is self._mask_of_all and self._of_all is not None:
+            return self._of_all
         key = mask.tobytes()
         found = self._presences.get(key)
         if found is None:
@@ -115,6 +128,8 @@ class BlockReducer:
                 root_elements=np.sqrt(elements),
                 weight=sizes / self._sample_sizes,
             )
+        if mask is self._mask_of_all:
+            self._of_all = found
         return found
 
     def add(self, numbers: Numbers) -> Numbers:
@@ -475,12 +490,11 @@ class Reading:
     ) -> tuple[dict[Statistic, Numbers], dict[Statistic, Mask]]:
         values: dict[Statistic, Numbers] = {}
         present: dict[Statistic, Mask] = {}
-        everyone = np.ones(self._num_parameters, dtype=np.bool_)
-        everyone.setflags(write=False)
+        of_all = everyone(self._num_parameters)
         places: dict[int, Any] = {}  # most are of one and the same list of parameters
         for (statistic, indices, _), column in zip(self._columns, numbers, strict=False):
             if indices is EVERYONE:
-                values[statistic], present[statistic] = column.astype(np.float64), everyone
+                values[statistic], present[statistic] = column.astype(np.float64), of_all
                 continue
             if statistic not in values:
                 values[statistic] = np.zeros(self._num_parameters)
@@ -489,7 +503,7 @@ class Reading:
             if at is None:
                 at = places[id(indices)] = np.asarray(indices)
             values[statistic][at] = column
-            if present[statistic] is not everyone:
+            if present[statistic] is not of_all:
                 present[statistic][at] = True
         with np.errstate(over="ignore", invalid="ignore"):
             for statistic, column in values.items():
