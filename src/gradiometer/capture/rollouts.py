@@ -53,8 +53,20 @@ class CriticListener:
         self._remove: list[hooks.Remove] = []
         self._given: Tensor | None = None
         self._has_searched = False
-        self.values: dict[bytes, float] = {}
+        self._answers: list[tuple[bytes, list[float]]] = []
+        """What was asked, row by row, and what was said; looked through only where it is needed."""
+        self._num_answers = 0
         self.listening = False
+
+    @property
+    def values(self) -> dict[bytes, float]:
+        """By the bytes of an observation."""
+        found: dict[bytes, float] = {}
+        for whole, said in self._answers:
+            size = len(whole) // len(said)
+            for place, value in enumerate(said):
+                found.setdefault(whole[size * place : size * (place + 1)], value)
+        return found
 
     def learn(self, weights: Sequence[Tensor], width: int) -> None:
         """These weights are of the layer whose output is the value; `width` of an observation."""
@@ -93,7 +105,8 @@ class CriticListener:
 
     def forget(self) -> None:
         """An update is over: what the critic said before it is of the past."""
-        self.values.clear()
+        self._answers.clear()
+        self._num_answers = 0
 
     def stop(self) -> None:
         """Listen no more."""
@@ -107,19 +120,19 @@ class CriticListener:
 
     def _entered(self, given: Tensor, _: Tensor) -> None:
         # of every forward of the policy too: what it costs is this line
-        self._given = given.detach()
+        self._given = given.detach() if given.requires_grad else given
 
     def _answered(self, _: Tensor, said: Tensor) -> None:
         given, self._given = self._given, None
-        if given is None or len(self.values) >= MOST_VALUES:
+        if given is None or self._num_answers >= MOST_VALUES:
             return
-        found = said.detach().reshape(-1).tolist()
-        rows = given.float().contiguous().numpy()
-        size = rows.itemsize * rows.shape[-1]
-        if rows.nbytes == size * len(found):
-            whole = rows.tobytes()
-            for place, value in enumerate(found):
-                self.values.setdefault(whole[size * place : size * (place + 1)], value)
+        number = said.numel()
+        if given.numel() != number * given.shape[-1] or not number:
+            return
+        found = [said.item()] if number == 1 else said.detach().reshape(-1).tolist()
+        rows = given if given.dtype is torch.float32 else given.float()
+        self._answers.append((rows.numpy().tobytes(), found))
+        self._num_answers += number
 
 
 class _LentListener(hooks.LayerListener):
@@ -276,11 +289,12 @@ class RolloutKeeper:
 
     def _heard(self, rows: Sequence[bytes], needed: NDArray[np.bool_]) -> Floats | None:
         """Values of these observations; None where too many of those needed were not heard."""
-        found = np.array([self._critic.values.get(row, np.nan) for row in rows])
+        values = self._critic.values
+        found = np.array([values.get(row, np.nan) for row in rows])
         if len(found) != len(needed):
             return None
         if not needed.any():  # each step is an episode
-            return np.zeros(len(needed)) if self._critic.values else None
+            return np.zeros(len(needed)) if values else None
         return np.nan_to_num(found) if np.isfinite(found[needed]).mean() >= KNOWN else None
 
 
