@@ -629,11 +629,21 @@ def test_times_counters_and_hardware_are_bookkeeping_and_what_a_policy_does_is_n
         ("frac_zero_variance_groups", "zero_variance_groups"),
         ("importance_weight_mean", "importance_weight"),
         ("effective_sample_size", "ess"),
+        ("clipped_ratio", "truncated_fraction"),
+        ("output_length", "episode_length"),
+        ("gen_len", "episode_length"),
+        ("dev_chrf", "val/reward"),
+        ("eval_bleu", "val/reward"),
     ],
 )
 def test_what_scripts_call_it_is_read(name: str, meaning: str) -> None:
     found = read_names([name, "reward", "response_length"])[name]
     assert found.metric.name == meaning
+
+
+def test_beside_an_approximate_kl_that_of_the_policy_is_to_the_reference() -> None:
+    found = read_names(["train/approx_kl", "policy/kl", "gen_len"])
+    assert found["policy/kl"].metric.name == "kl_ref"
 
 
 def test_beside_a_proxy_the_gold_reward_is_what_is_not_trained_for() -> None:
@@ -643,6 +653,16 @@ def test_beside_a_proxy_the_gold_reward_is_what_is_not_trained_for() -> None:
         "gold_reward": "val/reward",
     }
     assert read_names(["true_reward", "entropy"])["true_reward"].metric.name == "reward"
+    beside = read_names(["episode_return", "gold_reward"])
+    assert beside["gold_reward"].metric.name == "val/reward"
+
+
+def test_one_reward_of_several_agents_is_the_outcome_where_there_is_no_other() -> None:
+    found = read_names(["reward_cell1", "reward_cell2", "reward_cell3"])
+    assert [each.metric.name for each in found.values()].count("reward") == 1
+    assert found["reward_cell1"].metric.name == "reward"
+    parts = read_names(["reward_format_1", "reward_speed_1"])
+    assert not any(each.metric.name == "reward" for each in parts.values())
 
 
 def test_beside_a_reward_the_score_of_the_game_is_the_outcome() -> None:

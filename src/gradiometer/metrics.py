@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from importlib import resources
@@ -453,11 +453,13 @@ GOLD = frozenset({"gold", "true", "real", "actual"})
 
 
 def _with_proxy(found: dict[str, Meaning]) -> dict[str, Meaning]:
-    """Beside a `proxy_reward`, which is what is trained for, the `gold` or `true` one is held
-    out."""
+    """Beside a `proxy_reward`, or another reward, which is what is trained for, the `gold` or
+    `true` one is held out."""
     kinds = {name: set(words_of(name)) for name, reading in found.items() if _is_reward(reading)}
-    proxies = [name for name, words in kinds.items() if "proxy" in words]
-    golden = [name for name, words in kinds.items() if words & GOLD]
+    golden = [name for name, words in kinds.items() if words & GOLD and found[name].guessed]
+    proxies = [name for name, words in kinds.items() if "proxy" in words] or [
+        name for name in kinds if name not in golden and found[name].metric.name == "reward"
+    ]
     if not (proxies and golden):
         return found
     meant = {**dict.fromkeys(proxies, "reward"), **dict.fromkeys(golden, "val/reward")}
@@ -473,6 +475,9 @@ def _with_proxy(found: dict[str, Meaning]) -> dict[str, Meaning]:
     }
 
 
+PLAIN_KL = frozenset({"kl", "divergence", "policy"})
+
+
 def _with_two_kls(found: dict[str, Meaning]) -> dict[str, Meaning]:
     """Beside an `approx_kl`, which is that of an update, a plain `kl_div` is that to the
     reference."""
@@ -480,7 +485,7 @@ def _with_two_kls(found: dict[str, Meaning]) -> dict[str, Meaning]:
     plain = [
         each
         for each in kls
-        if each.guessed and not each.told and set(core_of(each.name)) <= {"kl", "divergence"}
+        if each.guessed and not each.told and set(core_of(each.name)) <= PLAIN_KL
     ]
     if not plain or len(plain) == len(kls):
         return found
@@ -522,12 +527,18 @@ def _with_an_outcome(found: dict[str, Meaning]) -> dict[str, Meaning]:
         and vocabulary().side.isdisjoint(words_of(reading.parts["function"]))
     ]
     right = [each for each in functions if _of_the_task(each.name)]
-    if len(functions) == 1 or len(right) == 1:
-        (only,) = right or functions
+    if len(functions) == 1 or len(right) == 1 or (functions and _copies(functions)):
+        only = (right or functions)[0]
         alias = Alias(name=only.name, library="", confidence=0.5)
         reward = replace(only, metric=CATALOGUE["reward"], alias=alias, parts={})
         return {**sure, only.name: reward}
     return found
+
+
+def _copies(functions: Sequence[Meaning]) -> bool:
+    """Whether they are one reward of several agents or environments: `reward_1`, `reward_2`."""
+    stems = {re.sub(r"\d+", "", each.name) for each in functions}
+    return len(stems) == 1 and len(functions) > 1
 
 
 def _with_parts(found: dict[str, Meaning]) -> dict[str, Meaning]:

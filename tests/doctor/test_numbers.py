@@ -512,6 +512,15 @@ def test_a_logged_share_of_dormant_units_warns_at_a_half_or_when_it_grows(patien
     assert judge("dormant-units", patient({"dormant_fraction": 0.15 + noise})) == []
 
 
+def test_advantages_that_lost_their_spread_leave_nothing_to_learn(patient: Patient) -> None:
+    left = np.maximum(0.01, 1.0 - np.linspace(0.0, 3.0, 60))
+    run = patient({"advantages/std": 0.7 * left, "reward": flat()})
+    found = one("zero-gradient-steps", run)
+    assert (found.severity, found.basis) == ("warn", "statistical")
+    assert "Advantages are down to" in found.title
+    assert judge("zero-gradient-steps", patient({"advantages/std": 0.7 + 0 * left})) == []
+
+
 # All of them
 
 

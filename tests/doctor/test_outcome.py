@@ -521,6 +521,13 @@ def test_episodes_that_end_at_once_or_ever_sooner(patients: ModuleType) -> None:
     assert silent("episodes-end-at-once", usual)
 
 
+def test_a_plateau_that_half_of_a_noisy_run_cannot_tell_is_told_by_all_of_it() -> None:
+    reward = 0.3 + np.random.default_rng(5).normal(0.0, 0.06, 240)
+    found = only("reward-plateau", log({"reward": reward}))
+    assert found.severity == "warn"
+    assert "it never rose" in found.title
+
+
 # -- parts of the reward
 
 
@@ -536,6 +543,17 @@ def test_a_reward_function_that_never_pays_is_dead(patients: ModuleType) -> None
     rare = np.where(np.arange(60) % 20 == 3, 0.05, 0.0)
     assert silent("reward-term-dead", log({**dead, "rewards/correct/mean": rare}))
     assert silent("reward-term-dead", log({**dead, "rewards/correct/mean": np.ones(60)}))
+
+
+def test_a_dead_function_of_form_is_no_warning_while_the_task_is_learned(
+    patients: ModuleType,
+) -> None:
+    learned = np.minimum(np.linspace(0.0, 2.0, 60), 1.0) + patients.ar1(60, 0.0, 0.05)
+    parts = {"rewards/correct/mean": learned, "rewards/strict_format/mean": np.zeros(60)}
+    assert only("reward-term-dead", log({**parts, "reward": learned})).severity == "info"
+    flat = 0.3 + patients.ar1(60, 0.0, 0.02)
+    stuck = {**parts, "rewards/correct/mean": flat, "reward": flat}
+    assert only("reward-term-dead", log(stuck)).severity == "warn"
 
 
 def test_a_reward_that_is_the_same_throughout_leaves_nothing_to_learn_from(

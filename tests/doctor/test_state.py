@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -14,6 +15,7 @@ from gradiometer.doctor.outcome import outcome_of
 from gradiometer.doctor.report import as_text, plain
 from gradiometer.doctor.rundata import RunData
 from gradiometer.doctor.state import STATES
+from gradiometer.store.logs import Log
 from gradiometer.store.reader import Run
 
 Patient = Callable[..., Run]
@@ -223,6 +225,46 @@ def test_a_smooth_rise_in_a_few_dozen_rows_is_not_too_early(
     wander = np.cumsum(noise(SHORT, 0.01 * (end - start), seed=1))
     run = patient({"reward": start + (end - start) * bend / bend[-1] + wander})
     assert diagnose(run).state in ("healthy", "concern")
+
+
+def test_a_few_dozen_rows_in_which_nothing_rises_are_not_too_early(patient: Patient) -> None:
+    """Up to noise of half of what there is to gain; and 15 rows are few whatever they show."""
+    flat = diagnose(patient({"reward": 0.85 + noise(26, 0.03)}))
+    assert flat.state == "not-learning"
+    assert "so few points would hide a small rise" in flat.verdict
+    assert diagnose(patient({"reward": 0.85 + noise(15, 0.03)})).state == "too-early"
+    assert diagnose(patient({"reward": 0.85 + noise(26, 1.2)})).state == "too-early"
+    hint = 0.85 + 0.06 * rise(26) + noise(26, 0.03)
+    assert diagnose(patient({"reward": hint})).state != "not-learning"
+
+
+def test_a_small_part_gained_at_once_and_nothing_since_is_no_training_that_learns(
+    patient: Patient,
+) -> None:
+    quick = np.minimum(np.linspace(0.0, 20.0, N), 1.0)
+    small = diagnose(patient({"reward": -26.6 + 3.0 * quick + noise(sigma=0.4)}))
+    assert small.state == "not-learning"
+    assert "all of it in the first 15%" in small.verdict
+    most = diagnose(patient({"reward": 500.0 + 1200.0 * quick + noise(sigma=60.0)}))
+    assert most.state == "healthy"
+
+
+def test_a_mean_over_100_episodes_of_many_more_remembers_no_other_row() -> None:
+    """25 rows of 2,048 steps with episodes of 15: each row has seen its own 136 episodes."""
+
+    def state(length: float) -> str:
+        bend = 1.0 - np.exp(-np.linspace(0.0, 5.0, 25))
+        reward = -20.0 + 8.0 * bend + noise(25, 0.1, seed=3)
+        reward[20] -= 5.0  # one update too large
+        rows = [
+            (2048 * (n + 1), {"rollout/ep_rew_mean": value, "rollout/ep_len_mean": length})
+            for n, value in enumerate(reward.tolist())
+        ]
+        facts = {"imported": {"library": "SB3", "x_axis": "environment steps"}}
+        return diagnose(Log(Path("x"), name="x", run_id="x", rows=rows, facts=facts)).state
+
+    assert state(15.0) in ("healthy", "concern")
+    assert state(1000.0) == "too-early"
 
 
 def test_a_rise_with_a_strong_sign_to_watch_is_a_concern_and_not_clean(patient: Patient) -> None:

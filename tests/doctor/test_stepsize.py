@@ -250,6 +250,12 @@ def test_a_kl_that_doubles_again_and_again_runs_away_though_it_was_small_for_mos
     assert finding("kl-runaway", lost).severity == "critical"
 
 
+def test_a_kl_that_takes_off_late_is_told_before_it_is_a_runaway(patient: Patient) -> None:
+    late = 0.01 + 4.0 * np.maximum(0.0, np.linspace(0.0, 1.0, N) - 0.45) ** 2
+    assert finding("kl-runaway", patient({"kl_ref": late, "reward": FLAT})).severity == "warn"
+    assert judge("kl-runaway", patient({"kl_ref": 0.1 * late, "reward": FLAT})) == []
+
+
 def test_a_kl_that_settled_does_not_run_away(patient: Patient) -> None:
     settled = 0.6 * (1 - np.exp(-np.arange(N) / 8))
     assert judge("kl-runaway", patient({"kl_ref": settled, "reward": FLAT})) == []

@@ -372,6 +372,7 @@ def test_an_archive_with_a_log_is_read_and_nothing_leaves_its_folder(tmp_path: P
     ("name", "text", "says"),
     [
         ("x.txt", "[INFO] hello\n[INFO] world\n", "not a run"),
+        ("x.txt", "[2025-01-02 10:11:12,131] [INFO] hello\n[2025-01-02] world\n", "not a run"),
         ("timers.json", '{"name": "root", "gauges": {"a": {"value": 1}}}', "ML-Agents"),
         ("results.csv", "model,acc\na,0.5\nb,0.6\nc,0.7\n", "a table of runs or models"),
         ("houses.csv", "rooms,price\n3,100\n4,200\n", "no name of what a training logs"),

@@ -23,6 +23,7 @@ from gradiometer.maths.students import t_quantile
 from gradiometer.maths.trends import LEVEL, Drift, drift, monotone
 from gradiometer.names import vocabulary, words_of
 from gradiometer.records import Evidence
+from gradiometer.store.logs import ENV_STEPS
 from gradiometer.store.reader import Floats, Ints
 from gradiometer.words import fmt
 
@@ -75,6 +76,9 @@ NOUNS = {
     "val/loss": "held-out loss",
     "loss": "loss",
 }
+
+EPISODES_AVERAGED = {"SB3": 100, "RLlib": 100}
+"""Over how many of the last episodes a trainer averages what it logs of them, unless told."""
 
 Course: TypeAlias = Literal["best", "gained", "flat", "fell", "unclear"]
 Fate: TypeAlias = Literal["best", "rises", "stands", "stuck", "fell", "still", "early", "unknown"]
@@ -364,9 +368,11 @@ def _silent(outcome: Outcome, known: list[Outcome]) -> bool:
 def judge_series(run: RunData, series: Series) -> Outcome | None:
     """What became of one series; None where its numbers are beyond computing."""
     values, sign = series.values, -1.0 if series.metric.name.endswith("loss") else 1.0
-    anew = series.metric.name.startswith("val/")
+    anew, window = series.metric.name.startswith("val/"), _rows_averaged(run, series)
     with np.errstate(all="ignore"):  # rewards of 1e300 are somebody's bug, not ours
-        up, down = (gain(each * sign * values, independent=anew) for each in (1.0, -1.0))
+        up, down = (
+            gain(each * sign * values, independent=anew, window=window) for each in (1.0, -1.0)
+        )
     if up is None or down is None or not math.isfinite(up.end - up.start + up.error):
         return None
     places, levels = _levels(sign * values)
@@ -417,6 +423,19 @@ def judge_series(run: RunData, series: Series) -> Outcome | None:
         warming=warms_up(run.get("learning_rate")),
     )
     return _against_random(run, _by_eye(found))
+
+
+def _rows_averaged(run: RunData, series: Series) -> float | None:
+    """How many rows of a log a mean over the last episodes looks back on, where the trainer's
+    window, the steps of the environment and the length of an episode are known."""
+    imported, length = run.source.facts.get("imported", {}), run.get("episode_length")
+    episodes = EPISODES_AVERAGED.get(imported.get("library", ""))
+    axis = imported.get("x_axis") == ENV_STEPS
+    if not (episodes and axis and length is not None and len(length.finite) and len(series) > 1):
+        return None
+    if series.metric.name not in ("reward", "success_rate"):
+        return None
+    return episodes * level(length) / max(float(np.median(np.diff(series.steps))), 1.0)
 
 
 def _noun(series: Series) -> str:

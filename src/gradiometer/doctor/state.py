@@ -21,6 +21,7 @@ from gradiometer.doctor.outcome import Outcome, judge_series, outcome_of, traine
 from gradiometer.doctor.rundata import RunData, Series
 from gradiometer.doctor.signs import level
 from gradiometer.doctor.trainers import field_of
+from gradiometer.maths.trends import correlation
 from gradiometer.metrics import OUTCOMES
 from gradiometer.records import Finding
 from gradiometer.store.logs import Log
@@ -124,7 +125,7 @@ def _rose(outcome: Outcome, serious: Sequence[Finding]) -> tuple[State, str]:
     said = outcome.in_words
     if outcome.at_random:
         return "too-early", f"{said}: still the level of a random policy{_and(serious)}"
-    if serious and _all_at_once(outcome):
+    if (serious or _modest(outcome)) and _all_at_once(outcome):
         gone = f"{said}, all of it in the first {limits.early_gain:.0%} of the run"
         return "not-learning", gone + _and(serious)
     if outcome.came_down and outcome.lost >= limits.large_part:
@@ -141,7 +142,7 @@ def _stands(run: RunData, outcome: Outcome, serious: Sequence[Finding]) -> tuple
         return "not-learning", why + (_and(serious) or _what_would_tell(run))
     if outcome.course != "fell" and outcome.warming:
         return "too-early", f"{said}, and the learning rate is still in its warm-up{_and(serious)}"
-    if outcome.early:
+    if outcome.early and not _plainly_flat(outcome):
         few = (
             ", at too few points to tell"
             if outcome.constant
@@ -156,7 +157,20 @@ def _stands(run: RunData, outcome: Outcome, serious: Sequence[Finding]) -> tuple
             "too-early",
             f"{said}, but its noise is as large: too few points to tell{_and(serious)}",
         )
+    if outcome.early:
+        said += ", and so few points would hide a small rise"
     return "not-learning", said + (_and(serious) or _what_would_tell(run))
+
+
+def _plainly_flat(outcome: Outcome) -> bool:
+    """Whether a reader sees nothing rise, by a noise that would not hide all there is to gain."""
+    waited = len(outcome.series) >= thresholds.value("course/still_rows")
+    small = outcome.spread <= limits.small_noise * outcome.unit
+    if not (waited and small) or outcome.visible:
+        return False
+    values = -outcome.series.values if outcome.lower_is_better else outcome.series.values
+    found = correlation(values, np.arange(len(values)))
+    return found is None or found.rho <= limits.in_order
 
 
 def _and(serious: Sequence[Finding]) -> str:
@@ -191,6 +205,13 @@ def _seems_to_rise(outcome: Outcome) -> bool:
     clear = outcome.score >= limits.nearly and outcome.way >= limits.clear * outcome.quiet
     enough = len(outcome.series) >= limits.enough_rows
     return enough and clear and outcome.visible and outcome.lost < 0.5
+
+
+def _modest(outcome: Outcome) -> bool:
+    """Whether it gained less than a training is made for, from its very first values on: a small
+    part of what there is to gain."""
+    way = abs(outcome.end - float(outcome.series.values[:3].mean()))
+    return way < limits.modest * outcome.unit and len(outcome.series) >= limits.enough_rows
 
 
 def _all_at_once(outcome: Outcome) -> bool:

@@ -106,8 +106,11 @@ class Gain:
         return self.score >= (CERTAIN if self.count >= FEW else CERTAIN_OF_FEW)
 
 
-def gain(values: npt.ArrayLike, *, independent: bool = False) -> Gain | None:
-    """The rise of a series [T]; None below 8 finite values. `independent`: each was measured anew.
+def gain(
+    values: npt.ArrayLike, *, independent: bool = False, window: float | None = None
+) -> Gain | None:
+    """The rise of a series [T]; None below 8 finite values. `independent`: each was measured anew;
+    `window`: each is known to be a mean over what so many of them have seen.
 
     For a fall ask for the gain of −x.
     """
@@ -115,13 +118,14 @@ def gain(values: npt.ArrayLike, *, independent: bool = False) -> Gain | None:
     x = x[np.isfinite(x)]
     if x.size < MIN_VALUES:
         return None
+    memory = 1 if independent else None if window is None else math.ceil(window / _block(x))
     size = float(np.abs(x).max()) or 1.0  # squares of 1e±200 would leave the range of floats
     cut = without_tails(x / size)
     y = _shortened(cut)
-    noise = _noise(y, independent=independent)
+    noise = _noise(y, memory)
     score, first, last = _best_windows(y, noise)
     ranks = _shortened(_ranks(x))
-    by_rank = _best_windows(ranks, _noise(ranks, independent=independent))
+    by_rank = _best_windows(ranks, _noise(ranks, memory))
     edge = x.size // 10  # where a fast learner begins, or a late one ends, is no tail
     heavy = bool((cut != x / size)[edge : x.size - edge].any())
     if x.size < MIN_FREE or (x.size < HALF_LEVEL and heavy):
@@ -129,7 +133,7 @@ def gain(values: npt.ArrayLike, *, independent: bool = False) -> Gain | None:
     elif x.size >= HALF_LEVEL and not noise.settles:
         score, first, last = max((score, first, last), by_rank)
     if x.size >= MIN_FREE and (ratios := _on_a_ratio_scale(y)) is not None:
-        by_ratio = _best_windows(ratios, _noise(ratios, independent=independent))
+        by_ratio = _best_windows(ratios, _noise(ratios, memory))
         score, first, last = max((score, first, last), by_ratio)
     if _without_noise(x):
         score = math.copysign(NO_DOUBT, float(x[-1] - x[0]))
@@ -228,15 +232,16 @@ def _best_windows(y: Array, noise: _Noise) -> tuple[float, int, int]:
     return best
 
 
-def _noise(y: Array, *, independent: bool) -> _Noise:
+def _noise(y: Array, known_memory: int | None) -> _Noise:
     steps = np.diff(y)
     leaps = _without_leaps(steps)
     step, half, eighth = float(leaps.var()), leaps.size // 2, max(2, y.size // 8)
     # only what goes down again: a reward that leaps up at once has learned, not settled
     moved = 2.0 * float((np.minimum(steps[:eighth] - np.median(steps), 0.0) ** 2).sum())
     settling = max(0.0, moved - eighth * step)
+    independent = known_memory == 1
     settles = not independent and float(leaps[:half].var()) > 4.0 * float(leaps[half:].var())
-    window = 1 if independent else _window(leaps)
+    window = _window(leaps) if known_memory is None else known_memory
     start, end, memory = None, None, math.inf
     if window > 1 and y.size >= 4 * window:
         start = end = 0.5 * window * step
@@ -358,8 +363,13 @@ def _on_a_ratio_scale(y: Array) -> Array | None:
     return array(np.sign(y) * np.log(size)) if high >= GROWS * low else None
 
 
+def _block(y: Array) -> int:
+    """Values that are averaged into one, of a long series."""
+    return -(-y.size // MOST_VALUES)
+
+
 def _shortened(y: Array) -> Array:
-    block = -(-y.size // MOST_VALUES)
+    block = _block(y)
     count = y.size // block
     return y if block == 1 else y[y.size - count * block :].reshape(count, block).mean(axis=1)
 

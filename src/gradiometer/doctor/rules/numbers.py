@@ -15,9 +15,9 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from gradiometer.doctor import thresholds
-from gradiometer.doctor.declared import Sign, blocks, declare, drafted, worst
+from gradiometer.doctor.declared import FallsTo, Look, Sign, blocks, declare, drafted, worst
 from gradiometer.doctor.outcome import at_rest, learning
-from gradiometer.doctor.rule import Skipped, Verdict, proof, rule, too_short, unlogged
+from gradiometer.doctor.rule import CannotSay, Skipped, Verdict, proof, rule, too_short, unlogged
 from gradiometer.doctor.rundata import RunData, Series
 from gradiometer.doctor.severity import Role, Strength
 from gradiometer.doctor.signs import (
@@ -418,6 +418,14 @@ def at_zero(norm: Series) -> Sign | None:
     )
 
 
+def _spreads(run: RunData) -> list[Series]:
+    """How far advantages are apart; that of normalised ones is 1 until all are equal."""
+    found = run.get("advantages/<statistic>", statistic="std")
+    if found is None:
+        raise CannotSay(unlogged("advantages/<statistic>"))
+    return [found.finite]
+
+
 def _unreal(run: RunData, sign: Sign) -> Sign:
     spread = run.get("zero_variance_groups") or run.get("reward_std")
     if spread is not None:
@@ -454,6 +462,17 @@ declare(
     title="The gradient of {block} is exactly 0 at {percent} of the steps",
     basis="proved",
     beside=_unreal,
+    also=(
+        Look(
+            metric="advantages/<statistic>",
+            over=_spreads,
+            sign=FallsTo(shares=("numbers/spread_left",)),
+            title="Advantages are down to {percent} of their spread at the start: nothing to learn",
+            beside=lambda _, sign: replace(
+                sign, basis="statistical", role="convergence", said={**sign.said, "unreal": ""}
+            ),
+        ),
+    ),
 )
 
 

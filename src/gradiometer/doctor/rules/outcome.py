@@ -94,10 +94,11 @@ def reward_plateau(run: RunData) -> Verdict:
         worth = max(limits.worth_seeing * abs(height), robust_sigma(half.values))
     if found.change > worth / 2:
         return None  # it may well be rising, only too slowly for this many measurements
-    if seen > worth:
+    known = outcome_of(run)
+    flat = known is not None and known.course == "flat" and known.series.name == reward.name
+    if seen > worth and not flat:  # the whole run tells more than its half
         why = f"too noisy: over the last half only a rise above {fmt(seen)} would be seen, and"
         return Skipped(why=f"{why} {fmt(worth)} matters", metric=reward.metric.name)
-    known = outcome_of(run)
     risen = known is not None and not known.stuck
     # where noise hides what a held-out score shows
     learnt = risen or rising_elsewhere(run, int(reward.finite.steps[0])) or began_trained(run)

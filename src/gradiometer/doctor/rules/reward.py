@@ -273,6 +273,7 @@ def reward_term_dead(run: RunData) -> Verdict:
         strength="strong",
         since=int(unpaid[0].steps[0]),
         reading=f"{fmt(level(unpaid[0]))} at all {len(unpaid[0])} measurements",
+        role="usual" if all(map(_is_side, unpaid)) else None,  # the task itself is paid
     )
     more = [reads(each, f"{fmt(level(each))} throughout") for each in unpaid[1:]]
     title = f"The reward {names} {verb} {fmt(level(unpaid[0]))} at every step: it teaches nothing"

@@ -341,11 +341,12 @@ def kl_runaway(run: RunData) -> Verdict:
     grows = trend(kl).direction == "rises" and last > limits.still_grows * level(
         kl.finite.first(0.6).last(1 / 3)
     )
-    if sign is None and grows and last >= runaway:  # what doubles again and again is late to see
+    took_off = grows and last >= limits.took_off * level(kl.finite.first(1 / 3))
+    if sign is None and grows and (took_off or last >= runaway):  # doubling is late to see
         sign = Stays(above=(bound,), first="present")(kl.finite.last(1 / 3))
     if sign is None or not (grows or last >= runaway):
         return None
-    if last >= runaway:
+    if last >= runaway or took_off:
         sign = replace(sign, strength="total" if last >= limits.lost_kl * runaway else "strong")
     still = " and growing" if grows else ""
     title = f"The policy moved far from its reference: {fmt(last)} {unit}{still}"

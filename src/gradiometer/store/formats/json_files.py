@@ -31,6 +31,9 @@ TRAINER_STATE = "trainer_state.json"
 RESULT = "result.json"
 CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 JSONL_SUFFIXES = (".jsonl", ".ndjson")
+BEGINS_JSON = re.compile(
+    rb'\s*(?:\{\s*["}]|\[\s*(?:[\[{\]"]|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?\s*[,\]]))'
+)
 LARGEST_DOCUMENT = 300 << 20
 """Bytes, read at once; most documents of that size weigh too much once they are parsed."""
 LARGEST_LOOKED_AT = 1 << 24
@@ -63,10 +66,9 @@ def _is_jsonl(path: Path, start: bytes) -> bool:
 
 
 def _is_json(path: Path, start: bytes) -> bool:
-    """By its name, or by how an object or a list of JSON begins; `[INFO]` begins text."""
-    if path.suffix == ".json":
-        return True
-    return re.match(rb'\s*(?:\{\s*["}]|\[\s*(?:[\[{\]"]|-?\d))', start) is not None
+    """By its name, or by how an object or a list of JSON begins; `[INFO]` and a time in brackets
+    begin text."""
+    return path.suffix == ".json" or BEGINS_JSON.match(start) is not None
 
 
 def _trainer_states(folder: Path, files: list[Path]) -> list[Path]:
