@@ -641,6 +641,16 @@ def test_what_scripts_call_it_is_read(name: str, meaning: str) -> None:
     assert found.metric.name == meaning
 
 
+def test_a_folder_for_all_numbers_of_a_row_does_not_change_what_they_are() -> None:
+    names = ["kl", "critic/rewards/mean", "completions/clipped_ratio", "reward_std"]
+    plain = {name: found.metric.name for name, found in read_names(names).items()}
+    inside = {
+        name.removeprefix("metrics/"): found.metric.name
+        for name, found in read_names([f"metrics/{name}" for name in names]).items()
+    }
+    assert inside == plain
+
+
 def test_beside_an_approximate_kl_that_of_the_policy_is_to_the_reference() -> None:
     found = read_names(["train/approx_kl", "policy/kl", "gen_len"])
     assert found["policy/kl"].metric.name == "kl_ref"

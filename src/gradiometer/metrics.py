@@ -314,7 +314,9 @@ def find(name: str) -> tuple[Metric, Alias | None]:
 
 TOLD, OWN, LISTED, AROUND, GUESSED, LAST = range(6)
 """Ranks of readings; the last counts only where there is no other outcome."""
-TRAINING = {("train",), ("training",), ("ray", "tune"), ("info",), ("rollout",)}
+TRAINING = {("train",), ("training",), ("ray", "tune"), ("info",), ("rollout",)} | {
+    (word,) for word in ("metrics", "data", "values", "scalars", "stats", "logs", "log")
+}
 HELD_OUT = {("eval",), ("evaluation",), ("val",), ("validation",), ("test",)}
 WHOLE = frozenset({"all", "overall", "average", "avg", "mean", "total"})
 """What people call the mean over data sets."""
