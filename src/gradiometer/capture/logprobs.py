@@ -71,11 +71,17 @@ is_fused = named(r"\w*(LogProb|Logprob|LogP|FusedLinearForPPO)\w*Backward")
 TRL's ChunkedLogProbFunction, verl's FusedLinearForPPOFunction."""
 CHOICES = ("GatherBackward0", "IndexBackward0", "SelectBackward0")
 BOUNDS = ("MinimumBackward0", "MaximumBackward0")
+NLL_LOSSES = ("NllLossBackward0", "NllLoss2DBackward0")
 NEAR = 8
 """Nodes between a bound and the clip in it, or between an error and the layer of its value."""
 BOUNDED = ("TanhBackward0", "SigmoidBackward0", "ReluBackward0")
 """Activations that do not give every number."""
 ERRORS = ("MseLossBackward0", "SmoothL1LossBackward0", "HuberLossBackward0")
+TELLING = frozenset((*CHOICES, *BOUNDS, *NLL_LOSSES, *ERRORS)) | {
+    *("LogBackward0", "SubBackward0", "MulBackward0", "ExpBackward0", "ClampBackward1"),
+    "PowBackward0",
+}
+"""What is looked at more closely, beside views and fused functions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,7 +201,9 @@ def _take(node: Any, seen: SeenGraph) -> bool:
     if made is not None:
         _take_marked(node, made, seen)
         return True
-    if name in ("NllLossBackward0", "NllLoss2DBackward0"):
+    if name not in TELLING and not is_view(name) and not is_fused(name):
+        return False
+    if name in NLL_LOSSES:
         if node._saved_reduction == 0:
             seen.log_probs.append(_chosen_at(node, node._saved_target.detach(), sign=-1.0))
         return True
