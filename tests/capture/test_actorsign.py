@@ -16,11 +16,13 @@ from gradiometer.doctor.diagnosis import diagnose
 ID = "update-opposes-reward"
 
 
-def learn(folder: Path, kind: str, sign: float, *, freezes: bool = False) -> dict[str, str]:
+def learn(
+    folder: Path, kind: str, sign: float, *, freezes: bool = False, maximizes: bool = False
+) -> dict[str, str]:
     """Twenty updates of a critic and of its actor; what was checked."""
     torch.manual_seed(0)
     actor, critic = nn.Linear(3, 2), nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 1))
-    ours = torch.optim.SGD(actor.parameters(), lr=1e-2)
+    ours = torch.optim.SGD(actor.parameters(), lr=1e-2, maximize=maximizes)
     theirs = torch.optim.SGD(critic.parameters(), lr=1e-2)
     model = nn.ModuleDict({"actor": actor, "critic": critic})
     with gm.watch(model, [ours, theirs], run=folder, budget=None, quiet=True):
@@ -100,3 +102,8 @@ def test_a_soft_actor_whose_loss_falls_with_its_entropy_is_told(tmp_path: Path) 
     assert "entropy-sign" not in {each.id for each in diagnose(tmp_path / "right").findings}
     first = diagnose(tmp_path / "wrong").findings[0]
     assert (first.id, first.basis, first.severity) == ("entropy-sign", "proved", "critical")
+
+
+def test_an_optimizer_that_makes_its_loss_large_turns_the_sign(tmp_path: Path) -> None:
+    assert learn(tmp_path / "right", "deterministic", -1.0, maximizes=True)[ID] == "ok"
+    assert learn(tmp_path / "wrong", "deterministic", 1.0, maximizes=True)[ID] == "found"

@@ -457,6 +457,23 @@ def test_the_step_number_can_be_said_and_a_run_resumed(model: ActorCritic, tmp_p
     assert run.events("resumed")
 
 
+def test_weights_that_are_no_numbers_are_told_when_an_exception_ends_the_training(
+    model: ActorCritic, tmp_path: Path
+) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with (
+        pytest.raises(ValueError, match="no number"),
+        gm.watch(model, optimizer, run=tmp_path / "run", quiet=True, every=1),
+    ):
+        with torch.no_grad():
+            next(iter(model.parameters())).view(-1)[0] = torch.nan
+        raise ValueError("no number")  # before any gradient could tell
+    kept = gm.load(tmp_path / "run")
+    assert [event.kind for event in kept.events()] == ["exception", "nonfinite"]
+    found = next(each for each in gm.diagnose(kept).findings if each.id == "nonfinite-gradient")
+    assert "in the weights of" in found.title
+
+
 def test_hooks_are_removed_on_close_and_on_an_exception(model: ActorCritic, tmp_path: Path) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     clip = torch.nn.utils.clip_grad.clip_grad_value_.__closure__

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -198,6 +199,61 @@ def test_a_critic_of_states_and_actions_is_found_by_its_columns(tmp_path: Path) 
             optimizer.step()
     assert state is not None
     assert facts(tmp_path / "run") == {("misaligned-data", "after")}
+
+
+@pytest.mark.parametrize("bug", ["", "actions", "rewards"])
+def test_arrays_of_a_batch_that_were_rolled_show_in_a_few_samples(tmp_path: Path, bug: str) -> None:
+    """Actions that are real numbers are known by their digits; so are rewards at ends."""
+    torch.manual_seed(0)
+    rng, draws = random.Random(0), np.random.default_rng(0)
+    critic = network(2, 1)
+    optimizer = torch.optim.Adam(critic.parameters(), lr=1e-3)
+    env = Drift()
+    kept = []
+    state = env.reset(seed=0)[0]
+    with gm.watch(critic, optimizer, run=tmp_path / "run", budget=None, quiet=True):
+        for step in range(700):
+            action = draws.uniform(-1, 1, 1).astype(np.float32)
+            following, reward, over, _, _ = env.step(action)
+            kept.append((state, action, np.float32(reward), float(over)))
+            state = env.reset()[0] if over else following
+            if step < 100:
+                continue
+            columns = zip(*rng.sample(kept, 64), strict=True)
+            states, actions, rewards, ends = (torch.tensor(np.array(x)) for x in columns)
+            actions = actions.roll(1, 0) if bug == "actions" else actions
+            rewards = rewards.roll(1, 0) if bug == "rewards" else rewards
+            optimizer.zero_grad()
+            values = critic(torch.cat([states, actions], 1))[:, 0]
+            targets = (rewards + 0.9 * (1 - ends) * (values.detach() + 1.0)).float()
+            functional.mse_loss(values, targets).backward()
+            optimizer.step()
+    expected = {
+        "": set(),
+        "actions": {("misaligned-data", "others")},
+        "rewards": {("recipe-mismatch", "rewards-of-others")},
+    }
+    assert facts(tmp_path / "run") == expected[bug]
+
+
+class Drift(gym.Env[Any, Any]):
+    """A point that drifts; an episode has 25 steps, and each step pays a number of its own."""
+
+    observation_space = gym.spaces.Box(-99, 99, (1,), np.float32)
+    action_space = gym.spaces.Box(-1, 1, (1,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        """Somewhere else."""
+        super().reset(seed=seed)
+        self.at, self.steps = float(self.np_random.normal()), 0
+        return np.array([self.at], np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        """A little further."""
+        self.at += 0.3 * float(action[0]) + 0.1 * float(self.np_random.normal())
+        self.steps += 1
+        paid = -abs(self.at)
+        return np.array([self.at], np.float32), paid, self.steps >= 25, False, {}
 
 
 def learn_every_few_steps(folder: Path, bug: str = "") -> None:

@@ -236,6 +236,19 @@ def test_batches_of_solved_groups_have_no_gradient_however_mild_that_is() -> Non
     assert ids(result.findings) == ["groups-too-easy"]
 
 
+def test_what_must_follow_from_a_critical_root_comes_after_it_and_is_shown() -> None:
+    still = finding("zero-gradient-steps", "critical", "proved", since_step=0)
+    hard = finding("groups-too-hard", "critical", "heuristic", since_step=0)
+    cut = finding("truncation", "critical", "heuristic", since_step=0)
+    assert ids(arbitrate([still, hard, cut]).findings) == [
+        "truncation",
+        "zero-gradient-steps",
+        "groups-too-hard",
+    ]
+    mild = finding("truncation", "warn", "heuristic", since_step=0)
+    assert ids(arbitrate([still, mild]).findings)[0] == "zero-gradient-steps"
+
+
 @pytest.mark.parametrize(
     ("one", "other", "together"),
     [

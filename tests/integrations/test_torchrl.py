@@ -16,6 +16,7 @@ from torch import Tensor
 
 import gradiometer as gm
 from gradiometer.capture import hooks
+from gradiometer.doctor.diagnosis import diagnose
 from gradiometer.errors import MissingExtra, UsageError
 
 pytestmark = [
@@ -249,6 +250,53 @@ def test_a_loop_of_ones_own(tmp_path: Path) -> None:
     assert run.series("clip_fraction")[0].tolist() == run.series("reward")[0].tolist() == [0, 1, 2]
     assert run.steps()["env_steps"].tolist() == [64.0, 128.0, 192.0]
     assert not loss_module._forward_hooks
+
+
+@pytest.mark.filterwarnings("ignore:No target network updater:UserWarning")
+@pytest.mark.parametrize("factor", [1.0, 0.5, -1.0])
+def test_a_term_that_a_loop_subtracts_is_told_and_one_that_it_weighs_is_not(
+    tmp_path: Path, factor: float
+) -> None:
+    from tensordict.nn import NormalParamExtractor, TensorDictModule
+    from torchrl.modules import MLP, ProbabilisticActor, TanhNormal, ValueOperator
+    from torchrl.objectives import SACLoss
+
+    torch.manual_seed(0)
+    body = torch.nn.Sequential(torch.nn.Linear(3, 2), NormalParamExtractor())
+    actor = ProbabilisticActor(
+        TensorDictModule(body, ["observation"], ["loc", "scale"]),
+        in_keys=["loc", "scale"],
+        distribution_class=TanhNormal,
+        return_log_prob=True,
+    )
+    critic = ValueOperator(MLP(4, 1), in_keys=["observation", "action"])
+    loss_module = SACLoss(actor, critic, target_entropy=-1.0)
+    loss_module.make_value_estimator(gamma=0.9)
+    optim = torch.optim.Adam(loss_module.parameters(), lr=1e-3)
+    with hook(tmp_path / "run").watch(loss_module, optim):
+        for _ in range(10):
+            batch = transitions()
+            terms = loss_module(batch)
+            loss = terms["loss_qvalue"] + terms["loss_alpha"] + factor * terms["loss_actor"]
+            loss.backward()
+            optim.step()
+            optim.zero_grad()
+    with gm.load(tmp_path / "run") as run:
+        assert not run.events("fault")
+        assert bool(run.events("update-opposes-reward")) == (factor < 0)
+        assert bool(run.events("term-weight")) == (factor != 1.0)
+        assert "hidden-term" not in [each.id for each in diagnose(run).findings]
+
+
+def transitions() -> Any:
+    """A few, at random."""
+    from tensordict import TensorDict
+
+    seen = {"observation": torch.randn(16, 3), "reward": torch.randn(16, 1)}
+    over = dict.fromkeys(("done", "terminated"), torch.zeros(16, 1, dtype=torch.bool))
+    following = TensorDict({**seen, **over}, [16])
+    given = {"observation": torch.randn(16, 3), "action": torch.rand(16, 1) - 0.5}
+    return TensorDict({**given, "next": following}, [16])
 
 
 # The matrix: fresh (above), resumed, an exception, two trainings in one process.

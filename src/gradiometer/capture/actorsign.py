@@ -22,6 +22,7 @@ from gradiometer.capture import hooks
 from gradiometer.capture.leaks import leaves_of
 from gradiometer.capture.logprobs import SeenGraph, layer_weights, value_layers
 from gradiometer.capture.proofs import ProofLog
+from gradiometer.capture.untrained import ascends
 
 __all__ = ["ActorSign"]
 
@@ -44,6 +45,8 @@ class ActorSign:
         self._slopes: list[Tensor] = []
         self._entropies: list[Tensor] = []
         """dL/dlog π of the actions that the actor draws."""
+        self._actor: set[int] = set()
+        """The parameters of the actor, by id."""
         self._is_over = False
         self._spreads: list[tuple[Tensor, Tensor]] = []
         """Of losses without a way through the critic: the mean weight of its log-probabilities, and
@@ -64,6 +67,7 @@ class ActorSign:
         elif self._reached and all(each.reparametrised for each in seen.log_probs):
             through = [layer for layer in seen.layers if self._goes_through(layer)]
             for layer in through:
+                self._actor |= set(leaves_of([layer])) - (self._critic_of(layer) or set())
                 hooks.observe_node(layer, self._note)
             if through and len(seen.log_probs) == 1:
                 hooks.observe_node(seen.log_probs[0].node, self._note_entropy)
@@ -134,19 +138,26 @@ class ActorSign:
     def _judge(self) -> None:
         self._is_over = True
         self._judge_entropy()
-        slopes = torch.stack([each.float() for each in self._slopes[:ENOUGH]]).tolist()
+        turned = -1.0 if ascends(self._actor) else 1.0
+        slopes = (turned * torch.stack([x.float() for x in self._slopes[:ENOUGH]])).tolist()
         if all(slope < 0 for slope in slopes):
             self._proofs.ok(ID)
         elif all(slope > 0 for slope in slopes):
             self._proofs.found(
                 ID,
-                f"dL/dQ = {slopes[-1]:+.3g} in {len(slopes)} backward calls of the actor's loss: it"
-                " falls when the critic thinks less of the action",
+                f"dL/dQ = {turned * slopes[-1]:+.3g} in {len(slopes)} backward calls of the actor's"
+                " loss"
+                + (
+                    ", and its optimizer makes it large (maximize=True)"
+                    if turned < 0
+                    else ": it falls when the critic thinks less of the action"
+                ),
                 slope=slopes[-1],
             )
 
     def _judge_entropy(self) -> None:
-        slopes = [float(each) for each in self._entropies[:ENOUGH]]
+        turned = -1.0 if ascends(self._actor) else 1.0
+        slopes = [turned * float(each) for each in self._entropies[:ENOUGH]]
         if slopes and all(slope > 0 for slope in slopes):
             self._proofs.ok(ENTROPY)
         elif slopes and all(slope < 0 for slope in slopes):

@@ -15,19 +15,33 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from gradiometer.capture.hooks import Remove
 
-__all__ = ["Generation", "keys_of", "listen_to", "newest", "note", "trained_on", "training_on"]
+__all__ = [
+    "Generation",
+    "before_filler",
+    "filler_of",
+    "forwarded",
+    "keys_of",
+    "listen_to",
+    "newest",
+    "note",
+    "trained_on",
+    "training_on",
+]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 MOST_ANSWERS = 4096
 PROMPT, ANSWER = "prompt_ids", "completion_ids"
-MASK = "completion_mask"
+MASK, OLD = "completion_mask", "old_per_token_logps"
+LOG_PROBS, ENTROPIES = "log_probs", "entropies"
+FORWARD = "_get_per_token_logps_and_entropies"
 SCORE, MAKE, LOSS = "_calculate_rewards", "_generate_and_score_completions", "_compute_loss"
 
 
@@ -40,6 +54,8 @@ class Generation:
     places: Mapping[bytes, int]
     """Where each pair of prompt and answer stands; of equal ones the first: they are of one group
     and earn the same, or are not listed."""
+    same: Ints
+    """A number for each answer, the same for equal ones to one prompt."""
     repeated: frozenset[bytes] = frozenset()
     """Those that stand in several places: of an answer that comes again nobody knows which."""
 
@@ -53,11 +69,33 @@ def newest() -> list[Generation]:
     return list(reversed(_heard))
 
 
-def training_on(batch: Mapping[str, Any]) -> None:
-    """A loss of these answers is computed: whatever goes backward next is of them."""
-    held = {name: batch.get(name) for name in (PROMPT, ANSWER, MASK)}
+def training_on(batch: Mapping[str, Any], filler: int | None = None) -> None:
+    """A loss of these answers is computed: whatever goes backward next is of them. `filler` is the
+    token that stands behind the end of an answer."""
+    held = {name: batch.get(name) for name in (PROMPT, ANSWER, MASK, OLD)}
+    answers, mask = held[ANSWER], held[MASK]
+    if filler is not None and isinstance(answers, Tensor) and isinstance(mask, Tensor):
+        counts = before_filler(answers, filler)
+        held[MASK] = counts if bool((mask > counts).any()) else mask
     _trained_on.clear()
     _trained_on.update({name: x for name, x in held.items() if isinstance(x, Tensor)})
+
+
+def forwarded(answer: Any) -> None:
+    """A forward for the loss gave log-probabilities and entropies of all tokens of the answers."""
+    if not torch.is_grad_enabled() or not isinstance(answer, tuple) or len(answer) < 2:
+        return
+    log_probs, entropies = answer[:2]
+    if isinstance(log_probs, Tensor) and isinstance(entropies, Tensor):
+        _trained_on.update({LOG_PROBS: log_probs.detach(), ENTROPIES: entropies.detach()})
+
+
+def before_filler(answers: Tensor, filler: int) -> Tensor:
+    """1 for each token that is followed by something else, and for the first of those that are not:
+    a token that fills may be the one that ends."""
+    behind = (answers == filler).flip(1).long().cumprod(1).flip(1)
+    first = torch.cat([torch.zeros_like(behind[:, :1]), behind[:, :-1]], dim=1)
+    return 1 - behind * first
 
 
 def trained_on() -> Mapping[str, Tensor]:
@@ -78,7 +116,8 @@ def note(batch: Mapping[str, Any], rewards: Tensor) -> None:
     places: dict[bytes, int] = {}
     unsure: set[bytes] = set()
     repeated: set[bytes] = set()
-    for place, key in enumerate(keys_of(prompts, answers)):
+    keys = keys_of(prompts, answers)
+    for place, key in enumerate(keys):
         if (first := places.setdefault(key, place)) != place:
             repeated.add(key)
         if earned[first] != earned[place]:
@@ -88,6 +127,7 @@ def note(batch: Mapping[str, Any], rewards: Tensor) -> None:
             rewards=earned,
             groups=np.array([numbers[key] for key in asked], dtype=np.int64),
             places={key: place for key, place in places.items() if key not in unsure},
+            same=np.array([places[key] for key in keys], dtype=np.int64),
             repeated=frozenset(repeated),
         )
     )
@@ -128,10 +168,20 @@ def listen_to(trainer: type[Any]) -> Remove:
     @functools.wraps(loss)
     def lost(self: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         with suppress(Exception):
-            training_on(inputs)
+            training_on(inputs, filler_of(self))
         return loss(self, model, inputs, *args, **kwargs)
 
     ours: dict[str, Callable[..., Any]] = {SCORE: scored, MAKE: made, LOSS: lost}
+    if (forward := getattr(trainer, FORWARD, None)) is not None:
+
+        @functools.wraps(forward)
+        def gave(self: Any, *args: Any, **kwargs: Any) -> Any:
+            answer = forward(self, *args, **kwargs)
+            with suppress(Exception):
+                forwarded(answer)
+            return answer
+
+        ours[FORWARD] = gave
     before = {name: vars(trainer).get(name) for name in ours}
     for name, method in ours.items():
         setattr(trainer, name, method)
@@ -148,6 +198,12 @@ def listen_to(trainer: type[Any]) -> Remove:
                 setattr(trainer, name, method)
 
     return remove
+
+
+def filler_of(trainer: Any) -> int | None:
+    """The token that a trainer of TRL puts behind the end of an answer."""
+    found = getattr(getattr(trainer, "_tokenizer", None), "pad_token_id", None)
+    return found if isinstance(found, int) else None
 
 
 def _is_alone(trainer: Any) -> bool:

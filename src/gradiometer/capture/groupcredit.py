@@ -20,9 +20,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gradiometer.capture import generations
-from gradiometer.capture.credit import CreditBatch
+from gradiometer.capture.credit import CreditBatch, SampledRows
+from gradiometer.capture.equalanswers import EqualAnswers
 from gradiometer.capture.frames import NamedTensor, names_around
 from gradiometer.capture.logprobs import SeenGraph, SeenLogProbs
+from gradiometer.capture.proofs import ProofLog
+from gradiometer.capture.sampledtokens import SampledTokens
 from gradiometer.records import Table
 
 __all__ = ["GroupCreditKeeper"]
@@ -49,7 +52,8 @@ class _Answers:
     groups: Ints
     rows: Ints
     """Of each sequence its place among the rewards; −1 where that is not known."""
-    outside: int = 0
+    outside: Ints | None = None
+    """Of each sequence, how many tokens do not count."""
     key: tuple[float, ...] = field(default=())
     """To know a second pass by."""
 
@@ -57,8 +61,10 @@ class _Answers:
 class GroupCreditKeeper:
     """Looks at the losses of a training until a few batches are kept."""
 
-    def __init__(self, put: Callable[[Table], None]) -> None:
+    def __init__(self, put: Callable[[Table], None], proofs: ProofLog) -> None:
         self._put = put
+        self._equal, self._tokens = EqualAnswers(proofs), SampledTokens(proofs)
+        self._newest: generations.Generation | None = None
         self._pending: list[_Answers | None] = []
         self._passed: set[tuple[float, ...]] = set()
         self._looks = self.kept = 0
@@ -70,11 +76,21 @@ class GroupCreditKeeper:
 
     def graph_seen(self, seen: SeenGraph) -> None:
         """A loss goes backward in a measured step: is it one over sequences?"""
+        self._look_at_newest()
         found = [each for each in seen.log_probs if _shape(each) is not None]
         if self.done or not found:
             return
         self._looks += 1
         self._pending.append(self._look(found[0]) if len(found) == 1 else None)
+
+    def _look_at_newest(self) -> None:
+        """The generation that was heard last, once and before it has changed the weights."""
+        heard = generations.newest()[:1]
+        if not heard or heard[0] is self._newest:
+            return
+        self._newest = heard[0]
+        self._equal.look(heard[0])
+        self._tokens.look(generations.trained_on())
 
     def note(self, batch: CreditBatch | None, step: int) -> None:
         """The round is over: its credit is known."""
@@ -104,7 +120,7 @@ class GroupCreditKeeper:
                         "credit": _short(one.sums[known]),
                         "tokens": one.counts[known].astype(np.int64).tolist(),
                         "beyond": beyond,
-                        "outside": answers.outside if one.beyond is not None else 0,
+                        "outside": _outside(answers, one),
                     },
                 )
             )
@@ -124,8 +140,15 @@ class GroupCreditKeeper:
         mask = next((x for each in masks if (x := _mask(each, shape)) is not None), None)
         if mask is not None:
             found.mask = mask
-            answers.outside = int((mask == 0).sum())
+            answers.outside = (mask == 0).sum(1).cpu().numpy()
         return answers
+
+
+def _outside(answers: _Answers, one: SampledRows) -> int:
+    """Tokens that do not count, of sequences that were given anything: a clip takes whole ones."""
+    if answers.outside is None or one.beyond is None or one.counts is None:
+        return 0
+    return int(answers.outside[one.counts > 0].sum())
 
 
 def _shape(found: SeenLogProbs) -> tuple[int, int] | None:

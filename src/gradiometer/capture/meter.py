@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Self, cast
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.optim import Optimizer
@@ -24,6 +25,7 @@ from gradiometer.capture.actorsign import ActorSign
 from gradiometer.capture.analysis import StepAnalysis
 from gradiometer.capture.blocks import Blocks, Model, modules_of, named_parameters
 from gradiometer.capture.creditfacts import CreditNotices
+from gradiometer.capture.distributed import local
 from gradiometer.capture.environment import EnvironmentView
 from gradiometer.capture.expertvalues import ExpertNotices, dynamics
 from gradiometer.capture.groupcredit import GroupCreditKeeper
@@ -143,7 +145,7 @@ class Meter:
         batches = TargetBatches(self._put_targets, answers)
         self._choices = ActingChoices(proofs, self._environment, answers)
         self._targets = TargetReader(proofs, self._environment, batches, self._choices)
-        self._groups = GroupCreditKeeper(self._put)
+        self._groups = GroupCreditKeeper(self._put, proofs)
         values = UntrainedValues(proofs, sharded=bool(self._observer.reader.pieces))
         forms = (ActorSign(proofs), LossForm(proofs), values)
         readers = (self._rollouts, self._targets, *forms, self._groups)
@@ -484,6 +486,7 @@ class Meter:
         if error is not None:
             with suppress(Exception):
                 self.event("exception", f"{type(error).__name__}: {error}")
+                self._note_weights()
             # Ctrl-C strikes anywhere, also in the middle of a reading of ours.
             if not isinstance(error, Exception):
                 self._observer.open = None
@@ -650,6 +653,15 @@ class Meter:
         """Which structural facts were checked, when that has changed."""
         if (states := self._observer.proofs.news()) is not None:
             self._put(Table(step=step, name="proofs", content=states))
+
+    def _note_weights(self) -> None:
+        """An exception ended the training: are all weights numbers? No gradient may have told."""
+        watched = self._observer.watched
+        pairs = zip(watched.names, watched.parameters, strict=True)
+        bad = [name for name, p in pairs if not bool(torch.isfinite(local(p).detach()).all())]
+        if bad:
+            message = f"{len(bad)} tensors of weights are not finite, the first {bad[0]}"
+            self.event("nonfinite", message, tensors=bad[:20], weights=True)
 
     def _note_states(self, current: Round, nonfinite: list[int], guilty: list[str]) -> None:
         watched = self._observer.watched

@@ -51,6 +51,8 @@ MOST_ENDS, MOST_OTHERS = 256, 2048
 ALIKE = (0.5, 2.0)
 """What follows an end, by the target, against what follows elsewhere, where ends are not masked."""
 LEAST_ENDS, LEAST_OTHERS, LEAST_ACTIONS = 12, 32, 64
+LEAST_EXACT = 6
+"""Ends whose targets are numbers of other rows, exactly."""
 ROUNDED = 1e-4
 """Of the spread of targets, what is left of a sum of one number."""
 LEAST_LOOKS = 3
@@ -68,6 +70,7 @@ EPISODE = 5
 """Steps of an episode, on the mean, from which on its first observation is a rare one."""
 
 RECIPE, STORED = "recipe-mismatch", "misaligned-data"
+OPPOSED = "update-opposes-reward"
 OTHER_REWARDS = (
     "where episodes end, targets are not above 0 where something was paid: the program changes"
     " the rewards, or negates them"
@@ -98,6 +101,9 @@ class TargetReader:
         self._length = math.nan
         self._frozen = self._moving = 0
         """Losses all of whose samples have one observation, and others."""
+        self._elsewhere: deque[bool] = deque(maxlen=MOST_OTHERS)
+        """Of samples whose action is not the one taken at their observation: whether it was taken
+        at another one, and only there."""
         self._pairs: deque[tuple[float, float]] = deque(maxlen=MOST_OTHERS)
         """Of samples of choices: the action whose value is trained, and the one that was taken."""
         self._asked = np.zeros(3, dtype=np.int64)
@@ -220,6 +226,7 @@ class TargetReader:
         earlier = np.isclose(taken[np.maximum(before, 0)], stored, rtol=1e-4, atol=1e-5).all(1)
         if history.is_whole and stored.shape[1] == 1:
             self._pairs += zip(stored[:, 0].tolist(), taken[places, 0].tolist(), strict=True)
+        self._elsewhere += _is_elsewhere(stored[~same], taken)
         begun = first.reshape(-1)[places]
         self._length = 1.0 / max(float(first.mean()), 1e-9)
         self._taken += [
@@ -253,14 +260,15 @@ class TargetReader:
             )
 
     def _has_rewards_of_neighbours(self) -> bool:
-        """Whether targets of ends have the reward of the row beside them, to the last digit."""
-        if len(self._beside) < LEAST_ENDS:
+        """Whether targets of ends have the reward of the row beside them, to the last digit: a line
+        through a few is no chance then."""
+        if len(self._beside) < LEAST_EXACT:
             return False
         table = np.array(self._beside)
         for column, words in ((2, "before"), (3, "after")):
             targets, own, beside = table[np.isfinite(table[:, column])][:, [0, 1, column]].T
             differing = int((own != beside).sum())
-            if differing < LEAST_ENDS or np.ptp(targets) == 0:
+            if differing < LEAST_EXACT or len(np.unique(beside)) < LEAST_EXACT - 1:
                 continue
             slope, at = np.polyfit(beside, targets, 1)
             left = np.abs(targets - slope * beside - at)
@@ -338,6 +346,15 @@ class TargetReader:
             self._proofs.ok(RECIPE)
         else:
             self._proofs.unmeasurable(RECIPE, OTHER_REWARDS)
+            if np.abs(targets + paid).max() <= ROUNDED * max(float(np.abs(paid).max()), 1e-12):
+                self._proofs.found(
+                    OPPOSED,
+                    f"at {len(ended)} transitions that ended their episode the target of the value"
+                    " is what was paid with the opposite sign, to the last digit",
+                    subject="rewards",
+                    how="rewards",
+                    samples=len(ended),
+                )
 
     def _rewards_alone(self) -> int:
         """How many transitions without an end have one scale of their rewards as target, to the
@@ -349,6 +366,11 @@ class TargetReader:
         left = float(np.abs(targets - scale * paid).max())
         alone = paid.std() > 0 and left <= ROUNDED * float(targets.std())
         return len(targets) if alone else 0
+
+    def _is_of_others(self) -> bool:
+        """Whether actions are those of other samples: real numbers, each taken somewhere else."""
+        enough = len(self._elsewhere) >= LEAST_ACTIONS
+        return enough and float(np.mean(self._elsewhere)) >= WRONG
 
     def _is_other_action(self) -> bool:
         """Whether values of other actions are trained than were taken: discrete ones, whose history
@@ -407,6 +429,15 @@ class TargetReader:
                 how="action",
                 samples=rows,
             )
+        elif earlier < RIGHT and self._is_of_others():
+            self._proofs.found(
+                STORED,
+                f"{1.0 - same:.0%} of {rows} samples have an action beside their observation that"
+                " was taken at another observation, and never at this one",
+                subject="actions",
+                how="others",
+                samples=rows,
+            )
         elif earlier >= WRONG:
             self._proofs.found(
                 STORED,
@@ -422,6 +453,14 @@ class TargetReader:
 def _share_of_one(rows: Floats) -> float:
     """Of the rows, those that are equal to the one in the middle of them, column by column."""
     return float((rows == np.sort(rows, axis=0)[len(rows) // 2]).all(1).mean())
+
+
+def _is_elsewhere(stored: Floats, taken: Floats) -> list[bool]:
+    """Of actions that are real numbers: whether each is one that was taken, digit by digit."""
+    if not len(stored) or bool((taken == np.round(taken)).all()):
+        return []
+    known = {row.tobytes() for row in taken.astype(np.float32)}
+    return [row.tobytes() in known for row in stored.astype(np.float32)]
 
 
 def _is_renumbered(pairs: list[tuple[float, float]]) -> bool:

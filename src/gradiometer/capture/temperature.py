@@ -21,6 +21,7 @@ from gradiometer.capture import hooks
 from gradiometer.capture.logprobs import SeenGraph
 from gradiometer.capture.nextanswers import MOST_LOG_PROBS, HeardLogProb, NextAnswers
 from gradiometer.capture.proofs import ProofLog
+from gradiometer.capture.untrained import ascends
 
 __all__ = ["TemperatureSign"]
 
@@ -44,6 +45,7 @@ class TemperatureSign:
         right and as programs get it wrong, and its gradient."""
         self._means: list[tuple[float, ...]] | None = None
         """Those of the loss that is about to go backward."""
+        self._trained: set[int] = set()
         self._is_over = False
 
     def graph_seen(self, seen: SeenGraph) -> None:
@@ -56,6 +58,7 @@ class TemperatureSign:
             return
         self._means = [_means(each) for each in reversed(self._answers.log_probs)]
         node = seen.layers[0]
+        self._trained = {id(node.variable)}
         # the node of a parameter may outlive its graph: it is hooked once
         if (held := node.metadata.get(HOOKED)) is None or held() is not self:
             node.metadata[HOOKED] = weakref.ref(self)
@@ -76,6 +79,7 @@ class TemperatureSign:
             )
             for form in range(FORMS)
         )
+        slope = -slope if ascends(self._trained) else slope
         # of log-probs that are wrong themselves the temperature's loss may be right
         if r2 < LINE or any(other > r2 and way < 0 < slope for other, way in others):
             return

@@ -30,6 +30,8 @@ __all__ = [
     "UnreachedOptimizers",
     "UntrainedParameters",
     "UntrainedValues",
+    "all_optimizers",
+    "ascends",
     "held_by",
     "untrained",
     "whole_blocks",
@@ -56,6 +58,13 @@ def held_by(optimizers: Iterable[Optimizer]) -> set[int]:
     """The parameters of the optimizers, by id."""
     groups = (group for each in optimizers for group in each.param_groups)
     return {id(p) for group in groups for p in group["params"]}
+
+
+def ascends(parameters: Collection[int]) -> bool:
+    """Whether an optimizer makes large what it should make small, of these parameters by id."""
+    groups = [group for each in all_optimizers() for group in each.param_groups]
+    turned = (group for group in groups if group.get("maximize") is True)
+    return any(id(p) in parameters for group in turned for p in group["params"])
 
 
 def untrained(
@@ -107,7 +116,7 @@ class UntrainedParameters:
         reached = set(captured) - watched.trained
         lost = untrained(parameters, names, reached, (), copies)
         if lost:  # all optimizers of the process: the meter may have been given one of them
-            lost = untrained(parameters, names, lost, held_by(_optimizers()), copies)
+            lost = untrained(parameters, names, lost, held_by(all_optimizers()), copies)
         if not lost:
             if captured:
                 self._log.ok(ID)
@@ -127,7 +136,7 @@ class UntrainedParameters:
 
     def _judge_again(self) -> None:
         """An optimizer was made since, or somebody moves them by hand."""
-        held = held_by(_optimizers())
+        held = held_by(all_optimizers())
         marks = [(p, then, mark_of(p)) for p, then in self._marks.values()]
         moved = any(id(p) in held or not torch.equal(then, now) for p, then, now in marks)
         self._marks = {}
@@ -287,14 +296,14 @@ class UntrainedValues:
     def _without_optimizer(self, seen: SeenGraph) -> dict[int, tuple[Tensor, Tensor]]:
         told = (trained_towards(*each) for each in seen.errors[:MOST_MARKS])
         below = [leaf_tensors([each.below]) for each in told if each is not None]
-        held = held_by(_optimizers())
+        held = held_by(all_optimizers())
         lost = [each for each in below if each and held.isdisjoint(each)]
         return {key: (p, mark_of(p)) for each in lost for key, p in each.items()}
 
     def _judge(self, lost: dict[int, tuple[Tensor, Tensor]]) -> None:
         if self._log.state(ID) == "found":
             return  # the meter watches them, and has told it
-        held = held_by(_optimizers())
+        held = held_by(all_optimizers())
         still = all(
             key not in held and torch.equal(then, mark_of(p)) for key, (p, then) in lost.items()
         )
@@ -309,5 +318,6 @@ class UntrainedValues:
             )
 
 
-def _optimizers() -> list[Optimizer]:
+def all_optimizers() -> list[Optimizer]:
+    """Those of this process."""
     return [each for each in living(Optimizer)[Optimizer] if hasattr(each, "param_groups")]

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
@@ -136,7 +136,7 @@ episodes-end-at-once: reward-term-dead critic-explains-nothing entropy-collapse 
 # Without an end every answer is cut.
 never-ends: truncation groups-too-hard reward-term-dead reward-plateau
 # Cut-off answers all score zero, and their values are targets of ends that were none.
-truncation: groups-too-hard returns-wrong kl-runaway reward-plateau
+truncation: groups-too-hard reward-term-dead returns-wrong kl-runaway reward-plateau
 # -- Rewards and advantages. Their scale is the scale of everything behind them.
 reward-scale: advantage-scale
 reward-scale: critic-explains-nothing  # targets far from what a fresh head can reach
@@ -291,6 +291,14 @@ SEVERITY = {"critical": 0, "warn": 1, "info": 2}
 BY_ARITHMETIC = frozenset({("groups-too-easy", "zero-gradient-steps")})
 """What follows from a mild cause for certain: a batch of solved groups has a gradient of 0, and
 where most are solved because the policy learned, there is nothing to warn of."""
+ROOTS: dict[str, tuple[str, ...]] = {
+    "zero-gradient-steps": ("groups-too-hard", "reward-term-dead", "truncation"),
+    "groups-too-hard": ("truncation",),
+    "reward-term-dead": ("truncation",),
+}
+"""What must follow where one of these is critical too: it is shown, and comes after it. Advantages
+of rewards that are all alike are 0, and so are gradients; where all that is cut off earns nothing,
+rewards are all alike."""
 OUTCOMES = ("reward-plateau", "reward-declining", "episodes-end-at-once")
 """What became of it is no cause: it comes after whatever might be one."""
 LINES = frozenset(
@@ -366,7 +374,9 @@ def arbitrate(findings: Iterable[Finding], *, first_step: FirstStep = lambda _: 
     Shown are those that nothing shown explains: since no chain of causes closes, exactly one set is
     like that.
     """
-    ordered = sorted(findings, key=_urgency)
+    given = list(findings)
+    grave = {each.id for each in given if each.severity == "critical"}
+    ordered = sorted(given, key=lambda each: _urgency(each, grave))
     reached = _reached(ordered, first_step)
     causes = [[i for i, found in enumerate(reached) if k in found] for k in range(len(ordered))]
     shown: dict[int, bool] = {}
@@ -480,11 +490,11 @@ def _poor(finding: Finding) -> bool:
 
 
 def _urgency(
-    finding: Finding,
-) -> tuple[int, bool, bool, bool, int, bool, float, int, str, str, str, int]:
-    """Critical and proved first; a wrong sign; causes before outcomes, rules with a good record
-    before those with a poor one; proved, of a line, earlier; then what explains more, and names:
-    never chance."""
+    finding: Finding, grave: Set[str]
+) -> tuple[int, bool, bool, bool, bool, int, bool, float, int, str, str, str, int]:
+    """Critical and proved first; roots before what must follow; a wrong sign; causes before
+    outcomes, rules with a good record before those with a poor one; proved, of a line, earlier;
+    then what explains more, and names: never chance."""
     since = math.inf if finding.since_step is None else finding.since_step
     explains = -len(brings(finding))
     named = finding.id, finding.block or "", finding.title, SEVERITY[finding.severity]
@@ -494,7 +504,8 @@ def _urgency(
     last = finding.id in OUTCOMES
     sign = finding.id != WRONG_SIGN or finding.basis == "heuristic"
     line = finding.basis != "proved" or finding.id not in LINES
-    return rank, sign, last, _poor(finding), _basis(finding), line, since, explains, *named
+    follows = not grave.isdisjoint(ROOTS.get(finding.id, ()))
+    return rank, follows, sign, last, _poor(finding), _basis(finding), line, since, explains, *named
 
 
 def _basis(finding: Finding) -> int:

@@ -11,6 +11,7 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Self
 
 from torch import Tensor, nn
@@ -34,6 +35,9 @@ __all__ = ["GradiometerHook"]
 
 TERMS = {"loss": "td", "loss_objective": "policy", "loss_qvalue": "q"}
 """What the doctor calls them; any other `loss_x` is the term `x`."""
+TURNED = {"loss_actor": "update-opposes-reward", "loss_alpha": "entropy-sign"}
+"""Losses that a module makes to be minimised, and the finding where they are subtracted."""
+MOST_LOOKS, WEIGHED = 8, 1e-6
 SETTINGS = (
     "total_frames",
     "frame_skip",
@@ -147,12 +151,33 @@ class _Splitter:
         self.seconds = self.entered = 0.0
         self.give_up = meter.give_up
         self._meter = meter
+        self._looks = 0
+        self._weights: dict[str, list[float]] = {}
+        """What arrives at each term when the loop goes backward: its factor in the sum."""
+
+    def _weighed(self, key: str, gradients: tuple[Any, ...]) -> None:
+        if gradients[0] is None:
+            return
+        held = self._weights.setdefault(key, [])
+        held.append(float(gradients[0].sum()))
+        if len(held) == MOST_LOOKS and any(abs(x - 1.0) > WEIGHED for x in held):
+            self._meter.event(
+                "term-weight", f"{key} counts {held[-1]:.3g}-fold in the loss", term=key
+            )
+            if key in TURNED and all(x < 0.0 for x in held):
+                message = f"{key} counts {held[-1]:.3g}-fold in {len(held)} backward calls"
+                self._meter.event(TURNED[key], message, subject=key, how="term")
 
     @guarded
     def split(self, losses: Any, trained: bool) -> None:
         """The trainer adds the terms up itself and goes backward; here each is looked at first."""
         found = {key: x for key, x in losses.items() if key.startswith("loss") and x.numel() == 1}
         if trained and found:
+            if self._looks < MOST_LOOKS:
+                self._looks += 1
+                for key, x in found.items():
+                    if x.grad_fn is not None:
+                        hooks.observe_node(x.grad_fn, partial(self._weighed, key))
             terms = {TERMS.get(key, key.removeprefix("loss_")): x for key, x in found.items()}
             with self._meter.terms(**terms):
                 pass

@@ -12,7 +12,7 @@ import os
 import warnings
 import weakref
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from gradiometer.capture import generations
 from gradiometer.capture.meter import Meter
+from gradiometer.capture.preferencepairs import PreferencePairs
 from gradiometer.errors import GradiometerWarning, MissingExtra, UsageError
 from gradiometer.integrations import transformers
 from gradiometer.integrations.grpo import (
@@ -41,6 +42,7 @@ __all__ = ["GradiometerCallback", "anatomy_of"]
 
 Batch = Mapping[str, Any]
 GENERATING = {"GRPOTrainer", "RLOOTrainer"}
+PAIRED = "DPOTrainer"
 LISTENED = ("_compute_loss", "_calculate_rewards", "_generate_and_score_completions")
 
 
@@ -75,16 +77,40 @@ class GradiometerCallback(transformers.GradiometerCallback):
     def begun(self, trainer: Any) -> None:
         """Listen to the methods that make loss and rewards, until the training ends."""
         # By name: importing it would take seconds.
-        kinds = {kind.__name__ for kind in type(trainer).__mro__} & GENERATING
+        kinds = {kind.__name__ for kind in type(trainer).__mro__}
+        if PAIRED in kinds and hasattr(trainer, generations.LOSS):
+            self._hear_pairs(trainer)
+        kinds &= GENERATING
         if not kinds or not all(hasattr(trainer, name) for name in LISTENED):
             return
         if "GRPOTrainer" not in kinds:  # its loss is another; its answers are heard all the same
             self._terms, self._anatomy_every, self._is_grpo = False, None, False
-        self._trainer, names = weakref.ref(trainer), LISTENED
+        forward = (generations.FORWARD,) if hasattr(trainer, generations.FORWARD) else ()
+        self._trainer, names = weakref.ref(trainer), (*LISTENED, *forward)
         own = {name: getattr(trainer, name) for name in names}
         stack = ExitStack()
         ours = {name: partial(getattr(self, name), own[name]) for name in names}
         stack.enter_context(replaced(trainer, **ours))
+        self.session.at_end(stack.close)
+
+    def _hear_pairs(self, trainer: Any) -> None:
+        """What a trainer of preferences trains on, until the training ends."""
+
+        def tell(id: str, message: str, **detail: Any) -> None:
+            self.session.tell(lambda meter: meter.event(id, message, **detail))
+
+        pairs, compute = PreferencePairs(tell), trainer._compute_loss
+        filler = generations.filler_of(trainer)
+
+        def heard(model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            answer = compute(model, inputs, *args, **kwargs)
+            if torch.is_grad_enabled():
+                with suppress(Exception):
+                    pairs.look(inputs, filler)
+            return answer
+
+        stack = ExitStack()
+        stack.enter_context(replaced(trainer, _compute_loss=heard))
         self.session.at_end(stack.close)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -124,8 +150,8 @@ class GradiometerCallback(transformers.GradiometerCallback):
     # These stand in place of the trainer's, and call them.
 
     def _compute_loss(self, compute: Callable[..., Tensor], model: Any, inputs: Batch) -> Tensor:
-        generations.training_on(inputs)
         trainer, meter = self._trainer(), self.session.open
+        generations.training_on(inputs, generations.filler_of(trainer))
         if meter is None or not self._terms or not torch.is_grad_enabled() or not meter.terms_due:
             return compute(model, inputs)
         with noting_forward(trainer) as seen:
@@ -141,6 +167,13 @@ class GradiometerCallback(transformers.GradiometerCallback):
         with meter.terms(**terms):  # type: ignore[arg-type]
             return passed
 
+    def _get_per_token_logps_and_entropies(
+        self, forward: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        answer = forward(*args, **kwargs)
+        generations.forwarded(answer)
+        return answer
+
     def _calculate_rewards(
         self, calculate: Callable[..., Tensor], *args: Any, **kwargs: Any
     ) -> Tensor:
@@ -155,6 +188,8 @@ class GradiometerCallback(transformers.GradiometerCallback):
             return batch
         self._generation, step = (batch, self._rewards), trainer.state.global_step
         generations.note(batch, self._rewards)
+        if isinstance(advantages := batch.get("advantages"), Tensor) and advantages.dim() == 1:
+            meter.log(advantages=advantages)
         if self._samples and trainer.log_completions:
             self._log_samples(meter, trainer, batch)
         if self._anatomy_every is not None and step >= self._anatomy_due:

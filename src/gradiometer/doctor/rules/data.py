@@ -99,6 +99,14 @@ STORED = {
         title="The values that are trained are those of the next observations",
         fix=("Train V(obs) towards the target, not V(next_obs)",),
     ),
+    "rewards": Way(
+        title="Answers have the rewards of the answers beside them",
+        fix=("Return rewards in the order of the completions: one for each, none left out",),
+    ),
+    "others": Way(
+        title="Samples have actions of other samples beside their observations",
+        fix=("Index observations, actions, rewards and ends with the same indices",),
+    ),
     "": Way(
         title="Samples hold the observation after their action, not the one before",
         fix=("Store the observation that the action was chosen for, and then replace it",),

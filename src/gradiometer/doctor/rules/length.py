@@ -47,6 +47,16 @@ def _excused(run: RunData, sign: Sign) -> bool:
     )
 
 
+def _nothing_earned(run: RunData, sign: Sign) -> Sign:
+    """Most is cut off and nothing was ever earned: what is cut off cannot be."""
+    reward = trained_for(run)
+    mostly = sign.strength != "present"
+    if not mostly or reward is None or not enough(reward, limits.min_lengths):
+        return sign
+    idle = not reward.finite.values.any() and field_of(run) == "language"
+    return replace(sign, strength="total") if idle else sign
+
+
 def _earns(cut: Series, reward: Series) -> bool:
     """Whether more is earned where more is cut off."""
     rho = _rank_correlation(cut, reward)
@@ -80,6 +90,7 @@ declare(
     title="{percent} of the episodes are cut off at the largest length",
     settings={"key": ("length", "the largest length, and the mask of what was cut off")},
     unless=_excused,
+    beside=_nothing_earned,
 )
 
 
@@ -118,11 +129,11 @@ def never_ends(run: RunData) -> Verdict:
 
 
 def _perhaps_by_design(_: RunData, sign: Sign) -> Sign:
-    """A bandit has one step from the first episode on; so has an environment that is broken, and in
-    another tool's log nobody saw which it is."""
+    """A bandit has one step from the first episode on; so has an environment that is broken: it is
+    told, and accuses nobody. In another tool's log nobody saw the first episodes."""
     watched = sign.series.name.startswith("env/")
     one_step = watched and float(sign.series.finite.values.max()) <= 1.0
-    return replace(sign, strength="strong") if one_step else sign
+    return replace(sign, strength="strong", role="note") if one_step else sign
 
 
 declare(

@@ -96,8 +96,10 @@ def nonfinite_gradient(run: RunData) -> Verdict:
     ]
     counted = f"{len(tensors)} parameters nonfinite, first {place}"
     named = (f" of {place}" if place else "") + (f", from the term {terms[0]!r}" if terms else "")
+    of_weights = not bad and any(event.detail.get("weights") for event in events)
+    what = "weights" if of_weights else "gradient"
     return proof(
-        f"NaN or Inf in the gradient{named}" + ("" if first is None else f" at step {first}"),
+        f"NaN or Inf in the {what}{named}" + ("" if first is None else f" at step {first}"),
         *(evidence or [Evidence(series="states", reading=counted)]),
         severity=severity,
         since_step=first,

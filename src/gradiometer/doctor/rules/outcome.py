@@ -25,7 +25,7 @@ from gradiometer.doctor.outcome import (
     told_best,
     trained_for,
 )
-from gradiometer.doctor.proofs import Way, told
+from gradiometer.doctor.proofs import Way, known_events, proved_finding
 from gradiometer.doctor.replayed import replayed
 from gradiometer.doctor.rule import (
     Draft,
@@ -184,6 +184,15 @@ OPPOSED = {
         title="The actions that are taken are those that the network values least",
         words="worst",
     ),
+    "rewards": Way(
+        title="Values are trained on the opposite of what the environment pays",
+        fix=("Store the reward as the environment pays it, without a minus",),
+        values={"doubt": "", "loss": "reward"},
+    ),
+    "term": Way(
+        title="The actor's loss is subtracted: the update makes it large",
+        values={"doubt": "", "loss": "actor's loss"},
+    ),
     "": Way(
         title="The actor's loss falls when its critic thinks less of the action",
         values={"doubt": "", "loss": "actor's loss"},
@@ -219,8 +228,12 @@ OPPOSED = {
 def update_opposes_reward(run: RunData) -> Verdict:
     """Updates raise a held-out loss or lower reward_gain: the sign is wrong. Without these
     measurements, a reward that falls from the start under healthy norms is a suspicion."""
-    if proved := told(run, "update-opposes-reward", OPPOSED, slice(-1, None)):
-        return proved
+    events = known_events(run, "update-opposes-reward")
+    if learning(run):  # an environment may pay costs, and a program turn them into rewards
+        events = [each for each in events if each.detail.get("how") != "rewards"]
+    if events:
+        way = OPPOSED.get(str(events[-1].detail.get("how"))) or OPPOSED[""]
+        return proved_finding(events[-1], way)
     if (credited := _opposed_by_credit(run)) is not None:
         recipes = replayed(run)
         # sums over the past, or in the opposite order, fall where the right ones rise

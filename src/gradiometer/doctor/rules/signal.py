@@ -20,11 +20,13 @@ from gradiometer.doctor.outcome import (
     began_trained,
     held_out,
     judge_series,
+    learning,
     outcome_of,
     stuck,
     told_best,
     trained_for,
 )
+from gradiometer.doctor.proofs import Way, told
 from gradiometer.doctor.rule import (
     CannotSay,
     Draft,
@@ -35,6 +37,7 @@ from gradiometer.doctor.rule import (
     rule,
     too_short,
     unlogged,
+    words,
 )
 from gradiometer.doctor.rundata import RunData, Series
 from gradiometer.doctor.severity import Strength
@@ -55,7 +58,7 @@ from gradiometer.doctor.terms import REGULARISERS, Role, role_of
 from gradiometer.doctor.trainers import key_of
 from gradiometer.maths.gains import CERTAIN
 from gradiometer.maths.means import holm
-from gradiometer.records import Evidence, Severity
+from gradiometer.records import Event, Evidence, Severity
 from gradiometer.store.reader import Ints
 from gradiometer.words import fmt
 
@@ -471,6 +474,8 @@ def reward_unreliable(run: RunData) -> Verdict:
     A log can only hint at it: information. Analyses in which permuted rewards give the same norms
     say more.
     """
+    if known := told(run, "reward-unreliable", _contradicted, slice(-1, None)):
+        return known
     progress = outcome_of(run)
     if progress is None or not progress.stuck:
         lacks = progress is None and trained_for(run) is None
@@ -491,6 +496,31 @@ def reward_unreliable(run: RunData) -> Verdict:
         *directions,
     )
     return _unreliable(progress, evidence, start=None, sure=False)
+
+
+CONTRADICTED = words(
+    """
+    cause: What is asked twice is answered differently: the same answer to the same prompt earns one
+      thing and then another, or the same pair is labelled both ways. What is learned of it is the
+      mean, and the rest is noise.
+    fix: Score one answer several times; a verifier that is a program must say the same each time
+    fix: Hand rewards on in the order of the answers; keep chosen and rejected of a pair together
+    confirm: Print all answers that came twice, with what they earned.
+    see: F3
+    """
+)
+
+
+def _contradicted(run: RunData, event: Event) -> Way:
+    """What came twice was judged in two ways: that a policy learns all the same is possible."""
+    pairs = event.detail.get("subject") == "pairs"
+    return Way(
+        title="Pairs come back with chosen and rejected exchanged"
+        if pairs
+        else "Equal answers to a prompt earn as differently as any two",
+        severity="info" if learning(run) else "warn",
+        words=CONTRADICTED,
+    )
 
 
 def _fooled(run: RunData, progress: Outcome) -> tuple[Evidence, ...] | None:

@@ -303,8 +303,8 @@ def hidden_term(run: RunData) -> Verdict:
     A difference thousands of times above rounding on every step needs no statistics. One below it
     cannot be seen.
     """
-    if any(known_events(run, id) for id in LEAVE_GRADIENTS):
-        return None
+    if any(known_events(run, id) for id in LEAVE_GRADIENTS) or run.events("term-weight"):
+        return None  # of terms that do not count once the sum is another one
     finite, dtype = needed(run, ADDITIVITY, limits.min_additivity).finite, _dtype(run)
     bound = ROUNDING.get(dtype, max(ROUNDING.values()))
     newer = finite.values[-max(limits.min_additivity, len(finite) // 2) :]

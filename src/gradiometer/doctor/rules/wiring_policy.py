@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 
 from gradiometer.doctor import thresholds
+from gradiometer.doctor.outcome import learning
 from gradiometer.doctor.proofs import Way, told
 from gradiometer.doctor.rule import Skipped, Verdict, finding, proof, rule, too_short, unlogged
 from gradiometer.doctor.rundata import RunData, Series
 from gradiometer.doctor.signs import enough, level, number, persists, shown, since
 from gradiometer.maths.means import mean_interval
-from gradiometer.records import Evidence
+from gradiometer.records import Event, Evidence
 from gradiometer.store.logs import Log
 from gradiometer.words import fmt
 
@@ -297,6 +298,9 @@ def kl_gradient_wrong(run: RunData) -> Verdict:
 LOOKED_AT = ("sampler_kl", "importance_weight", "ess", "kl_ref", "ratio/<statistic>")
 
 
+OTHER_SAMPLER = "The policy that samples is not the one that trains"
+
+
 @rule(
     "sampler-mismatch",
     """
@@ -318,8 +322,7 @@ def sampler_mismatch(run: RunData) -> Verdict:
     every importance ratio is off before the first update. What goes off later is stale data.
     Proved where the meter saw the ratio before the first update.
     """
-    title = "The policy that samples is not the one that trains"
-    if facts := told(run, "sampler-mismatch", Way(title=title, severity="warn")):
+    if facts := told(run, "sampler-mismatch", _other_sampler):
         return facts
     present = [template for template in LOOKED_AT if run.has(template)]
     if not present:
@@ -330,12 +333,19 @@ def sampler_mismatch(run: RunData) -> Verdict:
         long = any(enough(series, limits.min_points) for series in found)
         return None if long else too_short(found, limits.min_points)
     return finding(
-        f"{title}: {signs[0].series} is {signs[0].reading.partition(' ')[0]}",
+        f"{OTHER_SAMPLER}: {signs[0].series} is {signs[0].reading.partition(' ')[0]}",
         *signs,
         strength="strong",
         basis="statistical",
         since_step=min(each.first_step or 0 for each in signs),
     )
+
+
+def _other_sampler(run: RunData, event: Event) -> Way:
+    """Many a sampler leaves out what is unlikely, and a policy learns from that."""
+    mean = number(event.detail.get("mean"))
+    on_purpose = mean is not None and mean > 0.0 and bool(learning(run))
+    return Way(title=OTHER_SAMPLER, severity="info" if on_purpose else "warn")
 
 
 def _signs(run: RunData) -> Iterator[Evidence]:

@@ -158,6 +158,14 @@ TARGETS = _sections(
     fix: Take the activation after the last layer of the critic out; values are any number.
     fix: Or scale rewards so that returns lie where the activation reaches.
     confirm: Print the largest and the smallest value and target of a batch.
+    [pairs-alike]
+    title: The loss counts no token in which the answers of a pair differ
+    cause: The mask of the tokens that count leaves out what makes a chosen answer another one than
+      the rejected: it is inverted, or cut before the answers begin. Both have the same
+      log-probability, their difference is 0 and so is the gradient.
+    fix: Count the tokens of the answers and not those of the prompt (completion_mask).
+    confirm: Print the tokens that the mask keeps of one chosen and one rejected answer.
+    see: arXiv 2305.18290 (DPO)
     [clip-largest]
     title: The clip of the ratio bounds nothing: the larger of both objectives is taken
     cause: Of the objective and its clipped twin PPO takes the smaller one, so that nothing is
