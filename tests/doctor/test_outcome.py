@@ -514,6 +514,8 @@ def test_episodes_that_end_at_once_or_ever_sooner(patients: ModuleType) -> None:
     assert "reset()" in found.fix[0]
     bandit = log({"env/return": flat, "env/episode_length": np.full(60, 1.0)})
     assert only("episodes-end-at-once", bandit).severity == "info"  # seen: by design, perhaps
+    learned = {"env/return": np.linspace(0.2, 0.9, 60), "env/episode_length": np.full(60, 1.0)}
+    assert silent("episodes-end-at-once", log(learned))
     fell = log(dict(zip(names, (flat, np.r_[np.full(12, 9.0), np.ones(48)]), strict=True)))
     assert only("episodes-end-at-once", fell).severity == "critical"
     few = log(dict(zip(names, (flat, np.full(60, 2.5)), strict=True)))

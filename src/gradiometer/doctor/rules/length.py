@@ -21,7 +21,13 @@ from gradiometer.doctor.declared import (
     declare,
     drafted,
 )
-from gradiometer.doctor.outcome import at_maximum, held_out, length_is_return, trained_for
+from gradiometer.doctor.outcome import (
+    at_maximum,
+    held_out,
+    learning,
+    length_is_return,
+    trained_for,
+)
 from gradiometer.doctor.rule import Skipped, Verdict, needed, rule, unlogged
 from gradiometer.doctor.rundata import RunData, Series
 from gradiometer.doctor.signs import enough, reads, together
@@ -128,12 +134,14 @@ def never_ends(run: RunData) -> Verdict:
     return drafted(run, sign, title, values={"key": key})
 
 
-def _perhaps_by_design(_: RunData, sign: Sign) -> Sign:
+def _perhaps_by_design(run: RunData, sign: Sign) -> Sign:
     """A bandit has one step from the first episode on; so has an environment that is broken: it is
     told, and accuses nobody. In another tool's log nobody saw the first episodes."""
     watched = sign.series.name.startswith("env/")
     one_step = watched and float(sign.series.finite.values.max()) <= 1.0
-    return replace(sign, strength="strong", role="note") if one_step else sign
+    if not one_step:
+        return sign
+    return replace(sign, strength="strong", role=None if learning(run) else "note")
 
 
 declare(
