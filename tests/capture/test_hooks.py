@@ -155,3 +155,21 @@ def test_a_compiled_function_that_goes_backward_compiles_nothing_of_the_listener
     ours = {(__file__, "before_backward"), (__file__, "after_backward")}
     assert not names & ours
     assert hooks.__file__ not in {file for file, _ in names}
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_reader_without_a_graph_leaves_autograd_as_it_was_also_when_it_raises(
+    enabled: bool,
+) -> None:
+    @hooks.without_graph
+    def read(fails: bool) -> bool:
+        if fails:
+            raise KeyError("gone")
+        return torch.is_grad_enabled()
+
+    with torch.set_grad_enabled(enabled):
+        assert not read(False)
+        assert torch.is_grad_enabled() == enabled
+        with pytest.raises(KeyError):
+            read(True)
+        assert torch.is_grad_enabled() == enabled

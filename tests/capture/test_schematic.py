@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -601,9 +602,17 @@ def test_two_ranks_have_the_terms_of_the_averaged_gradient(
 
 
 def test_the_locals_that_a_program_asked_for_stay_as_they_are() -> None:
-    import sys
-
     mine = torch.ones(1)
     held = locals()
     names_around(sys._getframe())
     assert held["mine"] is mine
+
+
+def test_what_a_meter_holds_is_no_name_of_the_program() -> None:
+    x = torch.ones(1, requires_grad=True)
+    holder = type("Holder", (), {"__module__": "gradiometer.capture.meter"})()
+    other = type("Other", (), {"__module__": "gradiometer_labs.lab"})()
+    holder.ours, other.theirs = x * 2, x * 3
+    found = {each.name for each in names_around(sys._getframe()).tensors}
+    assert "theirs" in found
+    assert "ours" not in found

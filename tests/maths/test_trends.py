@@ -400,3 +400,20 @@ def test_the_modules_import_neither_torch_nor_scipy() -> None:
         "sys.exit(len({'torch', 'scipy'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_verdict_does_not_depend_on_the_steps_of_the_series_before() -> None:
+    rng = np.random.default_rng(3)
+    y = rng.standard_normal(120) + np.sin(np.arange(120) / 2.0)
+    even, uneven = np.arange(120.0), np.cumsum(rng.integers(1, 5, 120)).astype(float)
+
+    def judged(steps: np.ndarray) -> tuple[object, object]:
+        return trends.drift(steps, y), trends.dominant_period(steps, y)
+
+    alone = []
+    for steps in (even, uneven):
+        trends._gaps.cache_clear()
+        trends._waves.cache_clear()
+        alone.append(judged(steps))
+    assert [judged(even), judged(uneven), judged(even)] == [*alone, alone[0]]
+    assert alone[0] != alone[1]
