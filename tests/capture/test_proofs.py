@@ -25,6 +25,7 @@ from gradiometer.capture.proofs import (
     normalised_twice,
 )
 from gradiometer.capture.twins import TargetNetworks, aliased, twins_among
+from gradiometer.capture.untrained import IdleOptimizers, held_by
 from gradiometer.records import Event
 from gradiometer.store.reader import Run
 
@@ -1049,3 +1050,29 @@ def test_an_optimizer_that_never_steps_beside_one_that_does_is_told(
         messages = [event.message for event in run.events("never-trained")]
     assert len(messages) == (forgotten is not None)
     assert all("never stepped" in message for message in messages)
+
+
+def test_a_target_that_brings_an_optimizer_of_its_own_is_a_target() -> None:
+    """As in minimalRL's SAC, where each network makes its optimizer; a trained one is none."""
+    online, target = Net(), Net()
+    optimizers = [torch.optim.Adam(each.parameters()) for each in (online, target)]
+    held = held_by(optimizers)
+    spaces = [{"q1": online, "q1_target": target}]
+    assert [name for name, *_ in twins_among(spaces, held)] == ["q1_target"]
+    target(torch.randn(4, 4)).sum().backward()
+    assert twins_among(spaces, held) == []
+
+
+@pytest.mark.parametrize("follows", [True, False])
+def test_an_optimizer_without_a_step_whose_parameters_follow_others_is_no_mistake(
+    follows: bool,
+) -> None:
+    online, target = Net(), Net()
+    log = ProofLog(Events())
+    idle = IdleOptimizers(log, [torch.optim.Adam(each.parameters()) for each in (online, target)])
+    for _ in range(100):
+        idle.stepped(0)
+    if follows:
+        target.load_state_dict(online.state_dict())
+    idle.finish()
+    assert (log.state("never-trained") == "found") is not follows

@@ -71,9 +71,10 @@ def twins_among(spaces: Spaces, held: Collection[int]) -> list[tuple[str, nn.Mod
     Of several (the two critics of SAC) the nearest is the one it follows.
     """
     named = list(_modules(spaces))
+    targets = {id(module) for name, module in named if is_called_target(name)}
     trained: dict[object, list[nn.Module]] = {}
     for _, module in named:
-        if _is_held(module, held):
+        if _is_held(module, held) and id(module) not in targets:
             trained.setdefault(form_of(module), []).append(module)
     found: dict[int, tuple[str, nn.Module, nn.Module]] = {}
     for name, module in named:
@@ -135,8 +136,12 @@ def _is_held(module: nn.Module, held: Collection[int]) -> bool:
 
 
 def _is_touched(module: nn.Module, held: Collection[int]) -> bool:
+    """Whether it is trained. Where each network brings an optimizer of its own (minimalRL's SAC), a
+    target has one too, and nothing goes backward through it."""
     parameters = list(module.parameters())
-    return not parameters or any(id(p) in held for p in parameters)
+    own = [p for p in parameters if id(p) in held]
+    in_part = 0 < len(own) < len(parameters)
+    return not parameters or in_part or any(p.grad is not None for p in own)
 
 
 @torch.no_grad()
@@ -190,6 +195,10 @@ class TargetTwin:
     moved: float = 0.0
     rounds: int = 0
     asked: bool = False
+    is_held: bool = False
+    """An optimizer has it."""
+    is_trained: bool = False
+    """And a gradient reaches it: it is called a target, and is none."""
     unlisten: hooks.Remove | None = None
 
     def listen(self) -> None:
@@ -220,6 +229,9 @@ class TargetTwin:
         """Before the first backward of a round."""
         target, online = self.target(), self.online()
         if target is None or online is None:
+            return
+        if self.is_held and any(p.grad is not None for p in target.parameters()):
+            self.is_trained = True
             return
         now, weights = sample(target), sample(online)
         self.has_changed = self.has_changed or not torch.equal(now, self.first_target)
@@ -308,6 +320,7 @@ class TargetNetworks:
                 first_online=sample(online),
                 begun=number,
                 played=steps_so_far(),
+                is_held=_is_held(target, held),
             )
             for name, target, online in twins_among(spaces, held)
             if not _is_predicted(spaces, online)
@@ -332,7 +345,7 @@ class TargetNetworks:
         self._judge(over=True)
 
     def _judge(self, *, over: bool) -> None:
-        twins = self._twins or []
+        twins = [twin for twin in self._twins or () if not twin.is_trained]
         for twin in twins:
             if twin.is_equal:
                 self._tell(

@@ -239,6 +239,7 @@ class IdleOptimizers:
     def __init__(self, log: ProofLog, optimizers: Sequence[Optimizer]) -> None:
         self._log, self._optimizers = log, optimizers
         self._steps = [0] * len(optimizers)
+        self._marks = [[(p, mark_of(p)) for p in _few(each)] for each in optimizers]
 
     def stepped(self, number: int) -> None:
         """It has stepped."""
@@ -255,8 +256,17 @@ class IdleOptimizers:
             alone = [p for p in own if id(p) not in busy]
             if not steps and any(p.grad is not None for p in alone):
                 self._tell(number, "though its parameters have gradients")
-            elif not steps and len(alone) == len(own) and any(p.requires_grad for p in own):
+            elif (
+                not steps
+                and len(alone) == len(own)
+                and any(p.requires_grad for p in own)
+                and not self._has_moved(number)
+            ):
                 self._tell(number, "and no backward reached its parameters", how="no-gradient")
+
+    def _has_moved(self, number: int) -> bool:
+        """Whether somebody else moves its parameters: those of a target network follow another."""
+        return any(not torch.equal(then, mark_of(p)) for p, then in self._marks[number])
 
     def _tell(self, number: int, why: str, **detail: Any) -> None:
         one = self._optimizers[number]
@@ -269,6 +279,11 @@ class IdleOptimizers:
             subject=f"optimizer {number}",
             **detail,
         )
+
+
+def _few(optimizer: Optimizer) -> list[Tensor]:
+    own = [p for group in optimizer.param_groups for p in group["params"]]
+    return [p for p in own if not is_sharded(p)][:MOST_MARKS]
 
 
 class UntrainedValues:
