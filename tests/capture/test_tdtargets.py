@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -173,21 +174,43 @@ def test_targets_of_ends_with_the_opposite_sign_of_what_was_paid_are_not_called_
     assert found.wrong.recipe.name == "reward-negated"  # what the networks said tells it
 
 
+class Apart(nn.Module):
+    """A critic with a layer for observations and one for actions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.states, self.actions = nn.Linear(3, 16), nn.Linear(1, 16)
+        self.rest = network(32, 1)
+
+    def forward(self, given: Tensor) -> Tensor:
+        parts = self.states(given[:, :3].contiguous()), self.actions(given[:, 3:].contiguous())
+        found: Tensor = self.rest(torch.cat(parts, 1).relu())
+        return found
+
+
 @pytest.mark.slow
-def test_a_critic_of_states_and_actions_is_found_by_its_columns(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_wrong", [True, False])
+@pytest.mark.parametrize("scale", [1.0, 0.5])
+@pytest.mark.parametrize("made", [lambda: network(4, 1), Apart])
+def test_a_critic_of_states_and_actions_is_found_by_its_columns(
+    tmp_path: Path, made: Callable[[], nn.Module], scale: float, is_wrong: bool
+) -> None:
+    """Or by its layers; what is stored is the action of the environment, or what the actor said of
+    it in units of its own."""
     torch.manual_seed(0)
     rng = random.Random(0)
-    critic = network(4, 1)
+    critic = made()
     optimizer = torch.optim.Adam(critic.parameters(), lr=1e-3)
     env = gym.make("Pendulum-v1")
     env.action_space.seed(0)
     kept = []
     state = env.reset(seed=0)[0]
     with gm.watch(critic, optimizer, run=tmp_path / "run", budget=None, quiet=True):
-        for step in range(500):
+        for step in range(350):
             action = env.action_space.sample()
             following, reward, terminated, truncated, _ = env.step(action)
-            kept.append((following, action, np.float32(reward)))  # and not what it was chosen for
+            seen = following if is_wrong else state  # the one it was chosen for, or not
+            kept.append((seen, scale * action, np.float32(reward)))
             state = env.reset()[0] if terminated or truncated else following
             if step < 100:
                 continue
@@ -197,8 +220,10 @@ def test_a_critic_of_states_and_actions_is_found_by_its_columns(tmp_path: Path) 
             values = critic(torch.cat([states, actions], 1))[:, 0]
             functional.mse_loss(values, rewards).backward()
             optimizer.step()
-    assert state is not None
-    assert facts(tmp_path / "run") == {("misaligned-data", "after")}
+    assert facts(tmp_path / "run") == ({("misaligned-data", "after")} if is_wrong else set())
+    with gm.load(tmp_path / "run") as run:
+        state_of_it = run.tables("proofs")[-1].content["misaligned-data"]
+    assert state_of_it == ("found" if is_wrong else "ok")
 
 
 @pytest.mark.parametrize("bug", ["", "actions", "rewards"])

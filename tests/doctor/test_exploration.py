@@ -282,6 +282,18 @@ def test_a_small_constant_a_slow_and_a_usual_schedule_are_well(
     )
 
 
+@pytest.mark.parametrize(("random", "told"), [(0.0, True), (0.01, False)])
+def test_stretches_without_a_random_action_show_that_none_is_taken(
+    patient: Patient, random: float, told: bool
+) -> None:
+    """Counted among the actions of a program that logs no ε."""
+    counted = np.zeros(12)
+    counted[5] = random
+    run = patient({"credit/exploration_rate": counted, "reward": FLAT})
+    found = judge("exploration-schedule", run)
+    assert ("No action was random" in found.title) if told else found is None
+
+
 def test_any_schedule_is_well_while_the_reward_rises(patient: Patient) -> None:
     assert (
         judge(

@@ -611,9 +611,10 @@ def _given_to_all(data: Tensor | None, rows: int) -> list[Tensor]:
     return [held[0]] if bool((held == held[:1]).all()) else []
 
 
-def observations(node: Any, rows: int) -> Tensor | None:
+def observations(node: Any, rows: int, width: int | None = None) -> Tensor | None:
     """The data that the first layer below a node took, where it has that many rows and there is no
-    other such data."""
+    other such data. A critic may have a layer for observations and one for actions (minimalRL):
+    where observations are known to be so wide, both side by side."""
     found: list[Tensor] = []
     done: set[Any] = set()
     waiting = [node]
@@ -631,4 +632,8 @@ def observations(node: Any, rows: int) -> Tensor | None:
             found += _given_to_all(one._saved_self, rows)
         waiting += _children(one)
     kept = {(each.data_ptr(), each.shape): each for each in found if len(each) == rows}
-    return next(iter(kept.values())) if len(kept) == 1 and len(found) >= 1 else None
+    if len(kept) == 2 and all(each.ndim == 2 for each in kept.values()):
+        wide = sorted(kept.values(), key=lambda each: each.shape[1] != width)
+        apart = wide[0].shape[1] == width != wide[1].shape[1]
+        return torch.cat(wide, dim=1) if apart else None
+    return next(iter(kept.values())) if len(kept) == 1 else None

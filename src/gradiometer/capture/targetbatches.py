@@ -225,7 +225,7 @@ def _rows_about(
 
 def _is_of_actions(found: TrainedValues, width: int) -> bool:
     """Whether values are of observations and actions, side by side."""
-    data = observations(found.below, found.targets.numel())
+    data = observations(found.below, found.targets.numel(), width)
     return data is not None and data.ndim == 2 and data.shape[1] > width
 
 

@@ -60,6 +60,8 @@ LEAST_LOOKS = 3
 EXACT, CLEAR = 0.01, 0.1
 """Of the spread of all targets: what a right recipe leaves unexplained at ends (rounding), and what
 is no rounding and no slowly changing scale of rewards."""
+LEAST_SCALED = 8
+"""Samples that tell the scale of actions."""
 RIGHT, WRONG = 0.9, 0.95
 """Share of the actions that are those taken; share that a wrong way to store them explains."""
 OTHER = 0.8
@@ -181,7 +183,7 @@ class TargetReader:
     def _compare(
         self, found: TrainedValues, trained: set[int], history: Collection, width: int
     ) -> MatchedTargets | None:
-        data = observations(found.below, found.targets.numel())
+        data = observations(found.below, found.targets.numel(), width)
         if data is None or data.ndim != 2 or data.shape[1] < width:
             return None
         self._note_spread(data[:, :width], history)
@@ -222,8 +224,8 @@ class TargetReader:
             return
         before = places - history.ends.shape[1]
         known = before >= 0
-        same = np.isclose(taken[places], stored, rtol=1e-4, atol=1e-5).all(1)
-        earlier = np.isclose(taken[np.maximum(before, 0)], stored, rtol=1e-4, atol=1e-5).all(1)
+        same = _are_equal(taken[places], stored)
+        earlier = _are_equal(taken[np.maximum(before, 0)], stored)
         if history.is_whole and stored.shape[1] == 1:
             self._pairs += zip(stored[:, 0].tolist(), taken[places, 0].tolist(), strict=True)
         self._elsewhere += _is_elsewhere(stored[~same], taken)
@@ -448,6 +450,26 @@ class TargetReader:
                 how="after",
                 samples=rows,
             )
+
+
+def _are_equal(taken: Floats, stored: Floats) -> NDArray[np.bool_]:
+    """Of each row, whether the action that is stored is the one that was taken."""
+    near = np.isclose(_as_stored(taken, stored), stored, rtol=1e-4, atol=1e-5)
+    return np.asarray(near.all(1))
+
+
+def _as_stored(taken: Floats, stored: Floats) -> Floats:
+    """Actions in the units in which they are stored, where those are others: many a program keeps
+    what its actor says, and scales it for the environment. Choices have no units."""
+    if len(taken) < LEAST_SCALED or bool((stored == stored.round()).all()):
+        return taken
+    found = taken.copy()
+    for column, told in zip(found.T, stored.T, strict=True):
+        if column.std() > 0.0:
+            scaled = np.polyval(np.polyfit(column, told, 1), column)
+            if np.median(np.abs(scaled - told)) <= ROUNDED * told.std():
+                column[:] = scaled
+    return found
 
 
 def _share_of_one(rows: Floats) -> float:

@@ -245,6 +245,7 @@ def _rates(run: RunData) -> list[Series]:
 MOSTLY_RANDOM = (
     "Most actions stay random, so neither the data nor the score ever are the agent's own."
 )
+GREEDY = "The agent only takes the action it already thinks best, and learns of no other."
 STEPPED = "check that the schedule is stepped, and by what"
 
 
@@ -266,13 +267,16 @@ def scheduled(rate: Series) -> Sign | None:
 
 def _counted_schedule(rate: Series) -> tuple[str, str, str, int] | None:
     """The same where actions were counted, which is noisy, and nobody logged ε: only that it never
-    falls can be seen."""
-    half = len(rate) // 2
+    falls can be seen, or that no action is random at all."""
+    half, step = len(rate) // 2, int(rate.steps[0])
     first, now = float(rate.values[:half].mean()), float(rate.values[half:].mean())
+    if len(rate) >= limits.min_none and max(first, now) == 0.0:
+        title = f"No action was random in {len(rate)} stretches of the run (ε = 0)"
+        return title, GREEDY, "start ε at 1 and let it fall over a tenth of the run", step
     if now < limits.random or first - now > limits.counted_moves:
         return None
     title = f"ε never falls: {now:.0%} of the actions are random, {first:.0%} were at first"
-    return title, MOSTLY_RANDOM, STEPPED, int(rate.steps[0])
+    return title, MOSTLY_RANDOM, STEPPED, step
 
 
 def _schedule(rate: Series) -> tuple[str, str, str, int] | None:
@@ -281,8 +285,7 @@ def _schedule(rate: Series) -> tuple[str, str, str, int] | None:
     first, last, begun = float(values[0]), float(values[-1]), int(steps[0])
     if float(values.max()) <= limits.no_exploration:
         title = "Exploration is off from the start (ε = 0)"
-        cause = "The agent only takes the action it already thinks best, and learns of no other."
-        return title, cause, "start ε at 1 and let it fall over a tenth of the run", begun
+        return title, GREEDY, "start ε at 1 and let it fall over a tenth of the run", begun
     if last >= limits.random and last > 1.5 * first:
         cause = "The schedule runs backwards: the agent acts more and more at random."
         title = f"ε grows from {fmt(first)} to {fmt(last)}"
