@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from gradiometer.capture.blocks import Blocks
@@ -283,7 +284,8 @@ class IdleOptimizers:
 
 def _few(optimizer: Optimizer) -> list[Tensor]:
     own = [p for group in optimizer.param_groups for p in group["params"]]
-    return [p for p in own if not is_sharded(p)][:MOST_MARKS]
+    plain = (p for p in own if not is_lazy(p) and p.layout == torch.strided)
+    return [p for p in plain if not is_sharded(p)][:MOST_MARKS]
 
 
 class UntrainedValues:
