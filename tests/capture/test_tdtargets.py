@@ -68,6 +68,7 @@ def learn(folder: Path, bug: str = "") -> None:
                     ahead[lives] = (worths.min(1) if "worst" in bug else worths.max(1)).values
             ends = ends * 0 if "ends" in bug else ends
             rewards = -rewards if "turned" in bug else rewards
+            rewards = rewards + 3 * states[:, 3].abs() if "bonus" in bug else rewards
             rewards = rewards * 0 if "rewards" in bug else rewards * (0.1 if "scaled" in bug else 1)
             goals = (rewards + 0.99 * (1 - ends) * ahead).float()
             chosen = actions * 0 if "gather" in bug else actions
@@ -128,6 +129,13 @@ def test_one_wrong_line_is_named(
     first = diagnose(tmp_path / "run").findings[0]
     assert (first.id, first.basis, first.severity) == (fact[0], "proved", "critical")
     assert title in first.title
+
+
+def test_a_bonus_of_the_program_s_own_is_no_proof_of_wrong_targets(tmp_path: Path) -> None:
+    learn(tmp_path / "run", "bonus")
+    assert facts(tmp_path / "run") == {("recipe-mismatch", "targets-wrong")}
+    found = diagnose(tmp_path / "run").findings
+    assert [each for each in found if each.basis == "proved"] == []
 
 
 @pytest.mark.parametrize(

@@ -275,6 +275,20 @@ def test_a_frozen_block_is_not_dead(patient: Patient) -> None:
     assert silent(patient(two_blocks(), tables=[table, states]), "dead-block")
 
 
+def test_a_target_network_inside_the_model_is_not_dead_unless_an_optimizer_holds_it(
+    patient: Patient,
+) -> None:
+    table = reach(policy={"all": "path", "actor": "path", "target": "none"})
+    states = Table(
+        step=0, name="states", content={"actor.weight": "finite", "prior.weight": "missing"}
+    )
+    told = verdict(patient(two_blocks(), tables=[table, states]), "dead-block")
+    assert all(each.severity == "info" for each in told)  # type: ignore[union-attr]
+    held = {"grad/target/norm/update": np.zeros(8), "grad/actor/norm/update": np.ones(8)}
+    run = patient(two_blocks(**held), tables=[table, states])  # type: ignore[arg-type]
+    assert found(run, "dead-block").block == "target"
+
+
 def test_a_router_is_left_to_its_own_rule(patient: Patient) -> None:
     table = reach(task={"all": "path", "actor": "path", "router": "none"})
     states = Table(

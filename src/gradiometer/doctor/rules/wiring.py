@@ -420,15 +420,15 @@ def _others(run: RunData, block: str) -> bool:
 
 
 def _is_dead(run: RunData, block: str) -> bool:
-    """No gradient was measured, no term has a path, and it is not frozen on purpose."""
+    """No gradient was measured, no term has a path, and it is not frozen on purpose, nor a target
+    network or another one beside those that learn, which no optimizer holds."""
     rows = list(map(mapping, mapping(run.table("terms")).values()))
     reached = any(row.get(block, "none") != "none" for row in rows)
     if _others(run, block) or run.get(RAW, block=block) is not None or reached:
         return False
     kinds = set(mapping(run.table("states")).values())
-    return run.get(UPDATE, block=block) is not None or (
-        "missing" in kinds and "frozen" not in kinds
-    )
+    follows = block == "target" or "frozen" in kinds
+    return run.get(UPDATE, block=block) is not None or ("missing" in kinds and not follows)
 
 
 def _unreached(run: RunData, block: str, whole: Series) -> Draft:
