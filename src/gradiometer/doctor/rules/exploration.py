@@ -25,7 +25,7 @@ from gradiometer.doctor.rule import (
 )
 from gradiometer.doctor.rundata import RunData, Series
 from gradiometer.doctor.signs import in_words, level, number, persists, shown
-from gradiometer.doctor.terms import pairs_of, role_of
+from gradiometer.doctor.terms import SHARE, pairs_of, role_of
 from gradiometer.doctor.trainers import key_for
 from gradiometer.records import Evidence
 from gradiometer.words import fmt
@@ -178,21 +178,16 @@ def entropy_never_falls(run: RunData) -> Verdict:
     random, bonus = _uniform_over(run, end), _bonus_leads(run)
     if random is None and any(run.fact(name) is not None for name in ACTION_COUNTS):
         return None  # the number of actions is known, and this is not their entropy
-    seen = f"{fmt(start)} at the start, {fmt(end)} at the end"
-    seen += f"; uniform over {random} actions is {fmt(math.log(random))}" if random else ""
-    led = (
-        "The entropy bonus leads the actor."
-        if bonus
-        else "The entropy bonus outweighs the advantages, or they say nothing."
-    )
+    first, last = fmt(start), fmt(end)
+    uniform = f"; uniform over {random} actions is {fmt(math.log(random))}" if random else ""
+    outweighs = "The entropy bonus outweighs the advantages, or they say nothing."
     return finding(
-        f"Entropy never fell ({fmt(end)} of {fmt(start)}) and the reward {progress.then}",
-        shown(entropy, seen),
+        f"Entropy never fell ({last} of {first}) and the reward {progress.then}",
+        shown(entropy, f"{first} at the start, {last} at the end{uniform}"),
         progress.evidence,
         bonus,
         severity="warn" if random or bonus or progress.at_random else "info",
-        since_step=int(entropy.steps[0]),
-        led=led,
+        led="The entropy bonus leads the actor." if bonus else outweighs,
         coefficient=key_for(run, *COEFFICIENT, entropy),
     )
 
@@ -212,18 +207,12 @@ def _uniform_over(run: RunData, entropy: float) -> int | None:
 
 def _bonus_leads(run: RunData) -> Evidence | None:
     """The entropy term leads the actor, or stands up to the policy's on a block of its own."""
-    for share in run.every("grad/<block>/term/<term>/share"):
+    for share in run.every(SHARE):
         block, entropy = share.parts["block"], role_of(share.parts["term"]) == "entropy"
-        if (
-            entropy
-            and block in ("actor", "policy", "all")
-            and persists(share, lambda x: x > limits.drives)
-        ):
-            return shown(
-                share,
-                f"the entropy term has {100 * level(share.last(0.5)):.0f} % of the gradient of"
-                f" {in_words(block)}",
-            )
+        whole = entropy and block in ("actor", "policy", "all")
+        if whole and persists(share, lambda x: x > limits.drives):
+            part = f"{100 * level(share.last(0.5)):.0f} % of the gradient of {in_words(block)}"
+            return shown(share, f"the entropy term has {part}")
     for pair in pairs_of(run, ("entropy",), ("policy",)):
         if pair.block != "all" and persists(pair.ratio, lambda x: x > limits.stands_up):
             times = 10.0 ** level(pair.ratio.last(0.5))

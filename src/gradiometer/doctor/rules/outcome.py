@@ -181,8 +181,7 @@ def _declined(found: Outcome) -> bool:
 
 OPPOSED = {
     "worst": Way(
-        title="The actions that are taken are those that the network values least",
-        words="worst",
+        title="The actions that are taken are those that the network values least", words="worst"
     ),
     "rewards": Way(
         title="Values are trained on the opposite of what the environment pays",

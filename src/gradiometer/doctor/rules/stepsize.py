@@ -14,7 +14,7 @@ import numpy as np
 
 from gradiometer.doctor import thresholds
 from gradiometer.doctor.declared import Look, Sign, Stays, declare, drafted, lasting
-from gradiometer.doctor.outcome import became, began_trained, near_best, outcome_of, warms_up
+from gradiometer.doctor.outcome import became, began_trained, near_best, outcome_of, stuck, warms_up
 from gradiometer.doctor.proofs import Way, told
 from gradiometer.doctor.rule import Draft, Verdict, finding, needed, rule, too_short, unlogged
 from gradiometer.doctor.rundata import RunData, Series
@@ -512,18 +512,16 @@ def _grew(run: RunData, kl: Series) -> Sign | None:
 def _over_epochs(run: RunData, kl: Series) -> Sign | None:
     """A KL that is fresh in the first epoch of a rollout and large in the last; a note, where the
     reward does not rise."""
-    where, progress = run.source.steps(), outcome_of(run)
+    where = run.source.steps()
     known = np.asarray(where["epoch"], dtype=np.float64).tolist()
     epochs = dict(zip(where["step"].tolist(), known, strict=True))
     epoch = np.array([epochs.get(int(step), np.nan) for step in kl.steps])
     numbers = np.unique(epoch[np.isfinite(epoch)])
-    if len(numbers) < 2 or (progress is not None and not progress.stuck):
+    if len(numbers) < 2 or stuck(run) is False:
         return None
     first, last = (kl.values[epoch == number] for number in (numbers[0], numbers[-1]))
-    if min(len(first), len(last)) < limits.min_epoch:
-        return None
     before, after = float(np.median(first)), float(np.median(last))
-    if not _becomes_stale(before, after):
+    if min(len(first), len(last)) < limits.min_epoch or not _becomes_stale(before, after):
         return None
     reading = f"KL {fmt(before)} in the first epoch of a rollout, {fmt(after)} in epoch"
     reading += f" {int(numbers[-1]) + 1}"
@@ -560,15 +558,13 @@ def policy_frozen(run: RunData) -> Verdict:
     below = progress.known_best is not None and not near_best(
         progress.end, progress.known_best, progress.start, within=limits.below_best
     )
-    learns = progress.course == "gained" and not below and not _no_rate(run)
+    no_rate = _no_rate(run)
+    learns = progress.course == "gained" and not below and not no_rate
     found = _crawls(run) if learns else _still(run) or _warms_up(run) or _never_left(run)
     if not found:
         return None
     key = key_for(run, "learning-rate", "the learning rate", found[0].series)
-    what = "such a rate" if _no_rate(run) else "10 times the learning rate"
     rate = f"Raise {key} by 10 times until approx_kl reads 0.003 to 0.02"
-    if _no_rate(run):
-        rate = f"Set {key} above zero: 3e-4 is usual for PPO under Adam"
     return finding(
         f"The policy hardly moves ({found[0].series.name}: {found[0].reading}) and the "
         f"reward {progress.then}",
@@ -578,8 +574,8 @@ def policy_frozen(run: RunData) -> Verdict:
         strength=None if learns else "strong",
         role="convergence",
         since_step=min((x.since for x in found if x.since is not None), default=None),
-        rate=rate,
-        what=what,
+        rate=f"Set {key} above zero: 3e-4 is usual for PPO under Adam" if no_rate else rate,
+        what="such a rate" if no_rate else "10 times the learning rate",
     )
 
 
@@ -638,7 +634,7 @@ def _still(run: RunData) -> list[Sign]:
     if update is not None and kl is not None and _stays_put(run):
         tiny = f"at most {fmt(float(np.abs(kl.finite.values).max()))}, and the entropy keeps its"
         whole = f"median {fmt(level(update))}: too little for the policy to move"
-        put = Sign(series=update.finite, strength="strong", since=None, reading=whole)
+        put = replace(_throughout(update.finite, whole), since=None)
         return [_throughout(kl.finite, f"{tiny} digits"), put]
     found = [] if update is None else _below(update, lambda x: x < limits.frozen_update)
     if rate is not None and len(rate.finite):

@@ -75,16 +75,14 @@ FIXES: dict[Role | None, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Zeros:
-    """The exact zeros at the end of a term's norms."""
+class _Term:
+    """What was measured of a term of the loss."""
 
-    term: str
+    name: str
     norm: Series
-    steps: Ints
-    pushed: int
-    """On how many of them the term had something to push."""
+    loss: Series | None
     structural: bool
-    """Whether the meter knows that there is a path."""
+    """Whether the meter split it, and knows that there is a path."""
 
 
 @rule(
@@ -118,9 +116,9 @@ def dead_term(run: RunData) -> Verdict:
     without_path, norms = dict(_without_path(run)), list(_norms(run))
     cut = [each for each in without_path.items() if not _switched_off(run, each[0])]
     found = [*(_no_path(run, *each) for each in cut), *_dead_rewards(run), *_times_zero(run)]
-    for zeros in _zeros(run, norms):
-        if zeros.term not in without_path and not _switched_off(run, zeros.term):
-            found += _stationary(zeros)
+    for term in norms:
+        if term.name not in without_path and not _switched_off(run, term.name):
+            found += _stationary(run, term)
     if not found and not norms and not without_path and not run.has(LOSS):
         return unlogged(NORM)
     return found
@@ -200,11 +198,12 @@ def _dead_rewards(run: RunData) -> Iterator[Draft]:
         )
 
 
-def _norms(run: RunData) -> Iterator[tuple[str, Series, Series | None, bool]]:
-    """(term, norms, losses, whether we split it): ours, else those of a gradient analysis."""
+def _norms(run: RunData) -> Iterator[_Term]:
+    """Ours, else those of a gradient analysis."""
     ours = {series.parts["term"]: series for series in run.every(NORM) if where(series) == "all"}
     for term, series in ours.items():
-        yield term, series, run.get(LOSS, block="all", term=term), True
+        loss = run.get(LOSS, block="all", term=term)
+        yield _Term(name=term, norm=series, loss=loss, structural=True)
     bucketed = [s for s in run.every("grad_norm/<bucket>/<term>") if s.parts["bucket"] == "all"]
     analysed = [*bucketed, *run.every("actor/grad_norm/<term>")]
     for term, series in {series.parts["term"]: series for series in analysed}.items():
@@ -212,31 +211,18 @@ def _norms(run: RunData) -> Iterator[tuple[str, Series, Series | None, bool]]:
             name = SCALAR_LOSSES.get(term, term)
             loss = run.get("actor/loss/<name>", name=name)
             other = run.get("grad_norm/<bucket>/loss/<name>", bucket="all", name=name)
-            yield term, series, loss or other, False
+            yield _Term(name=term, norm=series, loss=loss or other, structural=False)
 
 
-def _zeros(run: RunData, norms: list[tuple[str, Series, Series | None, bool]]) -> Iterator[_Zeros]:
-    for term, norm, loss, structural in norms:
-        there = np.flatnonzero(norm.values != 0)
-        steps = norm.steps[there[-1] + 1 if len(there) else 0 :]
-        if len(steps):
-            pushed = int(_pushes(run, term, loss, steps).sum())
-            yield _Zeros(term=term, norm=norm, steps=steps, pushed=pushed, structural=structural)
-
-
-def _pushes(
-    run: RunData, term: str, loss: Series | None, steps: Ints
-) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """On which steps the term's input was not zero: KL > 1e-6, advantages ≠ 0, else its value."""
-    role, source, least = role_of(term), loss, limits.no_input
+def _pushes(run: RunData, term: _Term, steps: Ints) -> int:
+    """On how many steps its input was not zero: KL > 1e-6, advantages ≠ 0, else its value."""
+    role, source, least = role_of(term.name), term.loss, limits.no_input
     if role == "kl" and run.has("kl_ref"):
         source = run.get("kl_ref")
     for statistic in ("max_abs", "std") if role == "policy" else ():
         if (advantages := run.get("advantages/<statistic>", statistic=statistic)) is not None:
             source, least = advantages, 0.0
-    if source is None:
-        return np.zeros(len(steps), dtype=bool)
-    return np.asarray(np.abs(_at(source, steps)) > least)
+    return 0 if source is None else int((np.abs(_at(source, steps)) > least).sum())
 
 
 def _at(series: Series, steps: Ints) -> Floats:
@@ -246,32 +232,37 @@ def _at(series: Series, steps: Ints) -> Floats:
     return series.values[np.maximum(np.searchsorted(series.steps, steps, side="right") - 1, 0)]
 
 
-PASSING = "At π = π_ref, or with advantages of zero, a gradient of exactly zero is right; it should"
-CUT = "Nothing of it reaches a weight although its value is not zero: it is cut off, or every part"
+PASSING = (
+    "At π = π_ref, or with advantages of zero, a gradient of exactly zero is right; it should pass."
+)
+CUT = (
+    "Nothing of it reaches a weight although its value is not zero: it is cut off, or every part"
+    " that depends on the weights cancels or is clamped."
+)
 
 
-def _stationary(zeros: _Zeros) -> list[Draft]:
-    """Dead after 20 zeros with something to push; a note before, a sign for entropy analysed: no
-    policy stands at even odds, or at none, for five steps."""
-    count, role = len(zeros.steps), role_of(zeros.term)
-    proved = zeros.pushed >= limits.dead_after
-    noted = zeros.pushed >= limits.noted_after and role == "entropy" and not zeros.structural
-    dead = proved or noted
-    if not dead and count < limits.noted_after:
+def _stationary(run: RunData, term: _Term) -> list[Draft]:
+    """Exact zeros at the end of its norms. Dead after 20 of them with something to push; a note
+    before, a sign for entropy analysed: no policy stands at even odds, or at none, for five
+    steps."""
+    there = np.flatnonzero(term.norm.values != 0)
+    steps = term.norm.steps[there[-1] + 1 if len(there) else 0 :]
+    count, pushed, role = len(steps), _pushes(run, term, steps), role_of(term.name)
+    proved = pushed >= limits.dead_after
+    dead = proved or (pushed >= limits.noted_after and role == "entropy" and not term.structural)
+    if not count or (not dead and count < limits.noted_after):
         return []
     been = "has been" if dead else "is stationary: it has been"
-    reading = f"exactly 0 on {count} measured steps, on {zeros.pushed} of which it had something"
+    reading = f"exactly 0 on {count} measured steps, on {pushed} of which it had something to push"
     found = finding(
-        f"The gradient of the loss term {zeros.term!r} {been} exactly zero on {count} measured"
+        f"The gradient of the loss term {term.name!r} {been} exactly zero on {count} measured"
         " steps",
-        shown(zeros.norm, f"{reading} to push", steps=zeros.steps),
+        shown(term.norm, reading, steps=steps),
         severity="critical" if proved else "warn" if dead else "info",
         basis="proved" if proved else "heuristic",
         fix=FIXES.get(role, ()),
-        cause=f"{CUT} that depends on the weights cancels or is clamped."
-        if dead
-        else f"{PASSING} pass.",
-        confirm=f"Print torch.autograd.grad({zeros.term}, parameters, allow_unused=True): every"
+        cause=CUT if dead else PASSING,
+        confirm=f"Print torch.autograd.grad({term.name}, parameters, allow_unused=True): every"
         " entry is None or zero.",
     )
     return [found]
