@@ -79,6 +79,13 @@ def test_a_value_term_just_below_that_is_not(patient: Patient) -> None:
     )
 
 
+def test_terms_that_are_all_the_range_of_floats_apart_are_told(patient: Patient) -> None:
+    sizes = norms("trunk", policy=1e-250, value=1e250)
+    assert judge("critic-dominates", patient({**sizes, "reward": FLAT})).severity == "warn"
+    sizes = norms("trunk", policy=1e-250, entropy=1e250)
+    assert judge("regulariser-dominates", patient({**sizes, "reward": FLAT})).severity == "warn"
+
+
 def test_since_is_where_the_critic_took_over(patient: Patient) -> None:
     value = np.concatenate([np.ones(20), np.full(40, 50.0)])
     logged = {**norms("trunk", policy=1.0), "grad/trunk/term/value/norm": value, "reward": FLAT}

@@ -56,6 +56,11 @@ def test_a_norm_that_falls_by_more_than_a_decade_drifts(patient: Patient) -> Non
     assert "drifts up" in one(DRIFT, patient({"grad_norm": norm(np.linspace(0.0, 1.3, 100))})).title
 
 
+def test_a_norm_that_goes_through_the_whole_range_of_floats_drifts(patient: Patient) -> None:
+    rising = 10.0 ** np.linspace(-305.0, 305.0, 100)
+    assert "drifts up" in one(DRIFT, patient({"grad_norm": rising})).title
+
+
 def test_half_a_decade_is_not_worth_a_word(patient: Patient) -> None:
     assert judge(DRIFT, patient({"grad_norm": norm(np.linspace(0.0, -0.5, 100))})) == []
 

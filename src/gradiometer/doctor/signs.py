@@ -36,6 +36,7 @@ __all__ = [
     "number",
     "over",
     "persists",
+    "power",
     "reads",
     "robust_sigma",
     "shown",
@@ -127,6 +128,11 @@ def since(series: Series, holds: Callable[[float], bool]) -> int | None:
         return None
     broken = np.flatnonzero(~good)
     return int(finite.steps[broken[-1] + 1 if len(broken) else 0])
+
+
+def power(decades: float) -> float:
+    """10 to that power, kept within the range of floats: two norms may be 600 decades apart."""
+    return float(10.0 ** min(max(decades, -300.0), 300.0))
 
 
 def newest(series: Series) -> float:

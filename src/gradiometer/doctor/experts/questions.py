@@ -37,6 +37,7 @@ import numpy as np
 from gradiometer.doctor.experts.answers import TONES, Answer, Number, Verdict
 from gradiometer.doctor.experts.series import REFERENCE, ExpertSeries, TimeSeries
 from gradiometer.doctor.experts.weights import Standing
+from gradiometer.doctor.signs import power
 from gradiometer.maths.means import (
     LEVEL,
     MIN_BLOCKS,
@@ -795,7 +796,7 @@ def _word(course: Course) -> str:
     if course.trend is None or course.trend.p_value is None:
         return f"{name} {fmt(float(np.mean(course.points.values)))}, too short for a trend"
     sure = "" if course.trend.p_value >= LEVEL else f" (p = {course.trend.p_value:.1g})"
-    return f"{name} x{fmt(10.0**course.change)} over the window{sure or ', no trend'}"
+    return f"{name} x{fmt(power(course.change))} over the window{sure or ', no trend'}"
 
 
 def _lasting_missing(

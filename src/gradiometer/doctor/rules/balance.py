@@ -24,6 +24,7 @@ from gradiometer.doctor.signs import (
     in_words,
     level,
     persists,
+    power,
     robust_sigma,
     shown,
     since,
@@ -74,7 +75,7 @@ def _sign(pair: Pair, strength: Strength, bound: float, **said: str) -> Sign:
     now, norms = level(pair.ratio.last(0.5)), (pair.first, pair.second)
     first, second = (each.parts["term"] for each in norms)
     sizes = " to ".join(fmt(level(each.last(0.5))) for each in norms)
-    above, ratio = now > bound, fmt(10.0**now)
+    above, ratio = now > bound, fmt(power(now))
     return Sign(
         series=pair.first,
         strength=strength,
@@ -123,7 +124,7 @@ def critic_dominates(run: RunData) -> Verdict:
         how += clip[1] or "shrinks by a steady factor, which Adam undoes."
     else:
         return None
-    ratio = 10.0 ** level(pair.ratio.last(0.5))
+    ratio = power(level(pair.ratio.last(0.5)))
     others = f" (and on {len(shared) - 1} more blocks)" if len(shared) > 1 else ""
     lower = fmt(min(0.5 / ratio, 1000000.0))
     sign = _sign(pair, "strong", bound, how=how, times=lower, larger=fmt(1 / ratio), others=others)
@@ -137,7 +138,7 @@ def _crushed_anyway(run: RunData, pair: Pair) -> bool:
     factor = run.get("grad/<block>/clip/ratio", block="all")
     if factor is None or not len(factor.finite):
         return False
-    alone = level(factor.finite.last(0.5)) / 10.0 ** level(pair.ratio.last(0.5))
+    alone = level(factor.finite.last(0.5)) / power(level(pair.ratio.last(0.5)))
     return bool(alone < limits.crushed)
 
 
@@ -166,7 +167,7 @@ def _common_clip(run: RunData) -> tuple[Evidence, str] | None:
     harm = "is so small that Adam's ε outweighs it." if factor < limits.crushed else ""
     harm = "follows the critic's error." if sigma > limits.clip_varies else harm
     seen = f"one clip over all weights, active on {100 * share:.0f} % of the steps; its factor is"
-    return shown(ratio, f"{seen} {fmt(factor)}, mostly within ×{fmt(10.0**sigma)} of it"), harm
+    return shown(ratio, f"{seen} {fmt(factor)}, mostly within ×{fmt(power(sigma))} of it"), harm
 
 
 @rule(
@@ -214,7 +215,7 @@ def regulariser_dominates(run: RunData) -> Verdict:
     if share is not None:
         part = shown(share, f"share of the gradient {fmt(level(share.last(0.5)))}")
     strength: Strength = "strong" if at_rest or now > clearly else "present"
-    sign = _sign(worst, strength, bound, times=fmt(2 * 10.0**now))
+    sign = _sign(worst, strength, bound, times=fmt(2 * power(now)))
     title = "The {term} term dominates {block}: its gradient is {ratio} times the policy's"
     if at_rest:
         title = "The {term} term cancels the policy on {block}: its gradient is {ratio} times that"
@@ -328,7 +329,7 @@ def head_collapse(run: RunData) -> Verdict:
     if kept is None or not hits:
         return None
     share = min(hits, key=lambda hit: level(hit.last(0.2)))
-    start, end = 10.0 ** level(share.first(0.1)), 10.0 ** level(share.last(0.2))
+    start, end = (power(level(x)) for x in (share.first(0.1), share.last(0.2)))
     counted = f"{len(hits)} of {len(heads)} heads"
     sign = Sign(
         series=share,

@@ -24,7 +24,7 @@ from gradiometer.doctor.rule import (
     rule,
 )
 from gradiometer.doctor.rundata import RunData, Series
-from gradiometer.doctor.signs import in_words, level, number, persists, shown
+from gradiometer.doctor.signs import in_words, level, number, persists, power, shown
 from gradiometer.doctor.terms import SHARE, pairs_of, role_of
 from gradiometer.doctor.trainers import key_for
 from gradiometer.records import Evidence
@@ -215,7 +215,7 @@ def _bonus_leads(run: RunData) -> Evidence | None:
             return shown(share, f"the entropy term has {part}")
     for pair in pairs_of(run, ("entropy",), ("policy",)):
         if pair.block != "all" and persists(pair.ratio, lambda x: x > limits.stands_up):
-            times = 10.0 ** level(pair.ratio.last(0.5))
+            times = power(level(pair.ratio.last(0.5)))
             return shown(pair.first, f"{fmt(times)} times the policy's gradient on {pair.block}")
     return None
 

@@ -14,7 +14,7 @@ from gradiometer.doctor.declared import Sign, Stays, blocks, declare, drafted, w
 from gradiometer.doctor.outcome import flat_outcome, learning, stuck
 from gradiometer.doctor.rule import Verdict, finding, needed, rule, too_short, unlogged
 from gradiometer.doctor.rundata import RunData, Series
-from gradiometer.doctor.signs import NORM, enough, level, number, shown, together
+from gradiometer.doctor.signs import NORM, enough, level, number, power, shown, together
 from gradiometer.maths import trends
 from gradiometer.maths.means import mean_interval
 from gradiometer.words import factor, fmt
@@ -35,11 +35,11 @@ def drifting(log: Series) -> Sign | None:
         series=log,
         strength="strong",
         since=int(log.steps[0]),
-        reading=f"Theil–Sen slope: ×{factor(10.0**found.change)} over the run, p ="
+        reading=f"Theil–Sen slope: ×{factor(power(found.change))} over the run, p ="
         f" {fmt(found.p_value)} on {found.num_blocks} blocks of steps",
         said={
             "way": "up" if found.change > 0 else "down",
-            "size": factor(10.0 ** abs(found.change)),
+            "size": factor(power(abs(found.change))),
         },
         rank=abs(found.change),
         p_value=found.p_value,
@@ -127,7 +127,7 @@ def swinging(run: RunData, log: Series) -> Sign | None:
     found = trends.dominant_period(log.steps[-newest:], log.values[-newest:])
     if found is None or found.amplitude < limits.min_amplitude or _of_epochs(run, found.steps):
         return None
-    swing = 10.0 ** min(2 * found.amplitude, 300.0)
+    swing = power(2 * found.amplitude)
     period, by = fmt(found.steps), f"{swing:.1f}" if swing < 1e6 else fmt(swing)
     return Sign(
         series=log,
