@@ -138,6 +138,10 @@ def test_advantages_by_hand() -> None:
     np.testing.assert_allclose(advantages(run, 0.5, 1.0), [[0.5], [3.0]])
     unmasked = RECIPES["ends-not-masked"].advantages(run, 0.5, 1.0)
     np.testing.assert_allclose(unmasked, [[1.0 + 0.5 * 1.0 - 0.5 + 0.5 * 3.0], [3.0]])
+    carried = RECIPES["sum-not-masked"].advantages(run, 0.5, 1.0)
+    np.testing.assert_allclose(carried, [[1.0 - 0.5 + 0.5 * 3.0], [3.0]])
+    expecting = RECIPES["value-not-masked"].advantages(run, 0.5, 1.0)
+    np.testing.assert_allclose(expecting, [[1.0 + 0.5 * 1.0 - 0.5], [3.0]])
 
 
 def in_other_units(recipe: AdvantageRecipe, sign: float = 1.0) -> list[tuple[Rollout, Credit]]:

@@ -213,6 +213,18 @@ def _unmasked(run: Rollout, gamma: Factor, lam: Factor) -> Floats:
     return advantages(run, gamma, lam, ends=nothing, stops=nothing, following=_next_in_buffer(run))
 
 
+def _sum_unmasked(run: Rollout, gamma: Factor, lam: Factor) -> Floats:
+    """Nothing is expected after an end, and the sum of what comes later runs on over it."""
+    over, nothing = np.maximum(run.ends, run.cuts), np.zeros_like(run.ends)
+    return advantages(run, gamma, lam, ends=over, stops=nothing)
+
+
+def _value_unmasked(run: Rollout, gamma: Factor, lam: Factor) -> Floats:
+    """The sum stops at an end, where the value of the next episode's start is expected."""
+    nothing = np.zeros_like(run.ends)
+    return advantages(run, gamma, lam, ends=nothing, following=_next_in_buffer(run))
+
+
 def _late_mask(run: Rollout, gamma: Factor, lam: Factor) -> Floats:
     over = np.maximum(run.ends, run.cuts)
     late = np.concatenate([np.zeros_like(over[:1]), over[:-1]])
@@ -359,6 +371,18 @@ RECIPES: Mapping[str, AdvantageRecipe] = {
         ),
         _recipe(
             "ends-not-masked", "running on over the ends of episodes", _unmasked, needs_values=False
+        ),
+        _recipe(
+            "sum-not-masked",
+            "carrying the sum of errors on over the ends of episodes",
+            _sum_unmasked,
+            "carrying the sum of errors on over the ends of episodes",
+            _sum_unmasked,
+        ),
+        _recipe(
+            "value-not-masked",
+            "expecting the value of the next episode after an end",
+            _value_unmasked,
         ),
         _recipe("ends-one-late", "masking ends one step late", _late_mask),
         _recipe(

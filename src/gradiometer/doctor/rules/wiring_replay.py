@@ -38,6 +38,8 @@ FIXES = {
     "ends-not-masked": (
         "Multiply what follows by (1 − done), in the value of the next state and in the running sum"
     ),
+    "sum-not-masked": "Multiply the running sum by (1 − done) as well: γλ·(1 − done)·last",
+    "value-not-masked": "Multiply the value of the next state by (1 − done)",
     "ends-one-late": "Use the flag of the step itself: whether it ended the episode",
     "ends-bootstrapped": "Multiply the value of the next state by (1 − terminated)",
     "rewards-one-late": "Store the reward in the row of the action that earned it",
