@@ -388,6 +388,7 @@ TWICE: dict[str, Callable[[], Tensor]] = {
     "cross entropy": lambda: F.cross_entropy(ACTOR(X).softmax(-1), ACTIONS),
     "log_softmax": lambda: F.nll_loss(ACTOR(X).softmax(1).log_softmax(1), ACTIONS),
     "softmax": lambda: ACTOR(X).softmax(-1).softmax(-1)[:, 0].log().mean(),
+    "of a chosen row": lambda: ACTOR(X).softmax(-1)[ACTIONS].softmax(-1)[:, 0].log().mean(),
     "relu": lambda: Categorical(logits=ACTOR(X).relu()).entropy().mean(),
     "with a temperature": lambda: F.cross_entropy(ACTOR(X).softmax(-1) / 0.5, ACTIONS),
     "sigmoid": lambda: F.binary_cross_entropy_with_logits(flat().sigmoid(), RETURNS.sigmoid()),

@@ -376,7 +376,7 @@ SIGMOID = re.compile(r"SigmoidBackward\d*")
 RELU, LAYER = re.compile(r"ReluBackward\d*"), re.compile(r"AddmmBackward\d*")
 HANDED_ON = re.compile(
     r"(View|UnsafeView|ReshapeAlias|Reshape|Squeeze|Unsqueeze|ToCopy|Clone|Alias|Contiguous|Slice"
-    r"|MaskedFill|Add|Sub|Mul|Div)Backward\d*"
+    r"|MaskedFill|Index|Add|Sub|Mul|Div)Backward\d*"
 )
 """What leaves probabilities what they are, or scales and masks them."""
 
