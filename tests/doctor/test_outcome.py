@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gradiometer.doctor.diagnosis import diagnose
 from gradiometer.doctor.outcome import detectable_rise, length_is_return, outcome_of, slope
 from gradiometer.doctor.rule import Skipped, rules
 from gradiometer.doctor.rundata import RunData
-from gradiometer.records import Finding
+from gradiometer.records import Finding, Table
 from gradiometer.store.logs import Log
 from gradiometer.store.reader import Run
 
@@ -308,6 +309,16 @@ def test_without_a_probe_a_fall_from_the_start_under_healthy_norms_is_a_suspicio
     assert "step/predicted" in skipped(
         "update-opposes-reward", log({"reward": falling[::-1], "grad/all/norm/raw": norms})
     )
+
+
+@pytest.mark.parametrize("state", ["ok", "unmeasurable: no critic"])
+def test_a_sign_that_the_graph_shows_to_be_right_is_no_suspicion(
+    patient: Patient, state: str
+) -> None:
+    table = Table(step=0, name="proofs", content={"update-opposes-reward": state})
+    falling = {"reward": np.linspace(1.0, 0.3, 200), "grad/all/norm/raw": np.ones(200)}
+    found = {each.id for each in diagnose(patient(falling, tables=[table])).findings}
+    assert ("update-opposes-reward" in found) == (state != "ok")
 
 
 # -- reward-hacking

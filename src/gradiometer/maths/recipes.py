@@ -376,8 +376,6 @@ RECIPES: Mapping[str, AdvantageRecipe] = {
             "sum-not-masked",
             "carrying the sum of errors on over the ends of episodes",
             _sum_unmasked,
-            "carrying the sum of errors on over the ends of episodes",
-            _sum_unmasked,
         ),
         _recipe(
             "value-not-masked",

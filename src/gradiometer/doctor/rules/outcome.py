@@ -25,7 +25,7 @@ from gradiometer.doctor.outcome import (
     told_best,
     trained_for,
 )
-from gradiometer.doctor.proofs import Way, known_events, proved_finding
+from gradiometer.doctor.proofs import Way, known_events, looked, proved_finding
 from gradiometer.doctor.replayed import replayed
 from gradiometer.doctor.rule import (
     Draft,
@@ -244,6 +244,9 @@ def update_opposes_reward(run: RunData) -> Verdict:
         gain = run.get("reward_gain")
         if gain is not None and enough(gain, limits.min_steps):
             return _lowers_what_earned(run, gain)
+        recipes = replayed(run)
+        if looked(run, "update-opposes-reward") or (recipes is not None and recipes.checked):
+            return None  # the graph, or the credit, shows that the sign is right
         return _falls_from_start(run) or unlogged("step/predicted")
     mean = mean_interval(probed.values) if enough(probed, limits.min_steps) else None
     if mean is None:
