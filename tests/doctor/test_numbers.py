@@ -519,6 +519,15 @@ def test_advantages_that_lost_their_spread_leave_nothing_to_learn(patient: Patie
     assert (found.severity, found.basis) == ("warn", "statistical")
     assert "Advantages are down to" in found.title
     assert judge("zero-gradient-steps", patient({"advantages/std": 0.7 + 0 * left})) == []
+    noise = np.random.default_rng(0).normal(0.0, 0.1, 60)
+    stands = 4.0 + 3.0 * np.minimum(1.0, np.linspace(0.0, 4.0, 60)) + noise
+    spent = one("zero-gradient-steps", patient({"advantages/std": 0.7 * left, "reward": stands}))
+    assert spent.severity == "warn"
+    some = 0.7 * np.maximum(0.04, left)  # as of a task that is nearly solved
+    assert (
+        one("zero-gradient-steps", patient({"advantages/std": some, "reward": stands})).severity
+        == "info"
+    )
 
 
 # All of them

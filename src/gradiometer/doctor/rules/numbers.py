@@ -16,7 +16,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from gradiometer.doctor import thresholds
 from gradiometer.doctor.declared import FallsTo, Look, Sign, blocks, declare, drafted, worst
-from gradiometer.doctor.outcome import at_rest, learning
+from gradiometer.doctor.outcome import at_rest, learning, outcome_of
 from gradiometer.doctor.rule import CannotSay, Skipped, Verdict, proof, rule, too_short, unlogged
 from gradiometer.doctor.rundata import RunData, Series
 from gradiometer.doctor.severity import Role, Strength
@@ -428,6 +428,16 @@ def _spreads(run: RunData) -> list[Series]:
     return [found.finite]
 
 
+def _vanished(run: RunData, sign: Sign) -> Sign:
+    """A policy that is done has few advantages left; next to none under a reward that stands is
+    more than that."""
+    start, progress = level(sign.series.first(0.05)), outcome_of(run)
+    spent = level(sign.series.last(0.2)) <= thresholds.value("exploration/spent") * start
+    stands = spent and progress is not None and progress.fate == "stands"
+    role: Role = "plain" if stands else "convergence"
+    return replace(sign, basis="statistical", role=role, said={**sign.said, "unreal": ""})
+
+
 def _unreal(run: RunData, sign: Sign) -> Sign:
     spread = run.get("zero_variance_groups") or run.get("reward_std")
     if spread is not None:
@@ -470,9 +480,7 @@ declare(
             over=_spreads,
             sign=FallsTo(shares=("numbers/spread_left",)),
             title="Advantages are down to {percent} of their spread at the start: nothing to learn",
-            beside=lambda _, sign: replace(
-                sign, basis="statistical", role="convergence", said={**sign.said, "unreal": ""}
-            ),
+            beside=_vanished,
         ),
     ),
 )
