@@ -671,8 +671,6 @@ def test_one_reward_of_several_agents_is_the_outcome_where_there_is_no_other() -
     found = read_names(["reward_cell1", "reward_cell2", "reward_cell3"])
     assert [each.metric.name for each in found.values()].count("reward") == 1
     assert found["reward_cell1"].metric.name == "reward"
-    parts = read_names(["reward_format_1", "reward_speed_1"])
-    assert not any(each.metric.name == "reward" for each in parts.values())
 
 
 def test_beside_a_reward_the_score_of_the_game_is_the_outcome() -> None:
@@ -682,6 +680,7 @@ def test_beside_a_reward_the_score_of_the_game_is_the_outcome() -> None:
     both = meant("Episode", "Score", "Total_Reward", "Epsilon")
     assert (both["Score"], both["Total_Reward"]) == ("val/reward", "reward")
     assert meant("episode", "score", "epsilon")["score"] == "reward"
+    assert meant("Avg_Reward_100", "Avg_Final_Score_100")["Avg_Final_Score_100"] == "val/reward"
     assert (
         meant("step", "critic/score/mean", "critic/rewards/mean")["critic/score/mean"] == "reward"
     )

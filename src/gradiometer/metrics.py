@@ -501,7 +501,8 @@ def _with_score(found: dict[str, Meaning]) -> dict[str, Meaning]:
     if library_of(found):
         return found
     rewards = [each for each in found.values() if each.metric.name == "reward"]
-    scores = [each for each in rewards if core_of(each.name) == ["score"] and not each.told]
+    said = (["score"], ["final", "score"])
+    scores = [each for each in rewards if core_of(each.name) in said and not each.told]
     if not scores or not any(core_of(each.name) == ["reward"] for each in rewards):
         return found
     metric = CATALOGUE["val/reward"]
@@ -539,8 +540,7 @@ def _with_an_outcome(found: dict[str, Meaning]) -> dict[str, Meaning]:
 
 def _copies(functions: Sequence[Meaning]) -> bool:
     """Whether they are one reward of several agents or environments: `reward_1`, `reward_2`."""
-    stems = {re.sub(r"\d+", "", each.name) for each in functions}
-    return len(stems) == 1 and len(functions) > 1
+    return len(functions) > 1 and len({re.sub(r"\d+", "", each.name) for each in functions}) == 1
 
 
 def _with_parts(found: dict[str, Meaning]) -> dict[str, Meaning]:

@@ -185,6 +185,8 @@ def guess(name: str, *, language: bool = False, beside_length: bool = False) -> 
     if len(name) > LONGEST:
         return None
     known, words = vocabulary(), plain_words(name)
+    if "score" in words:  # of each game the one at its end
+        words = [word for word in words if word != "final"]
     if not words or any(word in known.traps for word in words):
         return None
     if "r" in words and any(map(str.isdigit, words)):  # r2 is a coefficient of determination
