@@ -173,3 +173,18 @@ def test_a_reader_without_a_graph_leaves_autograd_as_it_was_also_when_it_raises(
         with pytest.raises(KeyError):
             read(True)
         assert torch.is_grad_enabled() == enabled
+
+
+def test_hooks_of_ours_are_nobody_elses(layer: nn.Linear) -> None:
+    mark = hooks.HookMark.now()
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    listener: Any = Told()
+    removers = [
+        hooks.observe_backward(list(layer.parameters()), listener),
+        hooks.observe_optimizer(optimizer, listener),
+    ]
+    assert hooks.HookMark.now().not_ours == mark.not_ours
+    layer.weight.register_hook(lambda _: None)
+    assert hooks.HookMark.now().not_ours == mark.not_ours + 1
+    for remove in removers:
+        remove()

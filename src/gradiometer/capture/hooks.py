@@ -346,6 +346,10 @@ def observe_optimizer(optimizer: Optimizer, listener: StepListener) -> Remove:
 
 
 def _remover(handles: Sequence[RemovableHandle]) -> Remove:
+    """These are hooks of ours."""
+    global _num_own_hooks
+    _num_own_hooks += len(handles)
+
     def remove() -> None:
         for handle in handles:
             handle.remove()
