@@ -512,7 +512,7 @@ class LayerListener:
             inputs
             and isinstance(inputs[0], Tensor)
             and isinstance(output, Tensor)
-            and output.device.type == "cpu"
+            and output.is_cpu
             and not torch.compiler.is_compiling()
             and torch._C._functorch.peek_interpreter_stack() is None
         ):
