@@ -151,6 +151,13 @@ def test_a_steady_ratio_harms_where_the_update_starves(patient: Patient) -> None
     assert judge(OVER, patient(clipped(0.01, 0.1, **fed))) == []
 
 
+def test_less_than_the_epsilon_of_adam_is_told_whatever_the_reward_does(patient: Patient) -> None:
+    finding = one(OVER, patient(clipped(2e-10, 0.02, reward=rising())))
+    assert finding.severity == "warn"
+    assert "steps of Adam shrink with it" in finding.title
+    assert judge(OVER, patient(clipped(2e-7, 0.02, reward=rising()))) == []
+
+
 def test_half_of_the_gradient_left_is_not_over_clipping(patient: Patient) -> None:
     assert judge(OVER, patient(clipped(0.3, 0.4))) == []
 

@@ -445,6 +445,8 @@ def test_weights_that_a_known_optimizer_holds_stand_still_for_no_proved_reason(
     still = stepped(5, all=(1, 0.1), actor=(1, 0.1), critic=(1, 0.0))
     finding = found(patient(still, tables=[looked]), "not-in-optimizer")
     assert (finding.severity, finding.basis, finding.block) == ("warn", "statistical", "critic")
+    clipped = still | {"grad/all/clip/ratio": np.full(5, 1e-10)}
+    assert silent(patient(clipped, tables=[looked]), "not-in-optimizer")
 
 
 def test_layers_are_counted_and_only_warned_of(patient: Patient) -> None:

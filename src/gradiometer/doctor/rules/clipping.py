@@ -63,6 +63,11 @@ class Clip:
         return level(self.ratio.last(0.5))
 
     @property
+    def is_total(self) -> bool:
+        """Whether less is left than Adam adds to its denominator."""
+        return stays(self.ratio, lambda x: x < limits.below_adam)
+
+    @property
     def spread(self) -> float:
         """In decades."""
         return robust_sigma(log10(self.ratio).last(0.5).values)
@@ -165,6 +170,7 @@ def over_clipping(run: RunData) -> Verdict:
     clip = min(found, key=lambda each: each.now)
     moved, left = _starved(run, clip), f"{clip.now:.1%}" if clip.now >= 1e-3 else fmt(clip.now)
     harm = f"the factor varies by {10**clip.spread:.1f} times from step to step"
+    harm = "steps of Adam shrink with it" if clip.is_total else harm
     return finding(
         f"Clipping on {clip.place} leaves {left} of the gradient, and"
         f" {'the weights hardly move' if moved else harm}",
@@ -185,9 +191,12 @@ def _always(clip: Clip) -> bool:
 
 
 def _takes_too_much(run: RunData, clip: Clip) -> bool:
-    """Far below 1 for good, without a rising reward, and varying or with an update that starves."""
+    """Far below 1 for good, without a rising reward, and varying or with an update that starves; or
+    so far that next to nothing is left, whatever the reward does."""
     if not stays(clip.ratio, lambda x: x < limits.far_below):
         return False
+    if clip.is_total:
+        return True
     starved = _starved(run, clip) is not None
     harms = starved or clip.spread >= limits.varies
     if stuck(run):

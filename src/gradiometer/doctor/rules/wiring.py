@@ -534,6 +534,8 @@ def not_in_optimizer(run: RunData) -> Verdict:
     found = [_never_moved(block, asked[block], moved.get(block), layers) for block in named]
     if not known:
         return found
+    if _clipped_away(run):
+        return []
     # an optimizer does hold them then: that they stand still is a fact, the reason is not
     return [replace(each, severity="warn", basis="statistical") for each in found]
 
@@ -561,6 +563,12 @@ def _stuck(raw: Series, update: Series | None) -> bool:
     return pushed >= limits.min_steps and (
         update is None or (len(update) >= limits.min_steps and not update.values.any())
     )
+
+
+def _clipped_away(run: RunData) -> bool:
+    """Whether a clip leaves next to nothing, so that steps are lost in the rounding of weights."""
+    ratio = run.get("grad/<block>/clip/ratio", block="all")
+    return ratio is not None and level(ratio.finite) < thresholds.value("clipping/below_adam")
 
 
 def _stands_still(run: RunData) -> bool:
