@@ -85,6 +85,14 @@ class ActingChoices:
         asked, best = np.sum(self._newest, axis=0)[:2] if self._newest else (0, 0)
         return bool(asked >= LEAST_ASKED and best >= MOSTLY * asked)
 
+    @property
+    def may_take_worst(self) -> bool:
+        """Whether the least value is taken rather than the largest, or too few choices have been
+        heard to tell."""
+        asked, best, worst = self._asked.tolist()
+        waits = bool(self.removers) or asked > 0
+        return waits and (asked < LEAST_ASKED or worst >= best)
+
     def take_rate(self) -> dict[str, float]:
         """What the last stretch has shown, once."""
         found, self.rate = self.rate, None

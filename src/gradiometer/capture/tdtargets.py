@@ -348,7 +348,9 @@ class TargetReader:
             self._proofs.ok(RECIPE)
         else:
             self._proofs.unmeasurable(RECIPE, OTHER_REWARDS)
-            if np.abs(targets + paid).max() <= ROUNDED * max(float(np.abs(paid).max()), 1e-12):
+            exact = ROUNDED * max(float(np.abs(paid).max()), 1e-12)
+            # who takes the least value learns costs, rightly
+            if np.abs(targets + paid).max() <= exact and not self._choices.may_take_worst:
                 self._proofs.found(
                     OPPOSED,
                     f"at {len(ended)} transitions that ended their episode the target of the value"
