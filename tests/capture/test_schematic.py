@@ -124,6 +124,21 @@ def test_what_a_distribution_says_of_actions_is_one_term(watched: Watched) -> No
     assert not norms(run)
 
 
+def test_parts_of_each_sample_are_opened_below_a_mask_and_made_from_one_value(
+    watched: Watched,
+) -> None:
+    """A policy and its entropy come from the same log-probabilities, and have no names."""
+
+    def loss(model: Net) -> Tensor:
+        logs = model(torch.randn(16, 4))[0].log_softmax(-1)
+        mask = (torch.rand(16) < 0.7).float()
+        gain = torch.tanh(logs[:, 0]) * torch.randn(16)
+        return ((0.01 * (logs.exp() * logs).sum(-1) - gain) * mask).mean()
+
+    run = watched.train(lambda model: loss(model).backward())
+    assert len(parts(run)) == 2
+
+
 def test_a_named_sum_of_named_losses_is_opened(watched: Watched) -> None:
     def step(model: Net) -> None:
         policy_loss, value_loss, entropy = pieces(model)

@@ -13,7 +13,6 @@ the rest are parts without a gradient.
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
@@ -51,8 +50,6 @@ MODEL = re.compile(
 MOST_PARTS = 2_000
 MOST_STEPS = 32
 """Linear nodes in a row."""
-MOST_BELOW = 6
-"""Nodes below a part that are searched for what other parts are made from too."""
 MOST_ALIKE = 8
 """More items of one list, or more parts without a name, are one term."""
 MOST_NODES = 200_000
@@ -219,6 +216,7 @@ class _Walk:
             if not whole and chain.named and not (all_named and _is_scalar(sum_)):
                 return None
             closed = any(map(_is_of_model, chains)) or _are_of_one(chains)
+            closed = closed or (_is_weighed(chain) and not any(each.named for each in chains))
             if not _is_scalar(sum_) and not all_named and closed:
                 return None
         self.constants += [_is_scalar(sum_)] * constants
@@ -311,23 +309,30 @@ def _is_of_model(chain: _Chain) -> bool:
 
 
 def _are_of_one(chains: Sequence[_Chain]) -> bool:
-    """Whether inputs of the sum that nobody named are made from one value: exp(d) - d is one
-    function of d, and what a normal distribution says of an action one of its deviation."""
-    made_from = [_made_from(chain) for chain in chains if not chain.named]
-    return any(not a.isdisjoint(b) for a, b in itertools.combinations(made_from, 2))
+    """Whether an input of the sum is made from another: exp(d) - d is one function of d."""
+    for chain in chains:
+        below = {child for child, _ in chain.bottom.node.next_functions if child is not None}
+        others = [each for each in chains if each is not chain]
+        if not chain.opens and any(not below.isdisjoint(each.nodes) for each in others):
+            return True
+    return False
 
 
-def _made_from(chain: _Chain) -> set[Any]:
-    """The nodes below its linear ones, down to the model."""
-    waiting = [(chain.bottom.node, 0)]
-    found = set(chain.nodes)
-    while waiting:
-        node, depth = waiting.pop()
-        for child, _ in node.next_functions if depth < MOST_BELOW else ():
-            if child is not None and child not in found and not MODEL.fullmatch(_name(child)):
-                found.add(child)
-                waiting.append((child, depth + 1))
-    return found
+def _is_weighed(chain: _Chain) -> bool:
+    """Whether each sample of the sum has a weight of its own, as what a distribution says of an
+    action has its advantage: a square and the logarithm of a deviation, and still one term."""
+    return any(_weighs(node) for node in chain.nodes)
+
+
+def _weighs(node: Any) -> bool:
+    """A product with many numbers. Zeros and ones are a mask, which parts of all kinds share."""
+    if _name(node) != "MulBackward0":
+        return False
+    given = (node._saved_self, node._saved_other)
+    factor = next((each for each in given if isinstance(each, Tensor) and each.numel() > 1), None)
+    if factor is None or not factor.is_floating_point():
+        return False
+    return factor.device.type != "cpu" or not bool(((factor == 0) | (factor == 1)).all())
 
 
 def _name(node: Any) -> str:
