@@ -174,7 +174,16 @@ def test_a_policy_term_without_gradient_is_dead_only_if_there_were_advantages(
     assert (
         found(patient(norm | {"advantages/std": np.ones(20)}), "dead-term").severity == "critical"
     )
-    assert found(patient(norm | {"advantages/std": np.zeros(20)}), "dead-term").severity == "info"
+    none = norm | {"advantages/std": np.zeros(20)}
+    finding = found(patient(none), "dead-term")
+    assert (finding.severity, finding.basis) == ("warn", "statistical")
+    assert "The policy has had no gradient" in finding.title
+    stuck = {"reward": 5.0 + 0.1 * np.sin(np.arange(200.0))}
+    assert found(patient(none | stuck), "dead-term").severity == "critical"
+    groups = {"zero_variance_groups": np.ones(20)}
+    assert silent(patient(none | groups), "dead-term")
+    began = {"grad/all/term/policy/norm": np.array([1.0, *np.zeros(20)])}
+    assert found(patient(began), "dead-term").severity == "info"
 
 
 def test_a_log_of_scalars_shows_an_entropy_without_gradient(patient: Patient) -> None:

@@ -100,6 +100,12 @@ class _Term:
     fix: Set its coefficient above 0 ({key})
     fix: Or take the term and what it would train out of the program
     confirm: gradiometer wiring shows the coefficient of each term and the blocks it reaches.
+    [no-advantages]
+    cause: The term has a path to the weights, and what its log-probabilities are multiplied by is
+      zero: advantages that were never filled in or that cancel, rewards that are all alike, or a
+      mask of zeros.
+    fix: Follow the rewards to the advantages: which of them is the first that is zero everywhere?
+    confirm: Print advantages.abs().max() where the loss is computed; it must not be 0.
     [dead-reward]
     cause: Its advantages were given to meter.terms, but no term of the loss depends on them.
     fix: Add these advantages to those that the policy term uses, or leave them out of meter.terms
@@ -248,6 +254,8 @@ def _stationary(run: RunData, term: _Term) -> list[Draft]:
     there = np.flatnonzero(term.norm.values != 0)
     steps = term.norm.steps[there[-1] + 1 if len(there) else 0 :]
     count, pushed, role = len(steps), _pushes(run, term, steps), role_of(term.name)
+    if role == "policy" and not len(there) and count >= limits.dead_after > pushed:
+        return list(_without_advantages(run, term))
     proved = pushed >= limits.dead_after
     dead = proved or (pushed >= limits.noted_after and role == "entropy" and not term.structural)
     if not count or (not dead and count < limits.noted_after):
@@ -266,6 +274,20 @@ def _stationary(run: RunData, term: _Term) -> list[Draft]:
         " entry is None or zero.",
     )
     return [found]
+
+
+def _without_advantages(run: RunData, term: _Term) -> Iterator[Draft]:
+    """A policy that nothing has ever pushed. Groups that earn the same have rules of their own."""
+    if run.get("zero_variance_groups") is None:
+        reading = f"exactly 0 on all of {len(term.norm)} measured steps"
+        yield finding(
+            f"The policy has had no gradient: that of its loss {term.name!r} is {reading}",
+            shown(term.norm, reading),
+            severity=None,
+            strength="total",
+            basis="statistical",
+            words="no-advantages",
+        )
 
 
 def _switched_off(run: RunData, term: str) -> bool:
