@@ -426,6 +426,14 @@ def test_data_of_another_policy_is_stale(
     assert all(each.severity == "info" for each in learns)
 
 
+def test_a_long_first_rollout_does_not_hide_that_the_buffer_is_never_emptied(
+    patient: Patient,
+) -> None:
+    share = np.where(np.arange(N) < 0.6 * N, 0.0, 0.78)
+    found = finding("stale-data", patient({"credit/stale_share": share, "reward": FLAT}))
+    assert "78 % of the policy's samples are of earlier rollouts" in found.title
+
+
 @pytest.mark.parametrize(("upwards", "told"), [(0.6, True), (1.0, False)])
 def test_who_imitates_a_data_set_is_not_told_that_it_is_old(
     patient: Patient, upwards: float, told: bool

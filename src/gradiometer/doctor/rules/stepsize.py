@@ -471,8 +471,11 @@ def _of_earlier_rollouts(run: RunData) -> Sign | None:
     imitates = upwards is not None and len(upwards.finite) and upwards.finite.values.min() == 1.0
     if imitates and len(share.finite) > 1 and share.finite.values[1:].min() == 1.0:
         return None
-    reading = "{percent} of the policy's samples are of earlier rollouts, over the last half"
-    return lasting(share, lambda x: x > limits.stale_share, strength="total", reading=reading)
+    # the first rollout cannot be an old one, however many steps are made on it
+    second = np.flatnonzero(share.finite.values > 0)
+    later = share.finite.since(int(share.finite.steps[second[0]])) if len(second) else share
+    reading = "{percent} of the policy's samples are of earlier rollouts, over the last half after the first one"
+    return lasting(later, lambda x: x > limits.stale_share, strength="total", reading=reading)
 
 
 def _degenerate(run: RunData) -> Sign | None:
