@@ -474,7 +474,8 @@ def _of_earlier_rollouts(run: RunData) -> Sign | None:
     # the first rollout cannot be an old one, however many steps are made on it
     second = np.flatnonzero(share.finite.values > 0)
     later = share.finite.since(int(share.finite.steps[second[0]])) if len(second) else share
-    reading = "{percent} of the policy's samples are of earlier rollouts, over the last half after the first one"
+    when = "over the last half after the first one"
+    reading = f"{{percent}} of the policy's samples are of earlier rollouts, {when}"
     return lasting(later, lambda x: x > limits.stale_share, strength="total", reading=reading)
 
 
