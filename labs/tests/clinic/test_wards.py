@@ -17,7 +17,7 @@ from gradiometer_labs.clinic import grid
 from gradiometer_labs.clinic.grid import split
 from gradiometer_labs.clinic.outsider import said_by, write_log
 from gradiometer_labs.clinic.patients import READINGS, ward_patients
-from gradiometer_labs.clinic.wardreport import _lead
+from gradiometer_labs.clinic.wardreport import TRAINERS, _lead
 from gradiometer_labs.clinic.wardsummary import mean_over_wards
 from gradiometer_labs.wards import ward
 from gradiometer_labs.wards.ward import WARDS, Patient, Ranges, Ward, find_ward
@@ -98,6 +98,10 @@ def test_at_least_sixty_faults_in_four_wards_each_named_by_findings_that_exist()
             assert set(fault.algorithms) <= setups, fault.name
             assert fault.summary, fault.name
     assert len(ward_patients((), each=3, controls=10)) >= 800
+
+
+def test_the_page_has_a_name_for_every_ward() -> None:
+    assert set(TRAINERS) == set(WARDS)
 
 
 @pytest.mark.parametrize(

@@ -519,8 +519,6 @@ def _transfer(columns: list[Column]) -> list[Numbers]:
     for place, column in enumerate(columns):
         if isinstance(column, np.ndarray):
             numbers[place] = column
-        elif column.device.type == "cpu":
-            numbers[place] = column.detach().double().numpy()
         else:
             alike = by_device.setdefault(column.device, {})
             alike.setdefault(column.dtype, {})[place] = column

@@ -215,7 +215,7 @@ class Rule:
     needs: tuple[str, ...]
     judge: Judge
     words: Words = Words()
-    sections: Mapping[str, Words] = field(default_factory=dict)
+    sections: Mapping[str, Words] = field(default_factory=dict, hash=False)
     """What it says instead, by the name that a finding gives as its `words`."""
 
     def __call__(self, run: RunData) -> list[Finding] | Skipped:

@@ -73,6 +73,7 @@ class GradiometerCallback(transformers.GradiometerCallback):
         self._anatomy_due, self._samples, self._is_grpo = 0, True, True
         self._trainer: Callable[[], Any] = lambda: None
         self._generation: tuple[Batch, Tensor] | None = None
+        self._advantages: Tensor | None = None
 
     def begun(self, trainer: Any) -> None:
         """Listen to the methods that make loss and rewards, until the training ends."""
@@ -119,6 +120,12 @@ class GradiometerCallback(transformers.GradiometerCallback):
             steps = args.steps_per_generation * trainer.num_iterations
             generation, rest = divmod(trainer._step, steps)
             self.session.at(rollout=generation, epoch=rest // args.steps_per_generation)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Advantages are logged with the first step on their generation, not with the one before."""
+        if (advantages := self._advantages) is not None:
+            self._advantages = None
+            self.session.tell(lambda meter: meter.log(advantages=advantages))
 
     def anatomy(self, **options: Any) -> Anatomy:
         """The anatomy of the last generation; `options` of `gm.anatomy` win over the callback's."""
@@ -189,7 +196,7 @@ class GradiometerCallback(transformers.GradiometerCallback):
         self._generation, step = (batch, self._rewards), trainer.state.global_step
         generations.note(batch, self._rewards)
         if isinstance(advantages := batch.get("advantages"), Tensor) and advantages.dim() == 1:
-            meter.log(advantages=advantages)
+            self._advantages = advantages
         if self._samples and trainer.log_completions:
             self._log_samples(meter, trainer, batch)
         if self._anatomy_every is not None and step >= self._anatomy_due:

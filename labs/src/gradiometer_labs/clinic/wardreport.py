@@ -12,6 +12,7 @@ TRAINERS = {
     "sb3": "Stable-Baselines3",
     "torchrl": "torchrl",
     "trl": "TRL",
+    "skrl": "skrl",
     "programs": "single-file programs",
 }
 VIEWS = {
