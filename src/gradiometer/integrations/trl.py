@@ -122,7 +122,7 @@ class GradiometerCallback(transformers.GradiometerCallback):
             self.session.at(rollout=generation, epoch=rest // args.steps_per_generation)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Advantages are logged with the first step on their generation, not with the one before."""
+        """Advantages are logged with the first step on their generation, not the one before."""
         if (advantages := self._advantages) is not None:
             self._advantages = None
             self.session.tell(lambda meter: meter.log(advantages=advantages))
