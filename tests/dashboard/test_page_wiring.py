@@ -160,7 +160,8 @@ def test_colours_come_from_the_selection_and_the_newest_training_opens(
     address: str, browse: Callable[..., Any]
 ) -> None:
     page = browse(f"{address}/overview")
-    assert "ppo" in page.title()  # the other run is a probe of one step
+    # the other run is a probe of one step; names come with the list of runs, after the view
+    page.wait_for_function("document.title.includes('ppo')")
     page = browse(f"{address}/overview?run=plain&run=ppo")
     marks = page.locator(".run.shown .swatch")
     colours = {mark.evaluate("each => each.style.background") for mark in marks.all()}

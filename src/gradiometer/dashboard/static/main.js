@@ -137,7 +137,6 @@ async function shown(view, mine) {
   pinned = view.runs;
   picker.show(view.runs);
   toolbar.offer(page.series, page.curves, view.charts.length > 0);
-  document.title = `${view.title}${runs.get(view.runs[0]) ? ` · ${runs.get(view.runs[0]).name}` : ""} · Gradiometer`;
   if (!performance.getEntriesByName("words").length) {
     performance.mark("words");
     await painted();

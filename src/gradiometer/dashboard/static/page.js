@@ -84,6 +84,7 @@ export function createPage(store, runs, theme, act) {
     const names = [...runs.values()].map((card) => [card.id, card.colour]);
     const look = [theme(), ids, ids.length ? names.filter(([id]) => ids.includes(id)) : [], address(store.on("findings"))];
     part("title").textContent = view.title;
+    document.title = [view.title, runs.get(ids[0])?.name, "Gradiometer"].filter(Boolean).join(" · ");
     const above = answers.length ? [] : header; // answers come first, what they rest on below them
     refresh(part("header"), above, () => headerLines(above));
     refresh(part("words"), [verdicts.map((each) => ({ ...each, step: null })), answers, answers.length > 0 && header, findings.length > 0, look], () => [
