@@ -162,15 +162,20 @@ class TargetBatches:
         if own is None or following is None:
             return 0, 0, 0
         other = (own != following).any(1)
-        every = [call.given for network in self._answers.networks for call in network.calls]
         num = matched.found.targets.numel()
 
-        def most(calls: Iterable[Tensor], wanted: Floats) -> int:
+        def seen(calls: Iterable[Tensor]) -> list[Floats]:
             fit = [x for x in calls if len(x) == num and x.shape[1] >= width]
-            given = [x[:, :width].numpy()[rows] for x in fit]
-            return max((int((each == wanted).all(1)[other].sum()) for each in given), default=0)
+            return [x[:, :width].numpy()[rows] for x in fit]
 
-        return int(other.sum()), most(self._given_to_copies(width), own), most(every, following)
+        def most(given: Iterable[Floats], wanted: Floats) -> int:
+            return max(int((each == wanted).all(1)[other].sum()) for each in given)
+
+        copies = seen(self._given_to_copies(width))
+        if not copies:
+            return 0, 0, 0
+        every = seen(call.given for network in self._answers.networks for call in network.calls)
+        return int(other.sum()), most(copies, own), most(every, following)
 
     def _given_to_copies(self, width: int) -> Iterator[Tensor]:
         """What copies were asked. Not the values of stored actions, which the trained network gives
