@@ -108,12 +108,14 @@ def train(
     towards: str = "returns",
     next_values: bool = False,
     replaces: bool = True,
+    epochs: int = 1,
+    budget: float | None = None,
 ) -> Net:
     torch.manual_seed(3)
     env, net = env or Walk(), Net()
     optimizer = torch.optim.Adam(net.parameters(), lr=lr)
     obs, _ = env.reset(seed=1)
-    with gm.watch(net, optimizer, run=run, quiet=True, budget=None):
+    with gm.watch(net, optimizer, run=run, quiet=True, budget=budget):
         rows: list[tuple[Any, ...]] = []
         for _ in range(updates):
             rows, befores = [] if forgets else rows, []
@@ -138,7 +140,8 @@ def train(
             valued = torch.as_tensor(np.array(befores)) if next_values else states
             with torch.no_grad():
                 before = Categorical(logits=net.pi(states)).log_prob(torch.tensor(actions))
-            for index in torch.randperm(len(rows)).split(len(rows) // 2):
+            passes = [torch.randperm(len(rows)).split(len(rows) // 2) for _ in range(epochs)]
+            for index in (each for several in passes for each in several):
                 part = made[index]
                 part = (part - part.mean()) / part.std()
                 logp = Categorical(logits=net.pi(states[index])).log_prob(
@@ -277,6 +280,19 @@ def test_only_a_few_rollouts_are_kept_and_no_hook_stays(tmp_path: Path) -> None:
     assert not any(part._forward_hooks for part in net.modules())
     with gm.load(tmp_path / "run") as run:
         assert len(run.tables("replay")) == 512 // STEPS
+
+
+def test_the_first_updates_on_a_rollout_are_measured_where_few_steps_are(
+    data: Callable[..., RunData],
+) -> None:
+    """As with ten epochs of 32 minibatches: the guaranteed steps met hardly any first one."""
+    run = data(right, epochs=60, budget=1e-9, updates=6)
+    kept = rollouts_of(run)
+    assert len(kept) >= 4
+    assert [len(credit.rows) for _, credit in kept] == [STEPS] * len(kept)
+    found = replayed(run)
+    assert found is not None
+    assert found.checked
 
 
 @pytest.mark.parametrize("forgets", [True, False])

@@ -623,6 +623,26 @@ def test_the_locals_that_a_program_asked_for_stay_as_they_are() -> None:
     assert held["mine"] is mine
 
 
+class CountedList(list[Any]):
+    """Counts how often somebody walks it from its first item to its last."""
+
+    walks = 0
+
+    def __iter__(self) -> Any:
+        self.walks += 1
+        return super().__iter__()
+
+
+def test_a_script_s_history_of_numbers_is_not_walked_and_a_long_list_of_losses_is() -> None:
+    x = torch.ones(1, requires_grad=True)
+    returns = CountedList([0.5] * 4_000)
+    history = {"loss": CountedList([0.1] * 300), "token": [x * n for n in range(300)]}
+    late = [0, *(x * n for n in range(100))]  # noqa: F841 - read off this frame
+    found = {each.name for each in names_around(sys._getframe()).tensors}
+    assert {"token-0", "token-299", "late-1", "late-100"} <= found
+    assert returns.walks == history["loss"].walks == 0  # type: ignore[attr-defined]
+
+
 def test_what_a_meter_holds_is_no_name_of_the_program() -> None:
     x = torch.ones(1, requires_grad=True)
     holder = type("Holder", (), {"__module__": "gradiometer.capture.meter"})()

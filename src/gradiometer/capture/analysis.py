@@ -59,8 +59,9 @@ WINDOW = 8  # measured steps; on noise alone their alignment is 1/√8 = 0.35
 TENSOR_HISTORY = 100  # measured steps a tensor's band is read off
 BLOCK_HISTORY = 256  # measured steps a trend is judged over
 REFRESH = 10  # measured steps from one look at the bands to the next
-TRENDS_EVERY = 25  # measured steps from one look at the trends to the next; it takes milliseconds
-TRENDS_LATER = 75  # the same once the history is full: a look costs more, and sees less that is new
+# measured steps from one look at the trends to the next, which takes milliseconds: a quarter of
+# those so far, for a look costs more with them, and sees less that is new
+TRENDS_FIRST, TRENDS_LATER, TRENDS_GROW = 25, 75, 4
 CLIP_WINDOW = 100
 NORM_BETA = 0.98
 # of each named block, beside step and advantages: log10 of norm/raw, norm/update and learning rate
@@ -427,7 +428,7 @@ class BlockHistory:
         self._log_low = self._log_high = np.empty(0)
         self._emas: dict[str, tuple[float, float]] = {}
         self._clips: dict[str, deque[float]] = {}
-        self._measured = 0
+        self._measured = self._trends_due = 0
 
     def write(
         self,
@@ -460,9 +461,10 @@ class BlockHistory:
         if self._late_advantages:
             late = self._late_advantages.items()
             self._late_advantages = {at: std for at, std in late if at > step}
-        full = self._measured >= BLOCK_HISTORY
-        if self._measured % (TRENDS_LATER if full else TRENDS_EVERY) == 0:
+        if self._measured >= self._trends_due:
             self._write_trends(values)
+            wait = max(TRENDS_FIRST, min(self._measured // TRENDS_GROW, TRENDS_LATER))
+            self._trends_due = self._measured + wait
         self._measured += 1
 
     def note_advantages(self, step: int, std: float) -> None:
@@ -553,6 +555,7 @@ class BlockHistory:
             "clips": {block: list(past) for block, past in self._clips.items()},
             "emas": {block: list(state) for block, state in self._emas.items()},
             "measured": self._measured,
+            "trends_due": self._trends_due,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -566,6 +569,7 @@ class BlockHistory:
             block: (float(mean), float(weight)) for block, (mean, weight) in state["emas"].items()
         }
         self._measured = int(state["measured"])
+        self._trends_due = int(state.get("trends_due", self._measured))
         self._refresh_bands()
 
 

@@ -98,6 +98,7 @@ class CreditNotices:
         self._valued: Counter[str] = Counter()
         """Rows beside which values are trained: how many there were, of how many it is the value of
         their own observation, and of how many that of the next one."""
+        self._values_are_own = False
         self._mismatched: dict[int, float] = {}
         self._others_too = False
         """Others were among them."""
@@ -348,7 +349,7 @@ class CreditNotices:
     ) -> None:
         """Beside the log-probs of these samples, whose values are trained?"""
         told = [each for each in self._rollouts.values_of if each.device.type == "cpu"]
-        if not told or self._proofs.state(STORED) == "found":
+        if not told or self._values_are_own or self._proofs.state(STORED) == "found":
             return
         for one, match in zip(samples, found, strict=True):
             fitting = [each for each in told if len(each) == one.rows]
@@ -370,6 +371,7 @@ class CreditNotices:
     def _tell_values(self, step: int) -> None:
         rows, own, following = (self._valued[each] for each in ("rows", "own", "next"))
         enough = rows >= 2 * LEAST_ROWS and self._view.num_collections > LEAST_ROLLOUTS
+        self._values_are_own = enough and own >= FRESH * rows
         if enough and following >= FRESH * rows and own <= (1.0 - FRESH) * rows:
             self._proofs.found(
                 STORED,

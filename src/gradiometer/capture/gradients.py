@@ -43,7 +43,7 @@ from gradiometer.capture.statistics import (
 )
 from gradiometer.maths import stats
 from gradiometer.maths.histogram import log_histogram
-from gradiometer.maths.segments import Rows
+from gradiometer.maths.segments import Rows, silent
 from gradiometer.maths.sketch import Joined, Sketcher, Tiles, key_of, shift_of
 
 __all__ = [
@@ -240,6 +240,7 @@ class GradientReader:
         gradients.put_into(reading)
 
     @without_graph
+    @silent
     def read_full(
         self,
         reading: Reading,
@@ -347,6 +348,7 @@ class GradientReader:
         return {i for i, version in now.items() if versions.get(i) != version}
 
     @without_graph
+    @silent
     def read_update(
         self,
         reading: Reading,
@@ -727,12 +729,17 @@ class SentinelGradients:
         marks = self._marks(reached)
         self._left.update(marks)
         self._weights = self._weights_now()
+        self._note_sizes(marks)
+
+    def _note_sizes(self, numbers: Collection[int]) -> None:
         if self._sizes is not None:
-            self._sizes.update([(number, self._size(number)) for number in marks])
+            self._sizes.update([(number, self._size(number)) for number in numbers])
 
     def note_again(self) -> None:
-        """After a clip, which changed them."""
-        self.note(self._left)
+        """After a clip, which changed them, and no weights."""
+        marks = self._marks(self._left)
+        self._left.update(marks)
+        self._note_sizes(marks)
 
     def _weights_now(self) -> int:
         return sum(map(self._version, self._noted.values()))

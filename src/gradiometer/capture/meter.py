@@ -143,10 +143,16 @@ class Meter:
         held = weakref.ref(credit)  # a module's hooks must not keep the meter
         answers = NextAnswers(lambda: (reader := held()) is not None and reader.listening)
         batches = TargetBatches(self._put_targets, answers)
+        if not self._observer.ranks.several:
+            self._observer.cadence.wishes = self._rollouts.wants_first_update
         self._choices = ActingChoices(proofs, self._environment, answers)
         self._targets = TargetReader(proofs, self._environment, batches, self._choices)
         self._groups = GroupCreditKeeper(self._put, proofs)
-        values = UntrainedValues(proofs, sharded=bool(self._observer.reader.pieces))
+        values = UntrainedValues(
+            proofs,
+            sharded=bool(self._observer.reader.pieces),
+            optimizers=self._observer.optimizers,
+        )
         forms = (ActorSign(proofs), LossForm(proofs), values)
         readers = (self._rollouts, self._targets, *forms, self._groups)
         credit.on_graph += [each.graph_seen for each in readers]

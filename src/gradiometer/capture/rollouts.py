@@ -35,7 +35,9 @@ MOST_ROLLOUTS, ENOUGH_SAMPLES, MOST_SMALL = 6, 512, 48
 """Rollouts of a run that are kept; small ones are joined by the judge, so of those as many as make
 up enough samples: an end of an episode may be in one of three."""
 MOST_ROWS = 4096
-"""Transitions of one that is kept: 200 kB of text."""
+"""Transitions of one that is kept: 200 kB of text. Of more, those of the first environments."""
+MOST_TRIES = 16
+"""Rollouts whose first updates are asked to be measured."""
 MOST_VALUES = 65_536
 KNOWN = 0.98
 """Of the transitions, whose values must have been heard."""
@@ -185,6 +187,8 @@ class _Open:
     """A rollout whose first epoch is in progress."""
 
     collection: Collection
+    kept: Ints
+    """Which transitions of it are kept, of how many environments: [steps, kept environments]."""
     values: Floats | None
     next_values: Floats | None
     credit: list[Floats] = field(default_factory=list)
@@ -209,12 +213,28 @@ class RolloutKeeper:
         """Observations of the newest error of values, and its targets."""
         self.values_of: list[Tensor] = []
         """Observations of all errors of values that went backward last."""
+        self._wanted = self._tries = 0
+        """The rollout whose first updates were asked for, and how many were."""
 
     @property
     def done(self) -> bool:
         """Whether enough is kept."""
         most = MOST_ROLLOUTS if self._samples >= ENOUGH_SAMPLES else MOST_SMALL
         return self.kept >= most
+
+    def wants_first_update(self) -> bool:
+        """Whether the coming update is the first on a rollout that the critic is heard in: of one
+        whose first update is not measured nothing can be kept."""
+        if not self._critic.listening or self.done or not self._view.is_ahead:
+            return False
+        coming = self._view.num_collections + 1
+        if coming == self._wanted:
+            return False
+        if self._tries >= MOST_TRIES:
+            self._critic.stop()
+            return False
+        self._wanted, self._tries = coming, self._tries + 1
+        return True
 
     def graph_seen(self, seen: SeenGraph) -> None:
         """A loss goes backward: if it has an error of values, whose values they are."""
@@ -229,7 +249,7 @@ class RolloutKeeper:
         self._critic.forget()
         self.values_of = []
         held = self._open
-        if held is not None and len(held.seen) >= len(held.collection):
+        if held is not None and len(held.seen) >= held.kept.size:
             self._end(step)
 
     def close(self) -> None:
@@ -240,21 +260,24 @@ class RolloutKeeper:
     def begin(self, collection: Collection, step: int) -> None:
         """The first update on a rollout: what the critic said of it is known now."""
         self._end(step)
-        if self.done or len(collection) > MOST_ROWS:
+        steps, parts = collection.ends.shape
+        few = min(parts, MOST_ROWS // steps)
+        if self.done or not few:
             return
-        over = (collection.ends + collection.cuts).reshape(-1) > 0
-        values = self._heard(collection.observations, np.ones_like(over))
+        kept = np.arange(steps)[:, None] * parts + np.arange(few)
+        over = (collection.ends + collection.cuts).reshape(-1)[kept.reshape(-1)] > 0
+        values = self._heard(collection.observations, kept, np.ones_like(over))
         # of what lies beyond an end many a critic is never asked, and it counts for nothing
-        following = self._heard(collection.following, ~over)
+        following = self._heard(collection.following, kept, ~over)
         both = values is not None and following is not None
         if self._critic.listening and not both:
             self._open = None
             return
-        shape = collection.ends.shape
         self._open = _Open(
             collection=collection,
-            values=values.reshape(shape) if both and values is not None else None,
-            next_values=following.reshape(shape) if both and following is not None else None,
+            kept=kept,
+            values=values.reshape(kept.shape) if both and values is not None else None,
+            next_values=following.reshape(kept.shape) if both and following is not None else None,
         )
 
     def add(
@@ -266,14 +289,17 @@ class RolloutKeeper:
         self._towards = None
         if held is None or held.collection.number != collection.number:
             return
-        rows = np.concatenate([rows for _, rows, _ in parts])
+        credit, rows, places = (np.concatenate(each) for each in zip(*parts, strict=True))
+        num, few = collection.ends.shape[1], held.kept.shape[1]
+        mine = rows % num < few
+        credit, rows, places = credit[mine], rows[mine], places[mine]
         if not held.seen.isdisjoint(rows.tolist()):
             return  # the second epoch
         held.seen.update(rows.tolist())
-        held.credit.append(np.concatenate([values for values, _, _ in parts]))
-        held.rows.append(rows)
+        held.credit.append(credit)
+        held.rows.append(rows // num * few + rows % num)
         held.calls.append(np.full(len(rows), call, dtype=np.int64))
-        held.places.append(np.concatenate([places for _, _, places in parts]))
+        held.places.append(places)
         held.targets.append(_targets_of(rows, towards, collection))
 
     def _end(self, step: int) -> None:
@@ -287,12 +313,12 @@ class RolloutKeeper:
         if self.done:
             self._critic.stop()
 
-    def _heard(self, rows: Sequence[bytes], needed: NDArray[np.bool_]) -> Floats | None:
+    def _heard(self, rows: Sequence[bytes], kept: Ints, needed: NDArray[np.bool_]) -> Floats | None:
         """Values of these observations; None where too many of those needed were not heard."""
         values = self._critic.values
-        found = np.array([values.get(row, np.nan) for row in rows])
-        if len(found) != len(needed):
+        if len(rows) <= kept.max():
             return None
+        found = np.array([values.get(rows[i], np.nan) for i in kept.reshape(-1).tolist()])
         if not needed.any():  # each step is an episode
             return np.zeros(len(needed)) if values else None
         return np.nan_to_num(found) if np.isfinite(found[needed]).mean() >= KNOWN else None
@@ -321,11 +347,11 @@ def _targets_of(
 
 
 def _content(held: _Open) -> dict[str, Any]:
-    run = held.collection
+    run, few = held.collection, held.kept.shape[1]
     arrays: dict[str, NDArray[Any] | None] = {
-        "rewards": run.rewards.reshape(run.ends.shape),
-        "ends": run.ends,
-        "cuts": run.cuts,
+        "rewards": run.rewards.reshape(run.ends.shape)[:, :few],
+        "ends": run.ends[:, :few],
+        "cuts": run.cuts[:, :few],
         "values": held.values,
         "next_values": held.next_values,
         "credit": np.concatenate(held.credit),

@@ -13,7 +13,7 @@ import math
 import operator
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -388,6 +388,8 @@ class Turns:
 
 GUARANTEED = 100
 """Measured steps that every training has, or all of its steps where these are fewer."""
+WISHED = 3
+"""Steps that are measured where somebody wishes for them, his first one among them."""
 WORTH_SAYING = 0.5
 """Seconds beyond the budget that are told at the end."""
 GOLDEN = (math.sqrt(5) - 1) / 2
@@ -451,12 +453,23 @@ class Cadence:
         self._next_due = self._last = 0
         self._before = 0
         """Steps of the training before it was resumed: its guaranteed ones need not be dense."""
+        self.wishes: Callable[[], bool] = lambda: False
+        """Whether this step begins what is worth being measured from its first step on; asked of
+        one rank alone, for the environments of several differ."""
+        self._wished_until = 0
         self._started = self._made = time.perf_counter()
         self._first_step: int | None = None
 
     def due(self, step: int) -> bool:
         """Whether this step is measured."""
-        return step >= self._next_due and step % self.every == 0
+        if step % self.every:
+            return False
+        if step < self._wished_until:
+            return True
+        if self.wishes():
+            self._wished_until = step + WISHED
+            return True
+        return step >= self._next_due
 
     def measured(self, step: int, seconds: float) -> None:
         """Take in what a measured step cost, and choose the next one."""

@@ -294,8 +294,10 @@ class UntrainedValues:
     The leaves of a sharded model are put together for a pass, and no optimizer holds them.
     """
 
-    def __init__(self, log: ProofLog, *, sharded: bool = False) -> None:
-        self._log, self._sharded = log, sharded
+    def __init__(
+        self, log: ProofLog, *, sharded: bool = False, optimizers: Sequence[Optimizer] = ()
+    ) -> None:
+        self._log, self._sharded, self._optimizers = log, sharded, optimizers
         self._seen: dict[int, tuple[Tensor, Tensor]] | None = None
         self._losses = 0
 
@@ -313,8 +315,9 @@ class UntrainedValues:
     def _without_optimizer(self, seen: SeenGraph) -> dict[int, tuple[Tensor, Tensor]]:
         told = (trained_towards(*each) for each in seen.errors[:MOST_MARKS])
         below = [leaf_tensors([each.below]) for each in told if each is not None]
-        held = held_by(all_optimizers())
-        lost = [each for each in below if each and held.isdisjoint(each)]
+        lost = _held_by_none(below, self._optimizers)
+        # to search the process for others takes up to half a second, and hardly ever is there need
+        lost = lost and _held_by_none(lost, all_optimizers())
         return {key: (p, mark_of(p)) for each in lost for key, p in each.items()}
 
     def _judge(self, lost: dict[int, tuple[Tensor, Tensor]]) -> None:
@@ -333,6 +336,14 @@ class UntrainedValues:
                 parameters=len(lost),
                 blocks=[],
             )
+
+
+def _held_by_none(
+    below: Sequence[dict[int, Tensor]], optimizers: Iterable[Optimizer]
+) -> list[dict[int, Tensor]]:
+    """Those sets of leaves of which no optimizer holds any."""
+    held = held_by(optimizers)
+    return [each for each in below if each and held.isdisjoint(each)]
 
 
 def all_optimizers() -> list[Optimizer]:

@@ -10,6 +10,7 @@ torch's.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
@@ -31,15 +32,25 @@ def silent(method: Callable[P, R]) -> Callable[P, R]:
     """Numbers say what is infinite or NaN, and numpy does not warn of it.
 
     Each call has a state of its own: one `errstate` that is entered twice at a time does not give
-    back the user's before numpy 2.
+    back the user's before numpy 2. Within a silent call others are silent already.
     """
 
     @functools.wraps(method)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-        with np.errstate(all="ignore"):
+        if getattr(_inside, "silent", False):
             return method(*args, **kwargs)
+        _inside.silent = True
+        try:
+            with np.errstate(all="ignore"):
+                return method(*args, **kwargs)
+        finally:
+            _inside.silent = False
 
     return wrapper
+
+
+_inside = threading.local()
+"""Whether this thread is within a silent call."""
 
 
 class Segments:
