@@ -112,7 +112,8 @@ def test_an_observation_that_is_no_number_is_told_when_the_training_dies_of_it(
     ):
         env.reset()
         seen = env.step(0)[0]
-        torch.distributions.Categorical(logits=model(torch.tensor(seen)) / float(shown != 1.0))
+        logits = model(torch.tensor(seen)) / float(shown != 1.0)
+        torch.distributions.Categorical(logits=logits, validate_args=True)
     first = diagnose(tmp_path / "run").findings[0]
     assert (first.id == "nonfinite-gradient") == bool(np.isnan(shown))
     assert ("observation" in first.title) == bool(np.isnan(shown))

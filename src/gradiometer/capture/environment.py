@@ -709,5 +709,8 @@ class EnvironmentView:
             self.rounds = 1
             self.num_collections += 1
             held = list(islice(reversed(stream.ring), new))[::-1]
-            complete = len(held) == new and held[0][0] is not None
+            complete = len(held) == new
+            if complete and new == stream.total and held[0][0] is None:
+                del held[0]  # many a trainer resets its environment before anybody listens
+            complete = complete and bool(held) and held[0][0] is not None
             self.collection = Collection(self.num_collections, held, stream) if complete else None

@@ -139,8 +139,10 @@ class Meter:
         """Let everybody who reads something off the graph of a loss be told of it; how their hooks
         are removed again."""
         proofs, credit = self._observer.proofs, self._observer.credit
+        environment = self._environment
         critic = CriticListener(lambda: modules_of(model).values())
         self._rollouts = RolloutKeeper(self._put, critic, self._environment)
+        critic.expect(lambda: environment.width)
         held = weakref.ref(credit)  # a module's hooks must not keep the meter
         answers = NextAnswers(lambda: (reader := held()) is not None and reader.listening)
         batches = TargetBatches(self._put_targets, answers)
