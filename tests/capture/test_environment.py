@@ -17,6 +17,7 @@ from torch import nn
 import gradiometer as gm
 from gradiometer.capture import environment
 from gradiometer.capture.environment import EnvironmentView, listen
+from gradiometer.doctor.diagnosis import diagnose
 
 
 class Counting(gym.Env[Any, Any]):
@@ -72,6 +73,50 @@ def test_what_recorders_of_statistics_say_counts_more_than_a_reward_that_was_sca
     episodes = view.episodes()
     assert episodes is not None
     assert episodes.totals.tolist() == [10.0]
+
+
+def told_of(folder: Path, factor: float) -> list[str]:
+    """What the meter notes of a training whose reward is changed outside of its monitor."""
+    inner = gym.wrappers.RecordEpisodeStatistics(Counting())
+    env = gym.wrappers.TransformReward(inner, lambda reward: factor * float(reward))
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with gm.watch(model, optimizer, run=folder, budget=None, quiet=True):
+        for action in (1, 2, 0, 3, 1, 2, 3, 1):
+            play(env, [action] * 5)
+            optimizer.zero_grad()
+            model(torch.ones(4, 3)).square().mean().backward()
+            optimizer.step()
+    with gm.load(folder) as run:
+        return [str(each.detail["how"]) for each in run.events("update-opposes-reward")]
+
+
+@pytest.mark.parametrize(("factor", "told"), [(-1.0, ["told"]), (1.0, []), (0.1, []), (-0.1, [])])
+def test_a_reward_of_the_opposite_sign_of_what_the_monitor_tells_is_named(
+    tmp_path: Path, factor: float, told: list[str]
+) -> None:
+    """An episode that pays nothing has no sign; a scale may be meant."""
+    assert told_of(tmp_path / "run", factor) == told
+
+
+@pytest.mark.parametrize("shown", [np.nan, 1.0])
+def test_an_observation_that_is_no_number_is_told_when_the_training_dies_of_it(
+    tmp_path: Path, shown: float
+) -> None:
+    env = gym.wrappers.TransformObservation(Counting(), lambda seen: seen * shown, None)
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with (
+        pytest.raises(ValueError, match="logits"),
+        gm.watch(model, optimizer, run=tmp_path / "run", budget=None, quiet=True),
+    ):
+        env.reset()
+        seen = env.step(0)[0]
+        logits = model(torch.tensor(seen)) / float(shown != 1.0)
+        torch.distributions.Categorical(logits=logits, validate_args=True)
+    first = diagnose(tmp_path / "run").findings[0]
+    assert (first.id == "nonfinite-gradient") == bool(np.isnan(shown))
+    assert ("observation" in first.title) == bool(np.isnan(shown))
 
 
 @pytest.mark.parametrize("mode", ["NEXT_STEP", "SAME_STEP"])

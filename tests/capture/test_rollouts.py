@@ -110,6 +110,8 @@ def train(
     replaces: bool = True,
     epochs: int = 1,
     budget: float | None = None,
+    parts: int = 2,
+    steps: int = STEPS,
 ) -> Net:
     torch.manual_seed(3)
     env, net = env or Walk(), Net()
@@ -119,7 +121,7 @@ def train(
         rows: list[tuple[Any, ...]] = []
         for _ in range(updates):
             rows, befores = [] if forgets else rows, []
-            for _ in range(STEPS):
+            for _ in range(steps):
                 with torch.no_grad():
                     seen = torch.as_tensor(obs)
                     action = Categorical(logits=net.pi(seen)).sample()
@@ -140,7 +142,7 @@ def train(
             valued = torch.as_tensor(np.array(befores)) if next_values else states
             with torch.no_grad():
                 before = Categorical(logits=net.pi(states)).log_prob(torch.tensor(actions))
-            passes = [torch.randperm(len(rows)).split(len(rows) // 2) for _ in range(epochs)]
+            passes = [torch.randperm(len(rows)).split(len(rows) // parts) for _ in range(epochs)]
             for index in (each for several in passes for each in several):
                 part = made[index]
                 part = (part - part.mean()) / part.std()
@@ -207,10 +209,11 @@ def test_a_flipped_sign_is_proved(data: Callable[..., RunData]) -> None:
 def test_what_is_kept_is_what_happened(data: Callable[..., RunData]) -> None:
     pairs = rollouts_of(data(right))
     assert len(pairs) >= 4
-    for rollout, credit in pairs:
-        assert rollout.rewards.shape == (STEPS, 1)
+    for place, (rollout, credit) in enumerate(pairs):
+        steps = STEPS - (place == 0)  # what it was reset to was shown before anybody listened
+        assert rollout.rewards.shape == (steps, 1)
         assert rollout.values is not None
-        assert sorted(credit.rows.tolist()) == list(range(STEPS))
+        assert sorted(credit.rows.tolist()) == list(range(steps))
         assert rollout.ends.sum() + rollout.cuts.sum() > 0
 
 
@@ -273,13 +276,41 @@ def test_values_that_are_trained_towards_something_else_are_proved(
     )
 
 
+@pytest.mark.parametrize(("recipe", "told"), [(right, []), (moved, ["recipe-mismatch"])])
+def test_the_first_rollout_is_enough(
+    data: Callable[..., RunData], recipe: Recipe, told: list[str]
+) -> None:
+    """Its values were said before any loss had told which network is the critic."""
+    run = data(recipe, updates=1)
+    found = replayed(run)
+    assert found is not None
+    assert found.samples == STEPS - 1
+    said = verdict(run)
+    assert isinstance(said, list)
+    assert [each.id for each in said] == told
+
+
+@pytest.mark.parametrize(("recipe", "told"), [(right, []), (moved, ["recipe-mismatch"])])
+def test_a_part_of_the_first_rollout_counts_as_long_as_there_is_no_other(
+    data: Callable[..., RunData], recipe: Recipe, told: list[str]
+) -> None:
+    run = data(recipe, updates=1, parts=6, steps=192)
+    assert [bool(each.content.get("is_part")) for each in run.tables("replay")] == [True, False]
+    assert len(rollouts_of(run)) == 1
+    contents = [each.content for each in run.tables("replay")]
+    assert len(contents[0]["credit"]) < len(contents[1]["credit"]) == 191
+    said = verdict(run)
+    assert isinstance(said, list)
+    assert [each.id for each in said] == told
+
+
 @pytest.mark.slow
 def test_only_a_few_rollouts_are_kept_and_no_hook_stays(tmp_path: Path) -> None:
     """Of small ones as many as make up 512 samples."""
     net = train(tmp_path / "run", right, updates=14)
     assert not any(part._forward_hooks for part in net.modules())
     with gm.load(tmp_path / "run") as run:
-        assert len(run.tables("replay")) == 512 // STEPS
+        assert len(run.tables("replay")) == 512 // STEPS + 1  # the first lacks a step
 
 
 def test_the_first_updates_on_a_rollout_are_measured_where_few_steps_are(
@@ -289,7 +320,7 @@ def test_the_first_updates_on_a_rollout_are_measured_where_few_steps_are(
     run = data(right, epochs=60, budget=1e-9, updates=6)
     kept = rollouts_of(run)
     assert len(kept) >= 4
-    assert [len(credit.rows) for _, credit in kept] == [STEPS] * len(kept)
+    assert min(len(credit.rows) for _, credit in kept) >= STEPS - 1  # the first lacks a step
     found = replayed(run)
     assert found is not None
     assert found.checked

@@ -81,6 +81,108 @@ def learn(folder: Path, bug: str = "") -> None:
                 target.load_state_dict(online.state_dict())
 
 
+class Street(gym.Env[np.ndarray, int]):
+    """Seven places in a row, so that each is seen again and again; its ends pay and are ends."""
+
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: object = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self.at = int(self.np_random.integers(2, 5))
+        return self.seen(), {}
+
+    def seen(self) -> np.ndarray:
+        return np.array([self.at / 6, 1 - self.at / 6], np.float32)
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict]:
+        self.at += 2 * action - 1
+        return self.seen(), self.at / 6 - 0.4, self.at in (0, 6), False, {}
+
+
+def learn_in_a_street(folder: Path, bug: str = "", *, steps: int = 400) -> None:
+    """A DQN where no observation is of one transition alone."""
+    torch.manual_seed(0)
+    rng = random.Random(0)
+    online, target = network(2, 2), network(2, 2)
+    optimizer = torch.optim.Adam(online.parameters(), lr=1e-2)
+    env = Street()
+    state, kept = env.reset(seed=0)[0], []
+    with gm.watch(online, optimizer, run=folder, budget=None, quiet=True):
+        for step in range(steps):
+            action = rng.randrange(2)
+            following, reward, ended, _, _ = env.step(action)
+            if "full" not in bug or step < 100:
+                kept.append((state, action, reward, following, float(ended)))
+            state = env.reset()[0] if ended else following
+            if step < 100:
+                continue
+            columns = zip(*rng.sample(kept, 48), strict=True)
+            states, actions, rewards, nexts, ends = (torch.tensor(np.array(x)) for x in columns)
+            with torch.no_grad():
+                ahead = target(nexts).max(1).values * (1.0 if "ends" in bug else 1 - ends)
+            values = online(states).gather(1, actions[:, None])[:, 0]
+            optimizer.zero_grad()
+            functional.mse_loss(values, (rewards + 0.9 * ahead).float()).backward()
+            optimizer.step()
+            if step % 20 == 0:
+                target.load_state_dict(online.state_dict())
+
+
+@pytest.mark.parametrize("bug", ["", "ends"])
+def test_targets_are_replayed_where_states_are_seen_again(tmp_path: Path, bug: str) -> None:
+    learn_in_a_street(tmp_path / "run", bug)
+    with gm.load(tmp_path / "run") as run:
+        found = replayed_targets(RunData(run))
+    assert found is not None
+    assert (found.wrong.recipe.name if found.wrong else "") == ("ends-not-masked" if bug else "")
+    assert found.checked != bool(bug)
+
+
+@pytest.mark.parametrize("bug", ["", "ends"])
+def test_the_first_five_losses_are_enough_for_a_replay(tmp_path: Path, bug: str) -> None:
+    learn_in_a_street(tmp_path / "run", bug, steps=105)
+    ids = [each.id for each in diagnose(tmp_path / "run").findings]
+    assert ids[:1] == (["recipe-mismatch"] if bug else [])
+
+
+def learn_from_a_store(folder: Path, most: int) -> None:
+    """Values of Pendulum's states; only the first `most` transitions are ever stored."""
+    torch.manual_seed(0)
+    rng = random.Random(0)
+    critic = network(3, 1)
+    optimizer = torch.optim.Adam(critic.parameters(), lr=1e-3)
+    env = gym.make("Pendulum-v1")
+    env.action_space.seed(0)
+    state, kept = env.reset(seed=0)[0], []
+    with gm.watch(critic, optimizer, run=folder, budget=None, quiet=True):
+        for step in range(1200):
+            following, reward, terminated, truncated, _ = env.step(env.action_space.sample())
+            if step < most:
+                kept.append((state, np.float32(reward)))
+            state = env.reset()[0] if terminated or truncated else following
+            if step < 100 or step % 4:
+                continue
+            states, rewards = (
+                torch.tensor(np.array(x)) for x in zip(*rng.sample(kept, 64), strict=True)
+            )
+            optimizer.zero_grad()
+            functional.mse_loss(critic(states)[:, 0], rewards).backward()
+            optimizer.step()
+
+
+@pytest.mark.parametrize("most", [100, 10_000])
+def test_a_buffer_that_nothing_is_added_to_is_named(tmp_path: Path, most: int) -> None:
+    learn_from_a_store(tmp_path / "run", most)
+    with gm.load(tmp_path / "run") as run:
+        events = run.events("stale-data")
+        state_of_it = run.tables("proofs")[-1].content["stale-data"]
+    assert [each.detail["newest"] for each in events] == ([100] if most == 100 else [])
+    assert state_of_it == ("found" if most == 100 else "ok")
+    found = [each for each in diagnose(tmp_path / "run").findings if each.id == "stale-data"]
+    assert [each.basis for each in found] == (["proved"] if most == 100 else [])
+
+
 def facts(folder: Path) -> set[tuple[str, str]]:
     """Findings with basis `proved`, and what their evidence says first."""
     with gm.load(folder) as run:

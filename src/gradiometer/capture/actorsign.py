@@ -27,8 +27,9 @@ from gradiometer.capture.untrained import ascends
 __all__ = ["ActorSign"]
 
 ID, RECIPE, ENTROPY = "update-opposes-reward", "recipe-mismatch", "entropy-sign"
-ENOUGH = 8
-"""Backward calls that must all say the same."""
+ENOUGH = 2
+"""Backward calls that must all say the same: the sign is that of the formula, and no sample of it
+is a matter of luck."""
 ALIKE = 1e-4
 """Of their mean: what weights differ by that are the same but for rounding."""
 

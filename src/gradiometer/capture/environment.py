@@ -51,6 +51,8 @@ MOST_TRANSITIONS = 16_384
 """Of each environment that are kept; of a vector environment, all of its parts together."""
 MOST_EPISODES = 100_000
 """Returns that may wait for somebody to ask."""
+MOST_COMPARED = 32
+"""Episodes whose return two have told, the newest."""
 COLUMNS = 64
 """Numbers of an observation that are kept: every second, third, ..."""
 MOST_FIRST = 1 << 20
@@ -114,6 +116,8 @@ class EnvironmentRecorder:
         self.thread: int | None = None
         self.episodes: deque[EndedEpisode] = deque(maxlen=MOST_EPISODES)
         self.num_episodes = 0
+        self.twice_told: deque[tuple[float, float]] = deque(maxlen=MOST_COMPARED)
+        """Returns of episodes as the training was paid, and as a monitor inside says."""
         self._streams: dict[int, Stream] = {}
         self._first: tuple[int, Any] = (0, None)
         """The environment that was reset before its first step, by id, and what it showed."""
@@ -300,7 +304,7 @@ class EnvironmentRecorder:
         _fold(stream)
         told = info.get("episode") if isinstance(info, Mapping) else None
         length = stream.total - stream.began
-        self._end(stream, _told(told) or EndedEpisode(float(stream.returns), int(length)))
+        self._end(stream, _told(told), EndedEpisode(float(stream.returns), int(length)))
         stream.returns, stream.began = 0.0, stream.total
 
     def _end_parts(self, stream: Stream, ends: Any, info: Any) -> None:
@@ -308,14 +312,16 @@ class EnvironmentRecorder:
         for i in np.flatnonzero(ends):
             told = _told(_of_part(info, int(i)))
             length = stream.total - stream.began[i]
-            self._end(stream, told or EndedEpisode(float(stream.returns[i]), int(length)))
+            self._end(stream, told, EndedEpisode(float(stream.returns[i]), int(length)))
             stream.returns[i] = 0.0
             stream.began[i] = stream.total + stream.next_step
 
-    def _end(self, stream: Stream, episode: EndedEpisode) -> None:
+    def _end(self, stream: Stream, told: EndedEpisode | None, heard: EndedEpisode) -> None:
         if stream is self.trained:
-            self.episodes.append(episode)
+            self.episodes.append(told or heard)
             self.num_episodes += 1
+            if told is not None:
+                self.twice_told.append((heard.total, told.total))
 
 
 def _goes_on(stream: Stream, result: Any) -> bool:
@@ -689,6 +695,20 @@ class EnvironmentView:
         return EndedEpisodes(totals=np.array(totals), lengths=np.array(lengths, dtype=np.float64))
 
     @property
+    def twice_told(self) -> Floats:
+        """Of the newest episodes the return as the training was paid it, beside that of a monitor
+        inside, which saw the reward before anybody changed it: one row each."""
+        pairs = [] if _current is None else list(_current.twice_told)
+        return np.array(pairs, dtype=np.float64).reshape(-1, 2)
+
+    @property
+    def shows_numbers(self) -> bool:
+        """Whether the newest observation has no NaN and no Inf."""
+        trained = None if _current is None else _current.trained
+        seen = None if trained is None else trained.observation
+        return seen is None or bool(np.isfinite(seen).all())
+
+    @property
     def width(self) -> int:
         """Numbers of an observation; 0 where that is not known, or only some of them are kept."""
         trained = None if _current is None else _current.trained
@@ -747,5 +767,8 @@ class EnvironmentView:
             self.rounds = 1
             self.num_collections += 1
             held = list(islice(reversed(stream.ring), new))[::-1]
-            complete = len(held) == new and held[0][0] is not None
+            complete = len(held) == new
+            if complete and new == stream.total and held[0][0] is None:
+                del held[0]  # many a trainer resets its environment before anybody listens
+            complete = complete and bool(held) and held[0][0] is not None
             self.collection = Collection(self.num_collections, held, stream) if complete else None

@@ -47,6 +47,7 @@ from gradiometer.capture.tdtargets import TargetReader
 from gradiometer.capture.temperature import TemperatureSign
 from gradiometer.capture.termgradients import TermNotices, nonfinite_terms
 from gradiometer.capture.terms import Term
+from gradiometer.capture.toldreturns import ToldReturns
 from gradiometer.capture.untrained import UntrainedValues
 from gradiometer.capture.wiring import WiringNotices
 from gradiometer.errors import GradiometerError, GradiometerWarning, UnknownName, UsageError
@@ -138,14 +139,17 @@ class Meter:
         """Let everybody who reads something off the graph of a loss be told of it; how their hooks
         are removed again."""
         proofs, credit = self._observer.proofs, self._observer.credit
+        environment = self._environment
         critic = CriticListener(lambda: modules_of(model).values())
         self._rollouts = RolloutKeeper(self._put, critic, self._environment)
+        critic.expect(lambda: environment.width)
         held = weakref.ref(credit)  # a module's hooks must not keep the meter
         answers = NextAnswers(lambda: (reader := held()) is not None and reader.listening)
         batches = TargetBatches(self._put_targets, answers)
         if not self._observer.ranks.several:
             self._observer.cadence.wishes = self._rollouts.wants_first_update
         self._choices = ActingChoices(proofs, self._environment, answers)
+        self._told_returns = ToldReturns(proofs, self._environment)
         self._targets = TargetReader(proofs, self._environment, batches, self._choices)
         self._groups = GroupCreditKeeper(self._put, proofs)
         values = UntrainedValues(
@@ -493,6 +497,7 @@ class Meter:
             with suppress(Exception):
                 self.event("exception", f"{type(error).__name__}: {error}")
                 self._note_weights()
+                self._note_observation()
             # Ctrl-C strikes anywhere, also in the middle of a reading of ours.
             if not isinstance(error, Exception):
                 self._observer.open = None
@@ -652,6 +657,7 @@ class Meter:
         self._environment.round_ended(self._observer.num_rounds)
         self._rollouts.round_ended(self._observer.step)
         if (episodes := self._environment.episodes()) is not None:
+            self._told_returns.look(self._observer.step)
             steps = {"env/steps": float(self._environment.steps)}
             self._put_row(self._observer.step, episodes.values() | steps)
 
@@ -668,6 +674,16 @@ class Meter:
         if bad:
             message = f"{len(bad)} tensors of weights are not finite, the first {bad[0]}"
             self.event("nonfinite", message, tensors=bad[:20], weights=True)
+
+    def _note_observation(self) -> None:
+        """The same of what the environment showed last: many an operation refuses a NaN before any
+        gradient has one."""
+        if not self._environment.shows_numbers:
+            message = (
+                f"the newest observation, after {self._environment.steps} steps of the environment,"
+                " is not finite"
+            )
+            self.event("nonfinite", message, observation=True)
 
     def _note_states(self, current: Round, nonfinite: list[int], guilty: list[str]) -> None:
         watched = self._observer.watched

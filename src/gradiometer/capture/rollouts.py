@@ -41,6 +41,9 @@ MOST_TRIES = 16
 MOST_VALUES = 65_536
 KNOWN = 0.98
 """Of the transitions, whose values must have been heard."""
+FIRST_UPDATES, LEAST_FIRST = 5, 64
+"""Updates on the first rollout after which its part so far is written: a mistake in its advantages
+can be told by then. And samples that it must have."""
 DIGITS = 7
 MOST_ERRORS = 4
 MOST_LENT = 64
@@ -59,6 +62,42 @@ class CriticListener:
         """What was asked, row by row, and what was said; looked through only where it is needed."""
         self._num_answers = 0
         self.listening = False
+        self._early: list[tuple[int, bytes, list[float]]] = []
+        """What layers of one output said before the critic was known, each by its id."""
+        self._stop_expecting: list[hooks.Remove] = []
+
+    def expect(self, width: Callable[[], int]) -> None:
+        """Until it is known who the critic is, hear every layer that may be its head: what the
+        first rollout was worth is said before the first loss. `width` of an observation."""
+        linear = list(self._linear()) or living(nn.Linear)[nn.Linear]  # lent ones
+        heads = [each for each in linear if each.out_features == 1]
+        if not heads or len(linear) > MOST_LENT or self._is_compiled():
+            return
+        mine = weakref.ref(self)  # a module's hooks must not keep the listener
+        notes = [(each, _expecting(mine, width)) for each in linear]
+        notes += [(each, _answering_early(mine, id(each))) for each in heads]
+        for each, note in notes:
+            handle = each.register_forward_hook(_LentListener(note))
+            self._stop_expecting.append(handle.remove)
+
+    def _is_compiled(self) -> bool:
+        """A hook that comes and goes would make it compile again."""
+        parts = (part for root in self._modules() for part in root.modules())
+        return any(getattr(part, "_compiled_call_impl", None) is not None for part in parts)
+
+    def expect_no_more(self) -> None:
+        """A loss was seen: its critic is known, or there is none."""
+        self._early.clear()
+        while self._stop_expecting:
+            self._stop_expecting.pop()()
+
+    def _take_early(self, heads: Iterable[nn.Module]) -> None:
+        """These are the heads: what they said so far counts."""
+        wanted = {id(each) for each in heads}
+        self._answers += [(rows, said) for head, rows, said in self._early if head in wanted]
+        self._num_answers += sum(len(said) for _, said in self._answers)
+        self._given = None
+        self.expect_no_more()
 
     @property
     def values(self) -> dict[bytes, float]:
@@ -83,6 +122,7 @@ class CriticListener:
         if not entries:
             return
         self.listening = True
+        self._take_early(heads)
         self._remove += [hooks.observe_layer(each, self._entered) for each in entries]
         self._remove += [hooks.observe_layer(each, self._answered) for each in heads]
 
@@ -99,6 +139,7 @@ class CriticListener:
         if not heads or not entries or len(heads) + len(entries) > MOST_LENT:
             return
         self.listening = True
+        self._take_early(heads)
         for each in entries:
             self._remove.append(each.register_forward_hook(_LentListener(self._entered)).remove)
         for each in heads:
@@ -113,6 +154,7 @@ class CriticListener:
     def stop(self) -> None:
         """Listen no more."""
         self.forget()
+        self.expect_no_more()
         while self._remove:
             self._remove.pop()()
 
@@ -135,6 +177,31 @@ class CriticListener:
         rows = given if given.dtype is torch.float32 else given.float()
         self._answers.append((rows.numpy().tobytes(), found))
         self._num_answers += number
+
+
+def _expecting(
+    mine: weakref.ref[CriticListener], width: Callable[[], int]
+) -> Callable[[Tensor, Tensor], None]:
+    def note(given: Tensor, _: Tensor) -> None:
+        if (listener := mine()) is not None and given.shape[-1] == width():
+            listener._given = given.detach()
+
+    return note
+
+
+def _answering_early(
+    mine: weakref.ref[CriticListener], head: int
+) -> Callable[[Tensor, Tensor], None]:
+    def note(_: Tensor, said: Tensor) -> None:
+        listener = mine()
+        given = None if listener is None else listener._given
+        if listener is None or given is None or given.numel() != said.numel() * given.shape[-1]:
+            return
+        if len(listener._early) < MOST_VALUES:
+            found = said.detach().reshape(-1).tolist()
+            listener._early.append((head, given.float().numpy().tobytes(), found))
+
+    return note
 
 
 class _LentListener(hooks.LayerListener):
@@ -198,6 +265,8 @@ class _Open:
     targets: list[Floats] = field(default_factory=list)
     """What the values of the same samples were trained towards; NaN where that is not known."""
     seen: set[int] = field(default_factory=set)
+    rounds: int = 0
+    """Updates on it so far."""
 
 
 class RolloutKeeper:
@@ -247,10 +316,17 @@ class RolloutKeeper:
     def round_ended(self, step: int) -> None:
         """An update is over: from here on the critic says something else. Is its rollout done?"""
         self._critic.forget()
+        self._critic.expect_no_more()
         self.values_of = []
         held = self._open
-        if held is not None and len(held.seen) >= held.kept.size:
+        if held is None:
+            return
+        held.rounds += 1
+        if len(held.seen) >= held.kept.size:
             self._end(step)
+        elif held.rounds == FIRST_UPDATES and not self.kept and len(held.seen) >= LEAST_FIRST:
+            content = _content(held) | {"is_part": True}
+            self._put(Table(step=step, name="replay", content=content))
 
     def close(self) -> None:
         """What is open is not whole, and is not kept."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from gradiometer.capture.environment import Collection as History
 from gradiometer.capture.logprobs import TrainedValues, observations
 from gradiometer.capture.nextanswers import AskedNetwork, HeardCall, HeardLogProb, NextAnswers
 
-__all__ = ["MatchedTargets", "TargetBatches"]
+__all__ = ["MatchedTargets", "TargetBatches", "settled"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -31,6 +31,8 @@ ALIGNED = 0.9
 SAME = 1e-4
 """Of their spread, what actions may differ by from the tanh of what was drawn."""
 DIGITS = 8
+MOST_PLACES = 64
+"""Transitions that began with one observation and are compared with each other, the newest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +45,30 @@ class MatchedTargets:
     rows: Ints
     """Samples that were found again, and below their transitions."""
     places: Ints
+
+
+def settled(
+    matched: MatchedTargets,
+    candidates: Sequence[Sequence[int]],
+    chosen: Floats | None,
+    history: History,
+) -> MatchedTargets | None:
+    """With the samples of states that were seen again, where all transitions from there with the
+    chosen action paid the same and led to the same; None where no sample is known."""
+    taken, found = history.actions, dict(zip(matched.rows.tolist(), matched.places, strict=True))
+    again = [row for row, places in enumerate(candidates) if len(places) > 1]
+    if chosen is not None and taken is not None and chosen.shape[1] == taken.shape[1] and again:
+        over, cut = history.ends.reshape(-1), history.cuts.reshape(-1)
+        following = history.following or [b""] * len(history)
+        for row in again:
+            alike = [p for p in candidates[row][-MOST_PLACES:] if (taken[p] == chosen[row]).all()]
+            alike = [p for p in alike if not cut[p]]
+            outcomes = {(history.rewards[p], over[p], over[p] or following[p]) for p in alike}
+            if len(outcomes) == 1:
+                found[row] = np.int64(alike[-1])
+    rows = np.array(sorted(found), dtype=np.int64)
+    places = np.array([found[row] for row in rows.tolist()], dtype=np.int64)
+    return replace(matched, rows=rows, places=places) if len(rows) else None
 
 
 class TargetBatches:

@@ -27,18 +27,24 @@ from gradiometer.capture.logprobs import (
     trained_towards,
 )
 from gradiometer.capture.proofs import ProofLog
-from gradiometer.capture.targetbatches import MatchedTargets, TargetBatches
+from gradiometer.capture.targetbatches import MatchedTargets, TargetBatches, settled
 
 __all__ = ["TargetReader"]
 
 Floats = NDArray[np.float64]
 
 FIRST_LOOK, GROWTH, MOST_LOOKS = 200, (1.25, 1.7), 16
-"""Steps of the environment before the first look, how much later each of the first half and of the
-second half comes, and how many there are: a look builds an index of the history, 20 to 40 ms."""
+"""Steps of the environment before ends of episodes are counted, how much later each look of the
+first half and of the second half comes, and how many there are: a look builds an index of the
+history, 20 to 40 ms."""
 EVERY_LOSS = 8
 """Losses after which the looks of the first half come at the latest: a program that fills its
 buffer first, and then learns much in few steps, is looked at as soon as it learns."""
+AT_ONCE, EARLIEST, SHORT = 5, 64, 2_000
+"""Looks besides, at the first losses of a training, one at each, and how long a history is by then
+that tells something, and whose index costs little (4 ms)."""
+EARLY = 4
+"""Batches for the replay that are kept of those; later ones have more ends of episodes."""
 NEAR_ROWS, MOST_NEAR, FIRST_NEAR = 64, 256, 8
 """A loss on fewer samples than this may be of the newest steps alone, and one end of an episode is
 in it at most: such losses are looked at one by one, beside the newest steps only (under a
@@ -55,8 +61,9 @@ LEAST_EXACT = 6
 """Ends whose targets are numbers of other rows, exactly."""
 ROUNDED = 1e-4
 """Of the spread of targets, what is left of a sum of one number."""
-LEAST_LOOKS = 3
-"""Losses at different times: what a network says of the next observation changes."""
+LEAST_LOOKS, APART = 3, 16
+"""Losses at different times: what a network says of the next observation changes. How many losses
+lie between the first and the last of them."""
 EXACT, CLEAR = 0.01, 0.1
 """Of the spread of all targets: what a right recipe leaves unexplained at ends (rounding), and what
 is no rounding and no slowly changing scale of rewards."""
@@ -71,7 +78,10 @@ LEAST_FROZEN = 4
 EPISODE = 5
 """Steps of an episode, on the mean, from which on its first observation is a rare one."""
 
-RECIPE, STORED = "recipe-mismatch", "misaligned-data"
+RENEWED, NEVER_BY_CHANCE = 4.0, 1e-9
+"""Times as many steps of the environment as there were up to the newest sample ever seen, and how
+likely samples drawn from all of them would be to have none of the newer ones."""
+RECIPE, STORED, STALE = "recipe-mismatch", "misaligned-data", "stale-data"
 OPPOSED = "update-opposes-reward"
 OTHER_REWARDS = (
     "where episodes end, targets are not above 0 where something was paid: the program changes"
@@ -91,10 +101,11 @@ class TargetReader:
     ) -> None:
         self._proofs, self._view, self._batches = proofs, view, batches
         self._choices = choices
-        self._looks, self._next = 0, float(FIRST_LOOK)
+        self._looks, self._next, self._at_once = 0, float(FIRST_LOOK), 0
         self._losses = self._near = self._near_rows = 0
         self._ended: deque[tuple[float, float, int]] = deque(maxlen=MOST_ENDS)
-        """Target, reward and look of transitions that ended an episode, and of all others below."""
+        """Target, reward and number of the loss of transitions that ended an episode, and of all
+        others below."""
         self._others: deque[tuple[float, float, int]] = deque(maxlen=MOST_OTHERS)
         self._beside: deque[list[float]] = deque(maxlen=MOST_ENDS)
         self._taken: deque[tuple[bool, bool, bool]] = deque(maxlen=MOST_OTHERS)
@@ -108,6 +119,9 @@ class TargetReader:
         at another one, and only there."""
         self._pairs: deque[tuple[float, float]] = deque(maxlen=MOST_OTHERS)
         """Of samples of choices: the action whose value is trained, and the one that was taken."""
+        self._newest: list[tuple[int, int, int]] = []
+        """Of each look the steps of the environment, how many of them the newest sample has before
+        it, and how many samples there were."""
         self._asked = np.zeros(3, dtype=np.int64)
         """Samples, and of how many a copy of the network was asked about their own observation, and
         about the next one."""
@@ -119,7 +133,9 @@ class TargetReader:
             return
         self._losses += 1
         soon = self._looks < MOST_LOOKS // 2 and self._losses >= EVERY_LOSS * self._looks
-        is_due = steps >= self._next or (soon and steps >= FIRST_LOOK)
+        usual = steps >= self._next or (soon and steps >= FIRST_LOOK)
+        first = self._at_once < AT_ONCE and EARLIEST <= steps <= SHORT
+        is_due = usual or first
         self._look_near(seen, width)
         if not is_due and self._batches.is_ready:
             self._batches.forget()
@@ -132,8 +148,10 @@ class TargetReader:
         ]
         self._batches.learn(found, width)
         if is_due and (history := self._view.history()) is not None:
-            self._looks += 1
-            self._next = GROWTH[self._looks > MOST_LOOKS // 2] * steps
+            self._at_once += 1
+            if usual:
+                self._looks += 1
+                self._next = GROWTH[self._looks > MOST_LOOKS // 2] * steps
             self._look(found, history, width)
         self._batches.forget()
         if self._looks >= MOST_LOOKS:
@@ -171,7 +189,9 @@ class TargetReader:
         matched = [each for each in compared if each is not None]
         for each in matched[:1]:
             self._asked += self._batches.asked_about(each, history, width)
-        self._batches.keep(matched, history, width)
+        if self._batches.kept < EARLY or self._at_once > AT_ONCE:
+            self._batches.keep(matched, history, width)
+        self._judge_age()
         self._judge_next()
         self._judge()
 
@@ -188,24 +208,41 @@ class TargetReader:
             return None
         self._note_spread(data[:, :width], history)
         candidates = history.places(_host(data[:, :width]))
+        self._note_age(candidates, history)
         rows = [row for row, places in enumerate(candidates) if len(places) == 1]
         places = np.array([candidates[row][0] for row in rows], dtype=np.int64)
-        if not len(places):
-            return None
+        if len(places):
+            self._note_samples(found, data, rows, places, history)
+        chosen = found.actions
+        return settled(
+            MatchedTargets(found=found, trained=trained, rows=np.array(rows), places=places),
+            candidates,
+            None if chosen is None else _host(chosen).reshape(len(candidates), -1),
+            history,
+        )
+
+    def _note_samples(
+        self,
+        found: TrainedValues,
+        data: Tensor,
+        rows: list[int],
+        places: NDArray[np.int64],
+        history: Collection,
+    ) -> None:
+        """Targets, rewards, ends and actions of samples that can be of no other transition."""
+        width = self._view.width
         targets = _host(found.targets.reshape(-1))[rows]
         paid, over = history.rewards[places], history.ends.reshape(-1)[places] > 0
         cut = history.cuts.reshape(-1)[places] > 0
-        look = self._looks + self._near
-        normalised = _is_normalised([found])
+        counts = not _is_normalised([found]) and self._view.steps >= FIRST_LOOK
         for target, reward, ended, stopped in zip(targets, paid, over, cut, strict=True):
-            if not stopped and not normalised:
-                (self._ended if ended else self._others).append((target, reward, look))
-        if not normalised:
-            self._note_neighbours(rows, targets, paid, over & ~cut, len(candidates))
+            if not stopped and counts:
+                (self._ended if ended else self._others).append((target, reward, self._losses))
+        if counts:
+            self._note_neighbours(rows, targets, paid, over & ~cut, len(data))
         actions = found.actions if data.shape[1] == width else data[:, width:]
         if actions is not None:
             self._compare_actions(_host(actions)[rows], places, history)
-        return MatchedTargets(found=found, trained=trained, rows=np.array(rows), places=places)
 
     def _note_neighbours(
         self, rows: list[int], targets: Floats, paid: Floats, over: NDArray[np.bool_], num: int
@@ -225,7 +262,8 @@ class TargetReader:
         before = places - history.ends.shape[1]
         known = before >= 0
         same = _are_equal(taken[places], stored)
-        earlier = _are_equal(taken[np.maximum(before, 0)], stored)
+        earlier = np.zeros(len(places), dtype=bool)
+        earlier[known] = _are_equal(taken[before[known]], stored[known])
         if history.is_whole and stored.shape[1] == 1:
             self._pairs += zip(stored[:, 0].tolist(), taken[places, 0].tolist(), strict=True)
         self._elsewhere += _is_elsewhere(stored[~same], taken)
@@ -259,6 +297,40 @@ class TargetReader:
                 subject="observations",
                 how="first" if shown else "one",
                 samples=self._frozen * len(data),
+            )
+
+    def _note_age(self, candidates: list[list[int]], history: Collection) -> None:
+        """How new is the newest sample, if each is the newest that it can be?"""
+        there = [places[-1] for places in candidates if places]
+        if len(history) < FIRST_LOOK or len(there) < RIGHT * len(candidates):
+            return
+        steps = self._view.steps
+        self._newest.append((steps, steps - len(history) + 1 + max(there), len(there)))
+
+    def _judge_age(self) -> None:
+        """Is anything ever added to what samples are drawn from?"""
+        if not self._newest:
+            return
+        steps, newest, rows = np.array(self._newest, dtype=np.float64).T
+        last = float(newest.max())
+        # of all that was there, had samples been drawn from it
+        chance = rows * np.log(np.minimum(last / steps, 1.0))
+        if steps[-1] < RENEWED * last:
+            self._proofs.withdraw(STALE)
+            if last >= RENEWED * newest[0]:
+                self._proofs.ok(STALE)
+            return
+        if len(steps) >= LEAST_LOOKS and chance.sum() <= np.log(NEVER_BY_CHANCE):
+            self._proofs.found(
+                STALE,
+                f"none of {int(rows.sum())} samples in {len(rows)} losses is newer than step"
+                f" {last:.0f} of the environment, which has made {steps[-1]:.0f}: nothing was added"
+                " to what they are drawn from since",
+                subject="samples",
+                how="never-renewed",
+                newest=int(last),
+                steps=int(steps[-1]),
+                samples=int(rows.sum()),
             )
 
     def _has_rewards_of_neighbours(self) -> bool:
@@ -364,7 +436,8 @@ class TargetReader:
         """How many transitions without an end have one scale of their rewards as target, to the
         last digit and in several losses; 0 where that is not so."""
         targets, paid, looks = np.array(self._others).T
-        if len(targets) < LEAST_ACTIONS or len(np.unique(looks)) < LEAST_LOOKS:
+        often = len(np.unique(looks)) >= LEAST_LOOKS and np.ptp(looks) >= APART
+        if len(targets) < LEAST_ACTIONS or not often:
             return 0
         scale = float(targets @ paid) / max(float(paid @ paid), 1e-12)
         left = float(np.abs(targets - scale * paid).max())

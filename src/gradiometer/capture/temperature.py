@@ -27,11 +27,12 @@ __all__ = ["TemperatureSign"]
 
 ID = "entropy-sign"
 HOOKED = "gradiometer temperature"
-ENOUGH = 12
-"""Backward calls of the temperature's loss, in measured steps."""
+FEWEST, ENOUGH = 4, 12
+"""Backward calls of the temperature's loss, in measured steps: so many where the line is exact, and
+where it is not."""
 FORMS = 3
 """Of a log-probability: right, not corrected for its squashing, corrected the wrong way round."""
-LINE = 0.95
+LINE, EXACT = 0.95, 0.9999
 """R² of the line: the temperature itself changes a little meanwhile."""
 
 
@@ -47,14 +48,15 @@ class TemperatureSign:
         """Those of the loss that is about to go backward."""
         self._trained: set[int] = set()
         self._is_over = False
+        self._judged = 0
+        """How many of them there were at the last look."""
 
     def graph_seen(self, seen: SeenGraph) -> None:
         """A loss is about to go backward: is it that of a temperature?"""
         self._means = None
-        if self._is_over or not self._answers.log_probs or not _is_of_one_number(seen):
-            return
-        if len(self._seen) >= ENOUGH:
+        if len(self._seen) >= FEWEST and len(self._seen) > self._judged and not self._is_over:
             self._judge()
+        if self._is_over or not self._answers.log_probs or not _is_of_one_number(seen):
             return
         self._means = [_means(each) for each in reversed(self._answers.log_probs)]
         node = seen.layers[0]
@@ -71,7 +73,8 @@ class TemperatureSign:
             self._means = None
 
     def _judge(self) -> None:
-        self._is_over = True
+        self._judged = len(self._seen)
+        self._is_over = self._judged >= ENOUGH
         (r2, slope), *others = (
             max(
                 _line([(m[n][form], float(g)) for m, g in self._seen if len(m) > n])
@@ -81,8 +84,10 @@ class TemperatureSign:
         )
         slope = -slope if ascends(self._trained) else slope
         # of log-probs that are wrong themselves the temperature's loss may be right
-        if r2 < LINE or any(other > r2 and way < 0 < slope for other, way in others):
+        least = LINE if self._is_over else EXACT
+        if r2 < least or any(other > r2 and way < 0 < slope for other, way in others):
             return
+        self._is_over = True
         if slope < 0:
             self._proofs.ok(ID)
             return
@@ -127,7 +132,7 @@ def _means(heard: HeardLogProb) -> tuple[float, ...]:
 
 def _line(pairs: list[tuple[float, float]]) -> tuple[float, float]:
     """R² and slope of the second over the first."""
-    if len(pairs) < ENOUGH:
+    if len(pairs) < FEWEST:
         return 0.0, 0.0
     x, y = np.array(pairs).T
     x, y = x - x.mean(), y - y.mean()

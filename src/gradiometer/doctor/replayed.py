@@ -73,7 +73,9 @@ def replayed(run: RunData) -> ReplayedRecipes | None:
 
 def _kept(run: RunData, table: str, read: Callable[[Any], Kept | None]) -> list[Kept]:
     """What the tables of a name hold; what does not fit together is left out."""
-    found = (read(each.content) for each in run.tables(table))
+    contents = [each.content for each in run.tables(table)]
+    whole = [each for each in contents if not mapping(each).get("is_part")]
+    found = (read(each) for each in whole or contents[-1:])
     return [each for each in found if each is not None]
 
 

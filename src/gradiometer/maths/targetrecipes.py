@@ -334,15 +334,15 @@ def _way(
 def _ways(batches: Sequence[TargetBatch]) -> Iterator[_Way]:
     first = batches[0]
     has_target = any(each.has_target for each in batches)
+    ended = any(bool((each.ends > 0).any()) for each in batches)
     if first.is_discrete:
-        yield from _choosing(first, legal_online=not has_target)
+        yield from _choosing(first, legal_online=not has_target, ended=ended)
     elif first.critics <= MOST_CRITICS:
-        yield from _evaluating(first, legal_online=not has_target)
+        yield from _evaluating(first, legal_online=not has_target, ended=ended)
 
 
-def _choosing(batch: TargetBatch, *, legal_online: bool) -> Iterator[_Way]:
+def _choosing(batch: TargetBatch, *, legal_online: bool, ended: bool) -> Iterator[_Way]:
     """One value for each action: DQN and its like."""
-    ended = any(batch.ends > 0)
     for place in range(len(batch.target)):
         one = (("target", place),)
         best = "the best value of the target network"
@@ -379,7 +379,7 @@ JOINS = {
 }
 
 
-def _evaluating(batch: TargetBatch, *, legal_online: bool) -> Iterator[_Way]:
+def _evaluating(batch: TargetBatch, *, legal_online: bool, ended: bool) -> Iterator[_Way]:
     """A value of a state, or of a state and an action: TD3, SAC, DDPG."""
     entropy: Entropy = "whole" if batch.log_probs else ""
     all_target = tuple(("target", n) for n in range(len(batch.target)))
@@ -404,7 +404,7 @@ def _evaluating(batch: TargetBatch, *, legal_online: bool) -> Iterator[_Way]:
     if several and batch.copies > 1:
         yield from _of_twins(all_target, entropy)
     for group in sets:
-        if any(batch.ends > 0):
+        if ended:
             yield _way("ends-not-masked", UNMASKED, group, "min", entropy=entropy, masked=False)
         yield _way(
             "rewards-clipped",

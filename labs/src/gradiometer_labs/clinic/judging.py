@@ -36,7 +36,7 @@ from gradiometer_labs.wards.ward import Patient
 
 __all__ = ["EARLY", "MEASURED", "CountedFinding", "JudgeTask", "JudgedTraining", "scalar_log"]
 
-NORM = "grad/all/norm/raw"
+NORM, MEASUREMENTS = "grad/all/norm/raw", "meter/interval"
 MEASURED = 5
 """Measured steps within which a wiring fault should be said."""
 EARLY = (0.1, 0.25, 0.5)
@@ -93,7 +93,9 @@ class JudgeTask:
             )
         with unpacked(folder) as place, load(place) as run:
             assert isinstance(run, Run)
-            steps = run.series(NORM)[0] if NORM in run.names() else np.zeros(0, np.int64)
+            # a step that made no gradient is measured too
+            told = next((x for x in (MEASUREMENTS, NORM) if x in run.names()), None)
+            steps = np.zeros(0, np.int64) if told is None else run.series(told)[0]
             last = run.newest_step or 0
             log = scalar_log(run)
             return JudgedTraining(

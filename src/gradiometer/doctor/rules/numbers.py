@@ -17,7 +17,16 @@ from numpy.lib.stride_tricks import sliding_window_view
 from gradiometer.doctor import thresholds
 from gradiometer.doctor.declared import FallsTo, Look, Sign, blocks, declare, drafted, worst
 from gradiometer.doctor.outcome import at_rest, learning, outcome_of
-from gradiometer.doctor.rule import CannotSay, Skipped, Verdict, proof, rule, too_short, unlogged
+from gradiometer.doctor.rule import (
+    CannotSay,
+    Draft,
+    Skipped,
+    Verdict,
+    proof,
+    rule,
+    too_short,
+    unlogged,
+)
 from gradiometer.doctor.rundata import RunData, Series
 from gradiometer.doctor.severity import Role, Strength
 from gradiometer.doctor.signs import (
@@ -37,7 +46,7 @@ from gradiometer.doctor.signs import (
 )
 from gradiometer.doctor.trainers import field_of
 from gradiometer.maths.health import BAND_SIGMAS, FALLBACK_HIGH, FALLBACK_LOW, SIGMA_FLOOR
-from gradiometer.records import Evidence, Severity
+from gradiometer.records import Event, Evidence, Severity
 from gradiometer.store.layers import read_layers
 from gradiometer.store.reader import Floats, Ints
 from gradiometer.words import fmt
@@ -64,6 +73,15 @@ limits = thresholds.group("numbers")
     see: verl dp_actor.py skips such steps
     see: TRL issue 6702
     see: OneTrainer issue 1147
+    [observation]
+    cause: The environment, or a wrapper around it, showed a number that is none, and the policy was
+      asked about it. No gradient had a NaN before.
+    fix: Assert np.isfinite(observation).all() after env.step, and look at what that step did: a
+      division by zero, the log of a negative number, a physics engine that blew up, a running
+      deviation of 0
+    fix: End the episode there, or replace the observation, if the environment cannot be mended
+    confirm: Step the environment alone, with random actions, until it shows such an observation.
+    see: F32
     """,
 )
 def nonfinite_gradient(run: RunData) -> Verdict:
@@ -97,6 +115,8 @@ def nonfinite_gradient(run: RunData) -> Verdict:
     counted = f"{len(tensors)} parameters nonfinite, first {place}"
     named = (f" of {place}" if place else "") + (f", from the term {terms[0]!r}" if terms else "")
     of_weights = not bad and any(event.detail.get("weights") for event in events)
+    if not bad and not tensors and any(event.detail.get("observation") for event in events):
+        return _shown(events, evidence, first)
     what = "weights" if of_weights else "gradient"
     return proof(
         f"NaN or Inf in the {what}{named}" + ("" if first is None else f" at step {first}"),
@@ -106,6 +126,16 @@ def nonfinite_gradient(run: RunData) -> Verdict:
         block=block,
         what="that term" if terms else "the loss",
         after=after,
+    )
+
+
+def _shown(events: list[Event], evidence: list[Evidence], first: int | None) -> Draft:
+    """The NaN came from outside, and the training died of it."""
+    return proof(
+        f"NaN or Inf in an observation of the environment, before step {(first or 0) + 1}",
+        *evidence,
+        since_step=first,
+        words="observation",
     )
 
 

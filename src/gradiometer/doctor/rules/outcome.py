@@ -188,6 +188,11 @@ OPPOSED = {
         fix=("Store the reward as the environment pays it, without a minus",),
         values={"doubt": "", "loss": "reward"},
     ),
+    "told": Way(
+        title="The training is paid the opposite of the return that the monitor tells",
+        severity="warn",
+        words="told",
+    ),
     "term": Way(
         title="The actor's loss is subtracted: the update makes it large",
         values={"doubt": "", "loss": "actor's loss"},
@@ -217,6 +222,14 @@ OPPOSED = {
     fix: Log step/predicted on a held-out batch: it decides.
     confirm: Negate the loss for a few hundred steps: with a wrong sign the reward now rises.
     see: F26
+    [told]
+    cause: Between the monitor of the environment, whose returns are logged, and the training the
+      reward gets another sign. The training makes the logged return as small as it can.
+    fix: Take the minus out of the wrapper, the buffer or the step that changes the reward.
+    fix: If the environment pays a cost and is turned into a reward on purpose, put the monitor
+      outside of that wrapper, so that what is logged is what is trained.
+    confirm: Print the reward of a step as the environment returns it and as the buffer holds it.
+    see: F26
     [worst]
     cause: What the network has learned is turned round when it acts: the worse an action
       is, the rather it is taken. The network then learns about bad actions only.
@@ -229,7 +242,7 @@ def update_opposes_reward(run: RunData) -> Verdict:
     measurements, a reward that falls from the start under healthy norms is a suspicion."""
     events = known_events(run, "update-opposes-reward")
     if learning(run):  # an environment may pay costs, and a program turn them into rewards
-        events = [each for each in events if each.detail.get("how") != "rewards"]
+        events = [each for each in events if each.detail.get("how") not in ("rewards", "told")]
     if events:
         way = OPPOSED.get(str(events[-1].detail.get("how"))) or OPPOSED[""]
         return proved_finding(events[-1], way)

@@ -14,7 +14,15 @@ import numpy as np
 
 from gradiometer.doctor import thresholds
 from gradiometer.doctor.declared import Look, Sign, Stays, declare, drafted, lasting
-from gradiometer.doctor.outcome import became, began_trained, near_best, outcome_of, stuck, warms_up
+from gradiometer.doctor.outcome import (
+    became,
+    began_trained,
+    learning,
+    near_best,
+    outcome_of,
+    stuck,
+    warms_up,
+)
 from gradiometer.doctor.proofs import Way, told
 from gradiometer.doctor.rule import Draft, Verdict, finding, needed, rule, too_short, unlogged
 from gradiometer.doctor.rundata import RunData, Series
@@ -441,10 +449,20 @@ declare(
       once.
     see: verl: rollout correction
     see: A. Jones, Debugging RL, without the agonizing pain
+    [never-renewed]
+    cause: What samples are drawn from is not filled any more: a call of add() is missing or stands
+      behind a condition, an index does not move on, or the training has a copy of the buffer. The
+      policy learns from what was done before it could do anything.
+    fix: Store every transition of the environment, as long as it is trained
+    fix: If a fixed data set is meant, ignore this: the steps since then were an evaluation
+    confirm: Log the size and the write position of the buffer; both must move with the environment.
     """,
 )
 def stale_data(run: RunData) -> Verdict:
-    """The data comes from another policy: importance weights degenerate, or KL keeps growing."""
+    """The data comes from another policy: importance weights degenerate, or KL keeps growing; or
+    the meter saw that no sample is newer than the first ones."""
+    if facts := told(run, "stale-data", _never_renewed):
+        return facts
     kl, sign = run.get("approx_kl"), _of_earlier_rollouts(run)
     if sign is None:
         known = [x for x in (run.get("ess"), run.get("importance_weight"), kl) if x is not None]
@@ -460,6 +478,17 @@ def stale_data(run: RunData) -> Verdict:
     key = key_for(run, "epochs", "epochs over a rollout, age of the buffer", sign.series)
     title = f"The policy learns from data of another policy: {sign.reading}"
     return drafted(run, sign, title, values={"key": key}, then=False)
+
+
+def _never_renewed(run: RunData, event: Event) -> Way:
+    """What a policy is learned from by design (a data set, and evaluations beside it) brings it
+    on, too."""
+    return Way(
+        title="Samples are all of the first {newest} steps of the environment: nothing was added"
+        " since",
+        words="never-renewed",
+        severity="info" if learning(run) else "warn",
+    )
 
 
 def _of_earlier_rollouts(run: RunData) -> Sign | None:
