@@ -144,6 +144,38 @@ def test_sb3_vector_environments_are_heard(view: EnvironmentView) -> None:
     assert sorted(episodes.totals) == [3.0, 6.0]
 
 
+@pytest.mark.parametrize("kind", ["sb3", "SAME_STEP", "NEXT_STEP"])
+def test_a_step_that_ends_an_episode_leads_to_its_last_observation(
+    kind: str, view: EnvironmentView
+) -> None:
+    """Not to the first one of the next episode, which a vector environment answers with."""
+
+    class Fresh(Counting):
+        def step(self, action: Any) -> Any:
+            seen, *rest = super().step(action)
+            return seen.copy(), *rest
+
+    makers = [lambda: Fresh(3), lambda: Fresh(4)]
+    if kind == "sb3":
+        envs = pytest.importorskip("stable_baselines3.common.vec_env").DummyVecEnv(makers)
+        environment.look_for_environments()
+    else:
+        mode = gym.vector.AutoresetMode[kind]
+        envs = gym.vector.SyncVectorEnv(makers, autoreset_mode=mode)
+    envs.reset()
+    for _ in range(4):
+        envs.step(np.array([1, 2]))
+    view.round_ended(1)
+    assert view.collection is not None
+    ends = np.flatnonzero(view.collection.ends.reshape(-1))[:2]
+    led = view.collection.led_to(ends)
+    assert led is not None
+    assert led[:, 0].tolist() == [3.0, 4.0]
+    begun = view.collection.began_with(ends[:1] + 2)
+    assert begun is not None
+    assert begun[0, 0] == (3.0 if kind == "NEXT_STEP" else 0.0)
+
+
 def test_a_rollout_is_found_again_by_its_observations_though_buffers_are_reused(
     view: EnvironmentView,
 ) -> None:

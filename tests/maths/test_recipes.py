@@ -89,6 +89,28 @@ def test_a_right_recipe_is_checked_and_nothing_is_accused(critic: bool) -> None:
         assert found.checked, recipe.name
 
 
+@pytest.mark.parametrize(
+    ("name", "sign"),
+    [("gae", 1.0), ("gae", -1.0), ("ends-not-masked", 1.0), ("rewards-one-late", 1.0)],
+)
+def test_batches_of_five_samples_have_one_line_together(name: str, sign: float) -> None:
+    """A2C with its default settings: a line through five points fits anything."""
+    recipe, pairs = RECIPES[name], []
+    for seed in range(40):
+        run = rollout(seed, steps=5, envs=1)
+        made = sign * recipe.advantages(run, GAMMA, LAM).reshape(-1)
+        rows = np.random.default_rng(seed).permutation(5)
+        calls, places = np.zeros(5, np.int64), np.arange(5)
+        pairs.append((run, Credit(values=made[rows] / 5, rows=rows, calls=calls, places=places)))
+    found = replay(pairs)
+    assert found is not None
+    assert found.fits[0].r2 == pytest.approx(1.0)
+    assert found.checked == (recipe.right and sign > 0)
+    assert (found.wrong is None) == found.checked
+    if found.wrong is not None:
+        assert (found.wrong.recipe.name, found.wrong.flipped) == (name, sign < 0)
+
+
 def test_returns_without_the_baseline_that_is_there_are_told() -> None:
     found = replay(credited(RECIPES["returns"], critic=True))
     assert found is not None

@@ -72,7 +72,7 @@ WHOLE = frozenset({int, np.int64, np.int32})
 Transition = tuple[Any, Any, Any, Any, Any, Any]
 """A step of an environment, or of all parts of a vector environment: what the action was chosen for
 (thinned, None where it is no array), the action, the reward, terminated, truncated, and what the
-step answered (thinned; after an end it may be of the next episode)."""
+step led to (thinned; after an end it is of the next episode where nobody tells the last one)."""
 
 
 class EndedEpisode(NamedTuple):
@@ -251,22 +251,23 @@ class EnvironmentRecorder:
                 terminated = _kept_flags(terminated)
             if truncated is not nobody and truncated is not None:
                 truncated = _kept_flags(_rows(truncated))
+        ends = None
+        if stream.num is not None and (terminated is not nobody or truncated is not nobody):
+            ends = terminated if truncated is None else terminated | truncated
+            ends = ends if SET in ends.tobytes() else None
         if self._keep:
-            following = observation.copy() if stream.plain else _thin(observation, stream)
-            seen, stream.observation = stream.observation, following
-            stream.ring.append((seen, action, reward, terminated, truncated, following))
+            shown = observation.copy() if stream.plain else _thin(observation, stream)
+            seen, stream.observation = stream.observation, shown
+            led = shown if ends is None or shown is None else _with_final(shown, ends, info, stream)
+            stream.ring.append((seen, action, reward, terminated, truncated, led))
         elif stream.ring:
             stream.ring.clear()
             stream.observation = None
         stream.paid.append(reward)
-        if stream.num is None:
-            if terminated or truncated:
-                self._end_one(stream, info)
-        else:
-            if terminated is not nobody or truncated is not nobody:
-                ends = terminated if truncated is None else terminated | truncated
-                if SET in ends.tobytes():
-                    self._end_parts(stream, ends, info)
+        if ends is not None:
+            self._end_parts(stream, ends, info)
+        elif stream.num is None and (terminated or truncated):
+            self._end_one(stream, info)
         if len(stream.paid) > 1024:
             _fold(stream)
 
@@ -408,6 +409,32 @@ def _of_part(info: Any, i: int) -> Any:
     return None
 
 
+FINAL = ("final_obs", "final_observation")
+"""What gymnasium's vector environments call the last observation of a part that has been reset."""
+
+
+def _with_final(shown: Any, ends: Any, info: Any, stream: Stream) -> Any:
+    """What a step led to: of a part that was reset at once, its last observation is in the info."""
+    led = shown
+    for i in np.flatnonzero(ends):
+        final = _final_of(info, int(i))
+        row = None if final is None else _thin(np.asarray(final)[None], stream, parts=1)
+        if row is not None and row.size == led[i].size:
+            led = led.copy() if led is shown else led
+            led[i] = row.reshape(led[i].shape)
+    return led
+
+
+def _final_of(info: Any, i: int) -> Any:
+    """The last observation of a part before its reset; None where nobody says."""
+    if isinstance(info, (list, tuple)):  # Stable-Baselines3
+        return info[i].get("terminal_observation") if isinstance(info[i], Mapping) else None
+    if isinstance(info, Mapping):
+        told = next((info[name] for name in FINAL if name in info), None)
+        return told[i] if isinstance(told, np.ndarray) and len(told) > i else None
+    return None
+
+
 def _fold(stream: Stream) -> None:
     """Add the rewards that wait to the returns."""
     if stream.paid:
@@ -415,11 +442,11 @@ def _fold(stream: Stream) -> None:
         stream.paid.clear()
 
 
-def _thin(observation: Any, stream: Stream) -> Any:
+def _thin(observation: Any, stream: Stream, *, parts: int | None = None) -> Any:
     """A copy of a few numbers of an observation, or of each part's."""
-    if not isinstance(observation, np.ndarray):
+    if not isinstance(observation, np.ndarray) or observation.dtype == object:
         return None
-    flat = observation.reshape(stream.num or 1, -1)
+    flat = observation.reshape(parts or stream.num or 1, -1)
     every = _every(flat.shape[1])
     stream.plain = every == 1
     return flat[:, ::every].copy()

@@ -19,7 +19,7 @@ make of it, so where no recipe fits as it is, each part gets a factor of its own
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Literal, TypeAlias
@@ -59,6 +59,8 @@ a wrong one is proved, and how many times as much. While a critic says little ye
 the fourth digit, and this tells them apart."""
 FEWEST_SPLIT = 6
 """Samples of a backward, in each half, for a factor of its own for rewards and one for values."""
+SMALL_BATCH = 6
+"""Samples of a backward, below which it has no line of its own."""
 MIN_SAMPLES = 48
 """Held back and fitted together; below, a line through few points fits anything."""
 
@@ -678,18 +680,36 @@ def _explained(
     """
     num_factors = parts[0][0][0].shape[1]
     total, rising, falling = 0.0, np.zeros(num_factors), np.zeros(num_factors)
-    for made, credit in parts:
+    for made, given in _batches(parts):
         fewest = 3 if len(made) == 1 else FEWEST_SPLIT
-        for call in np.unique(credit.calls):
-            at = np.flatnonzero(credit.calls == call)[half::2]
-            if len(at) < fewest:
-                continue
-            spread, up, down = _lines([each[at] for each in made], credit.values[at])
-            total += spread
-            rising += np.where(up > down, up, 0.0)
-            falling += np.where(down > up, down, 0.0)
+        if len(given[half::2]) < fewest:
+            continue
+        spread, up, down = _lines([each[half::2] for each in made], given[half::2])
+        total += spread
+        rising += np.where(up > down, up, 0.0)
+        falling += np.where(down > up, down, 0.0)
     explained = np.maximum(rising, falling) / total if total > 0.0 else 0.0 * rising
     return explained, falling > rising
+
+
+def _batches(
+    parts: Sequence[tuple[Sequence[Floats], Credit]],
+) -> Iterator[tuple[Sequence[Floats], Floats]]:
+    """The samples of each backward. Through the five of an A2C no line can be tested: batches that
+    small have one line together, all of one size, for nobody normalises over so few."""
+    small: dict[int, list[tuple[Sequence[Floats], Floats]]] = {}
+    for made, credit in parts:
+        for call in np.unique(credit.calls):
+            at = np.flatnonzero(credit.calls == call)
+            batch = [each[at] for each in made], credit.values[at]
+            if len(at) >= (SMALL_BATCH if len(made) == 1 else 2 * FEWEST_SPLIT):
+                yield batch
+            else:
+                small.setdefault(int(credit.places[at].max()) + 1, []).append(batch)
+    for batches in small.values():
+        columns = zip(*(made for made, _ in batches), strict=True)
+        joined = [np.concatenate(column) for column in columns]
+        yield joined, np.concatenate([given for _, given in batches])
 
 
 def _lines(made: Sequence[Floats], credit: Floats) -> tuple[float, Floats, Floats]:
