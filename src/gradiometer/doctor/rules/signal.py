@@ -849,8 +849,8 @@ def _critic_suffers(run: RunData, targets: Series) -> list[Evidence]:
     loss, explained = run.get("value_loss"), run.get(EXPLAINED)
     unknown = explained is None or len(explained.finite) < limits.min_points
     if unknown and targets.metric.name == "value_loss" and _never_arrives(targets):
-        first, last = map(fmt, ends(targets))
-        found.append(shown(targets, f"{first} at the start and {last} at the end: errors of 100"))
+        from_, to = map(fmt, ends(targets))
+        found.append(shown(targets, f"{from_} at the start and {to} at the end: errors of 100"))
     if loss is not None and loss.name != targets.name and len(loss.finite):
         first, last = ends(loss)
         grown = last > limits.decade * first and trend(loss).direction == "rises"
