@@ -616,3 +616,18 @@ def test_a_norm_that_a_script_calls_its_own_way_is_that_of_the_whole_gradient(
     grown = np.exp(9.0 * np.linspace(0.0, 1.0, 60) ** 3)
     run = patient({"total_grad_norm": grown, "reward": flat()})
     assert "the whole model" in one("exploding-gradient", run).title
+
+
+def test_spikes_out_of_a_gradient_that_became_small_are_a_note(patient: Patient) -> None:
+    """An actor's gradient falls as its critic flattens; what comes back is no more than it was."""
+    falls = np.r_[np.full(80, 1.0), np.full(120, 0.02)] * np.exp(
+        0.1 * np.random.default_rng(0).normal(size=200)
+    )
+    falls[[120, 140, 160, 180]] = 0.4
+    flat = {"reward": 1.0 + 0.05 * np.random.default_rng(1).normal(size=200)}
+    note = one("gradient-spikes", patient({"grad/actor/norm/raw": falls, **flat}))
+    assert note.severity == "info"
+    falls[[120, 140, 160, 180]] = 4.0
+    assert (
+        one("gradient-spikes", patient({"grad/actor/norm/raw": falls, **flat})).severity == "warn"
+    )

@@ -407,6 +407,9 @@ def _companions(run: RunData, sign: Sign) -> Sign:
     update = run.get("grad/<block>/norm/update", block=where(sign.series))
     if update is not None and not jumps(update, steps, limits.spike_factor):
         sign = replace(sign, role="note")  # what the optimizer takes in its stride harms nobody
+    there = sign.series.values[np.isin(sign.series.steps, steps)]
+    if float(there.max()) <= level(sign.series.first(1 / 3)):
+        sign = replace(sign, role="note")  # out of a gradient that became small, up to what it was
     fix = SPIKE_FIX[::-1] if large and not heavy else SPIKE_FIX
     return replace(sign, more=more, fix=fix, said={**sign.said, "cause": told})
 
