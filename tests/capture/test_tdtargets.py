@@ -146,13 +146,14 @@ def test_the_first_five_losses_are_enough_for_a_replay(tmp_path: Path, bug: str)
     assert ids[:1] == (["recipe-mismatch"] if bug else [])
 
 
-def learn_from_a_store(folder: Path, most: int) -> None:
+def learn_from_a_store(folder: Path, most: int, *, unit: float = 1.0) -> None:
     """Values of Pendulum's states; only the first `most` transitions are ever stored."""
     torch.manual_seed(0)
     rng = random.Random(0)
     critic = network(3, 1)
     optimizer = torch.optim.Adam(critic.parameters(), lr=1e-3)
     env = gym.make("Pendulum-v1")
+    env = gym.wrappers.TransformObservation(env, lambda seen: seen * np.float32(unit), None)
     env.action_space.seed(0)
     state, kept = env.reset(seed=0)[0], []
     with gm.watch(critic, optimizer, run=folder, budget=None, quiet=True):
@@ -169,6 +170,58 @@ def learn_from_a_store(folder: Path, most: int) -> None:
             optimizer.zero_grad()
             functional.mse_loss(critic(states)[:, 0], rewards).backward()
             optimizer.step()
+
+
+@pytest.mark.parametrize("unit", [1.0, 1000.0])
+def test_what_a_critic_of_stored_samples_takes_is_measured(tmp_path: Path, unit: float) -> None:
+    learn_from_a_store(tmp_path / "run", 10_000, unit=unit)
+    with gm.load(tmp_path / "run") as run:
+        largest = run.series("credit/input_largest")[1]
+    assert len(largest) >= 9
+    assert 0.5 * unit <= np.median(largest) <= 10.0 * unit
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_rewards_of_the_row_beside_are_told_where_they_are_one_of_two(
+    tmp_path: Path, shift: int
+) -> None:
+    """A bandit: every step is an end, and pays 1 or nothing."""
+    torch.manual_seed(0)
+    rng = np.random.default_rng(0)
+    critic = network(4, 2)
+    optimizer = torch.optim.Adam(critic.parameters(), lr=1e-3)
+    env, kept = Arms(), []
+    with gm.watch(critic, optimizer, run=tmp_path / "run", budget=None, quiet=True):
+        for step in range(320):
+            state = env.reset(seed=step)[0]
+            action = int(rng.integers(2))
+            reward = env.step(action)[1]
+            kept.append((state, action, reward))
+            if step < 200:
+                continue
+            chosen = [kept[place] for place in rng.integers(len(kept), size=32)]
+            states, actions, paid = (torch.tensor(np.array(x)) for x in zip(*chosen, strict=True))
+            values = critic(states).gather(1, actions[:, None])[:, 0]
+            optimizer.zero_grad()
+            functional.mse_loss(values, paid.float().roll(shift)).backward()
+            optimizer.step()
+    told = {("recipe-mismatch", "rewards-of-others")} if shift else set()
+    assert facts(tmp_path / "run") == told
+
+
+class Arms(gym.Env[np.ndarray, int]):
+    """Of two arms the one that the context points to pays; a step each."""
+
+    observation_space = gym.spaces.Box(-9, 9, (4,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: object = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self.context = self.np_random.normal(size=4).astype(np.float32)
+        return self.context, {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict]:
+        return self.context, float((self.context.sum() > 0) == bool(action)), True, False, {}
 
 
 @pytest.mark.parametrize("most", [100, 10_000])

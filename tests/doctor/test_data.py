@@ -224,3 +224,10 @@ def test_no_rule_falls_over_whatever_the_series_hold(
     data = RunData(patient(series))
     for id in ("observation-scale", "misaligned-data"):
         assert isinstance(RULES[id](data), Skipped | list)
+
+
+def test_observations_beyond_any_pixel_are_worth_a_line_though_they_are_learned_from(
+    patient: Patient, rising: Any
+) -> None:
+    far = {"observation/max_abs": np.full(100, 3000.0), "reward": rising}
+    assert only("observation-scale", patient(far)).severity == "info"

@@ -340,3 +340,20 @@ def test_no_series_makes_a_rule_raise(patient: Patient, values: list[float]) -> 
         for each in rules():
             if each.family == "exploration":
                 each(data)
+
+
+@pytest.mark.parametrize(("weight", "told"), [(2.0, True), (0.01, False)])
+def test_a_bonus_that_keeps_a_learning_policy_at_random_is_a_note(
+    patient: Patient, weight: float, told: bool
+) -> None:
+    """Its weight by the settings, or by dL/dH where they do not tell."""
+    series = {"entropy": np.full(60, 1.37), "reward": RISING}
+    by_fact = judge("entropy-never-falls", patient(series, facts={"ent_coef": weight}))
+    assert (by_fact is not None) == told
+    by_slope = judge(
+        "entropy-never-falls", patient({**series, "credit/entropy_slope": np.full(60, -weight)})
+    )
+    assert (by_slope is not None) == told
+    if told:
+        assert (by_fact.severity, by_slope.severity) == ("info", "info")
+        assert "weight of 2" in by_fact.title

@@ -616,3 +616,33 @@ def test_a_norm_that_a_script_calls_its_own_way_is_that_of_the_whole_gradient(
     grown = np.exp(9.0 * np.linspace(0.0, 1.0, 60) ** 3)
     run = patient({"total_grad_norm": grown, "reward": flat()})
     assert "the whole model" in one("exploding-gradient", run).title
+
+
+def test_spikes_out_of_a_gradient_that_became_small_are_a_note(patient: Patient) -> None:
+    """An actor's gradient falls as its critic flattens; what comes back is no more than it was."""
+    falls = np.r_[np.full(80, 1.0), np.full(120, 0.02)] * np.exp(
+        0.1 * np.random.default_rng(0).normal(size=200)
+    )
+    falls[[120, 140, 160, 180]] = 0.4
+    flat = {"reward": 1.0 + 0.05 * np.random.default_rng(1).normal(size=200)}
+    note = one("gradient-spikes", patient({"grad/actor/norm/raw": falls, **flat}))
+    assert note.severity == "info"
+    falls[[120, 140, 160, 180]] = 4.0
+    assert (
+        one("gradient-spikes", patient({"grad/actor/norm/raw": falls, **flat})).severity == "warn"
+    )
+
+
+def test_groups_that_come_to_agree_while_the_reward_rises_are_something_to_watch(
+    patient: Patient,
+) -> None:
+    """Solved groups have no gradient; those that never had one are another matter."""
+    late = np.arange(200) > 90
+    norms = np.where(late & (np.arange(200) % 2 == 0), 0.0, 1.0)
+    noise = 0.05 * np.random.default_rng(0).normal(size=200)
+    rose = np.minimum(np.linspace(0.0, 1.7, 200), 0.85) + noise
+    series = {"grad_norm": norms, "reward": rose}
+    agree = patient({**series, "zero_variance_groups": (norms == 0.0).astype(float)})
+    assert one("zero-gradient-steps", agree).severity == "info"
+    other = patient({**series, "zero_variance_groups": np.full(200, 0.9)})
+    assert one("zero-gradient-steps", other).severity == "warn"

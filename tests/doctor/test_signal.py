@@ -611,3 +611,22 @@ def test_groups_solved_by_a_training_that_goes_on_are_information(patient: Patie
         ).severity
         == "info"
     )
+
+
+def test_a_value_loss_of_ten_thousands_that_does_not_come_down_is_a_scale(
+    patient: Patient,
+) -> None:
+    """TD3 and SAC log no explained variance."""
+    lost = {"value_loss": level(2e6) * 10.0 ** (0.05 * np.sin(np.arange(N))), "reward": FLAT}
+    assert finding("reward-scale", patient(lost)).severity == "warn"
+    arrives = {**lost, "value_loss": np.geomspace(2e6, 1e5, N)}
+    assert judge("reward-scale", patient(arrives)) == []
+
+
+@pytest.mark.parametrize(("share", "told"), [(0.04, 1), (0.6, 0)])
+def test_single_samples_that_decide_every_update_are_told_by_their_credit(
+    patient: Patient, share: float, told: int
+) -> None:
+    series = {"credit/ess": level(share), "credit/max": level(30.0), "reward": FLAT}
+    found = as_list(judge("advantage-outliers", patient(series)))
+    assert [each.severity for each in found] == ["warn"] * told

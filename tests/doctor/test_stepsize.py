@@ -313,7 +313,7 @@ def test_a_kl_term_as_strong_as_the_task_strangles(patient: Patient) -> None:
 
 
 @pytest.mark.parametrize(
-    "healthy", [(1.1e-4, 0.51, FLAT), (0.9e-4, 0.49, FLAT), (0.9e-4, 0.51, RISING)]
+    "healthy", [(0.051, 0.51, FLAT), (0.9e-4, 0.49, FLAT), (0.9e-4, 0.51, RISING)]
 )
 def test_a_kl_term_that_only_steers_does_not(
     patient: Patient, healthy: tuple[float, float, Any]
@@ -602,3 +602,52 @@ def test_a_reward_lost_at_one_stroke_after_a_far_step_is_critical(patient: Patie
     )
     back = np.where(np.arange(N) < 20, reward, 0.4)
     assert judge("step-too-large", patient({"approx_kl": kl, "reward": back})) == []
+
+
+def test_a_penalty_that_outweighs_the_rewards_strangles_a_policy_that_moves_a_little(
+    patient: Patient,
+) -> None:
+    """Where the KL is a part of the reward (RLOO), no term of the loss shows it."""
+    held = {"kl_ref": level(0.016), "reward_std": level(0.11), "reward": FLAT}
+    found = finding("kl-strangled", patient(held, facts={"beta": 10.0}))
+    assert found.severity == "warn"
+    assert any("rewards differ by 0.11" in each.reading for each in found.evidence)
+    assert judge("kl-strangled", patient(held, facts={"beta": 0.04})) == []
+    assert judge("kl-strangled", patient({**held, "reward": RISING}, facts={"beta": 10.0})) == []
+
+
+def test_weights_that_hardly_move_under_an_entropy_that_keeps_its_digits_are_frozen(
+    patient: Patient,
+) -> None:
+    """Of one step on each rollout there is no KL."""
+    entropy = 0.69 + 1e-5 * np.sin(np.arange(N))
+    still = {"grad/all/update_ratio": level(2e-5), "entropy": entropy, "reward": FLAT}
+    assert finding("policy-frozen", patient(still)).severity == "warn"
+    moving = {**still, "entropy": np.linspace(0.69, 0.6, N)}
+    assert judge("policy-frozen", patient(moving)) == []
+    assert judge("policy-frozen", patient({**still, "grad/all/update_ratio": level(2e-3)})) == []
+
+
+@pytest.mark.parametrize(("dead", "told"), [(0.95, 1), (0.3, 0)])
+def test_a_network_that_was_replaced_and_learned_with_what_was_left_is_a_note(
+    patient: Patient, dead: float, told: int
+) -> None:
+    moved = np.r_[0.9, np.full(N - 1, 0.004)]
+    series = {"grad/all/update_ratio": moved, "grad/all/zero_fraction": level(dead)}
+    found = judge("step-too-large", patient({**series, "reward": RISING}))
+    assert isinstance(found, list)
+    assert [each.severity for each in found] == ["info"] * told
+
+
+@pytest.mark.parametrize("rises", [True, False])
+def test_samples_that_are_never_newer_than_the_first_are_stale(
+    patient: Patient, rises: bool
+) -> None:
+    """A data set and evaluations beside it bring it on by design: no warning while it learns."""
+    detail = {"how": "never-renewed", "newest": 150, "steps": 900, "samples": 700}
+    event = Event(step=9, kind="stale-data", message="none is newer", detail=detail)
+    reward = RISING if rises else FLAT
+    found = finding("stale-data", patient({"reward": reward}, events=[event]))
+    assert found.basis == "proved"
+    assert found.severity == ("info" if rises else "warn")
+    assert "first 150 steps" in found.title

@@ -521,7 +521,8 @@ class Meter:
         values["meter/interval"] = float(self._observer.cadence.interval)
         values["meter/share"] = self._observer.cadence.share()
         self._environment.round_ended(self._observer.num_rounds)
-        values |= self._credit_notices.note(current) | self._choices.take_rate()
+        values |= self._targets.take_inputs() | self._credit_notices.note(current)
+        values |= self._choices.take_rate()
         self._groups.note(current.credit, current.step)
         self._values, self._measured_step = values, current.step
         self._last_two.append((current.step, values))

@@ -59,6 +59,8 @@ ALIKE = (0.5, 2.0)
 LEAST_ENDS, LEAST_OTHERS, LEAST_ACTIONS = 12, 32, 64
 LEAST_EXACT = 6
 """Ends whose targets are numbers of other rows, exactly."""
+OF_TWO = 24
+"""The same where rewards are one of two: by chance once in 2²⁴."""
 ROUNDED = 1e-4
 """Of the spread of targets, what is left of a sum of one number."""
 LEAST_LOOKS, APART = 3, 16
@@ -101,6 +103,7 @@ class TargetReader:
     ) -> None:
         self._proofs, self._view, self._batches = proofs, view, batches
         self._choices = choices
+        self._inputs: dict[str, float] = {}
         self._looks, self._next, self._at_once = 0, float(FIRST_LOOK), 0
         self._losses = self._near = self._near_rows = 0
         self._ended: deque[tuple[float, float, int]] = deque(maxlen=MOST_ENDS)
@@ -146,6 +149,8 @@ class TargetReader:
             for each in (None if one is None else of_one_network(one) for one in told)
             if each is not None and 8 <= each.targets.numel() <= MOST_ROWS
         ]
+        if is_due and found:
+            self._note_inputs(found[0][0], width)
         self._batches.learn(found, width)
         if is_due and (history := self._view.history()) is not None:
             self._at_once += 1
@@ -156,6 +161,20 @@ class TargetReader:
         self._batches.forget()
         if self._looks >= MOST_LOOKS:
             self._batches.close()
+
+    def _note_inputs(self, found: TrainedValues, width: int) -> None:
+        data = observations(found.below, found.targets.numel(), width)
+        if data is not None and data.ndim == 2 and data.shape[1] >= width:
+            seen = data[:, :width].detach().float()
+            self._inputs = {
+                "credit/input_spread": float(seen.std()),
+                "credit/input_largest": float(seen.abs().max()),
+            }
+
+    def take_inputs(self) -> dict[str, float]:
+        """Spread and size of the observations of the last look, once."""
+        taken, self._inputs = self._inputs, {}
+        return taken
 
     def close(self) -> None:
         """Look no more."""
@@ -342,7 +361,8 @@ class TargetReader:
         for column, words in ((2, "before"), (3, "after")):
             targets, own, beside = table[np.isfinite(table[:, column])][:, [0, 1, column]].T
             differing = int((own != beside).sum())
-            if differing < LEAST_EXACT or len(np.unique(beside)) < LEAST_EXACT - 1:
+            kinds = len(np.unique(beside))
+            if differing < LEAST_EXACT or (kinds < LEAST_EXACT - 1 and differing < OF_TWO):
                 continue
             slope, at = np.polyfit(beside, targets, 1)
             left = np.abs(targets - slope * beside - at)

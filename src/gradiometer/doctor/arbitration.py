@@ -58,8 +58,9 @@ DEAD_TERM: dict[str, tuple[str, ...]] = {
 }
 """Of a dead term, by what it is for."""
 
-ALL_FROZEN = ("critic-explains-nothing",)
-"""Besides, where all weights stand still or the learning rate ended: so does the critic."""
+ALL_FROZEN = ("critic-explains-nothing", "advantage-scale")
+"""Besides, where all weights stand still or the learning rate ended: so does the critic, and what
+it would subtract from the returns is missing."""
 
 EDGES = """
 # -- Wiring. What has no path cannot be learned, and what hangs on it fails with it.
@@ -143,6 +144,9 @@ reward-scale: critic-explains-nothing  # targets far from what a fresh head can 
 reward-scale: critic-diverges
 reward-scale: critic-dominates  # the value loss goes with the square of the reward
 reward-scale: exploding-gradient over-clipping
+# The value loss goes with its square, the actor's loss with the reward itself, and the layers on
+# both sides of the action are compared.
+reward-scale: depth-imbalance
 # rewards too small: the bonus and the penalty are all that is left
 reward-scale: regulariser-dominates reward-plateau
 # Too large: the entropy bonus is nothing beside it. Too small: regularisers are all that is left.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -32,6 +33,12 @@ def _observed(statistic: str) -> Callable[[RunData], list[Series]]:
         return [x for x in long if x.parts["statistic"] == statistic]
 
     return chosen
+
+
+def _far(run: RunData, sign: Sign) -> Sign:
+    """Beyond what pixels reach, no first layer was made for it: worth a line also where it is
+    learned from."""
+    return replace(sign, role="usual") if level(sign.series) > limits.beyond else sign
 
 
 declare(
@@ -65,6 +72,7 @@ declare(
     sign=Stays(above=("data/max_observation",)),
     title="Observations reach {level}, far outside [−10, 10]",
     role="harmless",
+    beside=_far,
     also=(
         Look(
             metric=OBSERVED,

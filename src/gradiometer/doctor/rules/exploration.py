@@ -13,9 +13,10 @@ import numpy as np
 
 from gradiometer.doctor import thresholds
 from gradiometer.doctor.declared import FallsTo, Look, RisesPast, Sign, Stays, declare
-from gradiometer.doctor.outcome import outcome_of
+from gradiometer.doctor.outcome import Outcome, outcome_of
 from gradiometer.doctor.rule import (
     CannotSay,
+    Draft,
     Skipped,
     Verdict,
     finding,
@@ -25,7 +26,7 @@ from gradiometer.doctor.rule import (
 )
 from gradiometer.doctor.rundata import RunData, Series
 from gradiometer.doctor.signs import in_words, level, number, persists, power, shown
-from gradiometer.doctor.terms import SHARE, pairs_of, role_of
+from gradiometer.doctor.terms import COEFFICIENTS, SHARE, TERM_NORM, pairs_of, role_of
 from gradiometer.doctor.trainers import key_for
 from gradiometer.records import Evidence
 from gradiometer.words import fmt
@@ -164,7 +165,10 @@ def entropy_never_falls(run: RunData) -> Verdict:
     leads the actor, or where a random policy is known to earn as much; otherwise (a pretrained
     policy that holds its entropy) information.
     """
-    entropy = needed(run, "entropy", limits.min_held).finite
+    longest = max(run.every("entropy"), key=lambda each: len(each.finite))
+    if len(longest.finite) < limits.min_held:
+        longest = needed(run, "entropy", limits.min_held)
+    entropy = longest.finite
     start = float(entropy.values[: max(3, len(entropy) // 20)].max())
     least = limits.held * start
     if float(entropy.values.min()) < max(0.0, limits.held * least):
@@ -172,8 +176,10 @@ def entropy_never_falls(run: RunData) -> Verdict:
     if start <= 0.0 or not persists(entropy, lambda x: x >= least):
         return None
     progress = needed_outcome(run)
-    if not progress.stuck or len(progress.series) < limits.min_held:
+    if len(progress.series) < limits.min_held:
         return None
+    if not progress.stuck:
+        return _outweighed(run, entropy, progress)
     end = level(entropy.last(0.2))
     random, bonus = _uniform_over(run, end), _bonus_leads(run)
     if random is None and any(run.fact(name) is not None for name in ACTION_COUNTS):
@@ -188,6 +194,26 @@ def entropy_never_falls(run: RunData) -> Verdict:
         bonus,
         severity="warn" if random or bonus or progress.at_random else "info",
         led="The entropy bonus leads the actor." if bonus else outweighs,
+        coefficient=key_for(run, *COEFFICIENT, entropy),
+    )
+
+
+def _outweighed(run: RunData, entropy: Series, progress: Outcome) -> Draft | None:
+    """Learning, although a bonus a hundred times the usual one keeps the policy at random."""
+    told, slope = number(run.fact(*COEFFICIENTS["entropy"])), run.get("credit/entropy_slope")
+    if told is None and slope is not None and len(slope.finite):
+        told = -level(slope)
+    if told is None or told < limits.heavy_bonus:
+        return None
+    first, last = fmt(float(entropy.first(0.05).values.max())), fmt(level(entropy.last(0.2)))
+    term = next((x for x in run.every(TERM_NORM) if role_of(x.parts["term"]) == "entropy"), None)
+    return finding(
+        f"Entropy hardly fell ({last} of {first}): its bonus has a weight of {fmt(told)}",
+        shown(entropy, f"{first} at the start, {last} at the end"),
+        None if term is None else shown(term, f"gradient norm {fmt(level(term.last(0.5)))}"),
+        progress.evidence,
+        severity="info",
+        led=f"The bonus on the entropy has a weight of {fmt(told)}; 0.001 to 0.02 is usual.",
         coefficient=key_for(run, *COEFFICIENT, entropy),
     )
 

@@ -407,6 +407,9 @@ def _companions(run: RunData, sign: Sign) -> Sign:
     update = run.get("grad/<block>/norm/update", block=where(sign.series))
     if update is not None and not jumps(update, steps, limits.spike_factor):
         sign = replace(sign, role="note")  # what the optimizer takes in its stride harms nobody
+    there = sign.series.values[np.isin(sign.series.steps, steps)]
+    if float(there.max()) <= level(sign.series.first(1 / 3)):
+        sign = replace(sign, role="note")  # out of a gradient that became small, up to what it was
     fix = SPIKE_FIX[::-1] if large and not heavy else SPIKE_FIX
     return replace(sign, more=more, fix=fix, said={**sign.said, "cause": told})
 
@@ -472,10 +475,23 @@ def _unreal(run: RunData, sign: Sign) -> Sign:
     spread = run.get("zero_variance_groups") or run.get("reward_std")
     if spread is not None:
         sign = replace(sign, more=(shown(spread, f"median {fmt(level(spread.last(0.5)))}"),))
+    if learning(run) and _came_to_agree(run, sign):
+        return replace(sign, role="convergence")
     if sign.strength != "total" or not learning(run):
         return sign
     unreal = "The reward rises all the same: the logged norm is not that of the real gradient. "
     return replace(sign, said={**sign.said, "unreal": unreal})
+
+
+def _came_to_agree(run: RunData, sign: Sign) -> bool:
+    """Whether the steps without a gradient are those where all groups agree, and none did at the
+    start: they are solved, or as good as that."""
+    agreeing = run.get("zero_variance_groups")
+    if agreeing is None or level(agreeing.first(1 / 3)) >= limits.zero_warn:
+        return False
+    zeros = sign.series.steps[sign.series.values == 0.0]
+    there = agreeing.values[np.isin(agreeing.steps, zeros)]
+    return len(there) > 0 and bool(np.median(there) == 1.0)
 
 
 declare(

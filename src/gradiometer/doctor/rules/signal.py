@@ -642,7 +642,6 @@ def _jumps(run: RunData, steps: Ints) -> Evidence | None:
       clipped to ±10 the gradient norm loses its spikes.
     see: NeMo-RL issue 4158
     """,
-    needs=("advantages/<statistic>",),
 )
 def advantage_outliers(run: RunData) -> Verdict:
     """One sample's advantage dominates the step (F13): it is far outside its batch, or all others.
@@ -652,7 +651,7 @@ def advantage_outliers(run: RunData) -> Verdict:
     """
     largest, std = _advantages(run, "max_abs"), _advantages(run, "std")
     if largest is None or std is None:
-        return unlogged("advantages/<statistic>")
+        return _decided_by_few(run) or unlogged("advantages/<statistic>")
     found = _outliers(largest, std)
     if len(found) < limits.min_points:
         return too_short(found, limits.min_points)
@@ -660,7 +659,7 @@ def advantage_outliers(run: RunData) -> Verdict:
     sizes = largest.values[np.isin(largest.steps, steps)]
     spiked = (sizes >= limits.large) & (sizes >= limits.spike * level(largest))
     if len(steps) < limits.repeated and not spiked.any():
-        return None
+        return _decided_by_few(run)  # of 64 samples none is ten deviations away
     jumped, most = _jumps(run, steps), fmt(float(sizes.max()))
     sure = jumped is not None or int(spiked.sum()) >= limits.repeated
     if not sure and stuck(run) is False:
@@ -673,6 +672,25 @@ def advantage_outliers(run: RunData) -> Verdict:
         shown(std, f"median {fmt(level(std))}"),
         jumped,
         severity="warn" if sure else "info",
+    )
+
+
+def _decided_by_few(run: RunData) -> Draft | None:
+    """By what the update gave to its samples: hardly any of them counts, step after step. Successes
+    that are rare look like it."""
+    share, most = run.get("credit/ess"), run.get("credit/max")
+    if share is None or most is None or len(share.finite) < limits.min_points:
+        return None
+    few = persists(share, lambda x: x < limits.few_count) is True
+    if not few or not persists(most, lambda x: x > limits.outlier):
+        return None
+    seen, large = fmt(level(share.last(0.5))), fmt(level(most.last(0.5)))
+    return finding(
+        f"Single samples decide the update: as if {100 * level(share.last(0.5)):.0f} % of them"
+        " counted",
+        shown(share, f"median {seen} over the last half; 0.64 of a normal distribution"),
+        shown(most, f"the largest has {large} times the credit of a usual one"),
+        severity="warn" if stuck(run) else "info",
     )
 
 
@@ -810,7 +828,7 @@ def _targets(run: RunData) -> tuple[Series, Callable[[float], bool]] | None:
     looked = [(largest, _large), (mean, _large), (run.get("value_mean"), _large), (largest, _small)]
     # there it is a loss of action values, of which the critic's rules know more
     if not run.has("q_value"):
-        looked.append((run.get("value_loss"), _drowning))
+        looked += [(loss, _drowning) for loss in run.every("value_loss")]
     for series, wrong in looked:
         if series is not None and persists(series, wrong) and _is_a_scale(run, series, wrong):
             return series, wrong
@@ -829,6 +847,10 @@ def _critic_suffers(run: RunData, targets: Series) -> list[Evidence]:
     """The second signal: the critic's loss or gradient runs off, or it explains nothing."""
     found: list[Evidence] = []
     loss, explained = run.get("value_loss"), run.get(EXPLAINED)
+    unknown = explained is None or len(explained.finite) < limits.min_points
+    if unknown and targets.metric.name == "value_loss" and _never_arrives(targets):
+        from_, to = map(fmt, ends(targets))
+        found.append(shown(targets, f"{from_} at the start and {to} at the end: errors of 100"))
     if loss is not None and loss.name != targets.name and len(loss.finite):
         first, last = ends(loss)
         grown = last > limits.decade * first and trend(loss).direction == "rises"
@@ -842,6 +864,12 @@ def _critic_suffers(run: RunData, targets: Series) -> list[Evidence]:
     if blind := _lasts(explained, lambda x: x <= limits.blind, "median {} over the last half"):
         found.append(blind[0])
     return found
+
+
+def _never_arrives(loss: Series) -> bool:
+    """A value loss of 10,000 and more that does not come down: the targets are out of reach."""
+    first, last = ends(loss)
+    return persists(loss, lambda x: x > limits.drowned) is True and last > limits.arrives * first
 
 
 SMALL = "Returns this small are below what an untrained critic predicts by chance."
@@ -879,6 +907,7 @@ def reward_scale(run: RunData) -> Verdict:
     if not suffers:
         return None
     blind = explained is not None and any(each.series == explained.name for each in suffers)
+    blind = blind or any(each.series == targets.name for each in suffers)
     at, small = fmt(level(targets.last(0.5))), wrong is _small
     return finding(
         f"Value targets are too {'small' if small else 'large'} for the critic:"

@@ -122,10 +122,10 @@ def _jumped(run: RunData, update: Series | None) -> Draft | None:
         return None
     parts = [part for part in np.array_split(later, int(limits.windows)) if len(part)]
     lowest = min((float(np.median(part)) for part in parts), default=np.inf)
-    if not progress.stuck and lowest >= start - abs(start):
-        return None
     most = float(update.finite.values.max())
     reading = f"one step moved the weights by {most:.0%} of their size"
+    if not progress.stuck and lowest >= start - abs(start):
+        return _survived(run, update, shown(update.finite, reading, first_step=step))
     reached = f"went from {fmt(start)} to {fmt(lowest)} and ends at {fmt(progress.end)}"
     return replace(
         _too_large(run, update, [shown(update.finite, reading, first_step=step)]),
@@ -133,6 +133,16 @@ def _jumped(run: RunData, update: Series | None) -> Draft | None:
         severity="critical",
         basis="proved",
     )
+
+
+def _survived(run: RunData, update: Series, seen: Evidence) -> Draft | None:
+    """A network that was replaced, and learned all the same, with what was left of it."""
+    dead = [x for x in run.every("grad/<block>/zero_fraction") if x.parts["block"] == "all"]
+    half = next((x for x in dead if level(x.last(0.5)) >= limits.dead), None)
+    if half is None:
+        return None
+    left = shown(half, f"{level(half.last(0.5)):.0%} of the gradient is exactly 0 since")
+    return replace(_too_large(run, update, [seen, left]), severity="info", strength="present")
 
 
 def _thrown_off(run: RunData) -> Draft | None:
@@ -380,6 +390,19 @@ def _apart_at_once(run: RunData, kl: Series, bound: float) -> Sign | None:
     )
 
 
+def _penalty_outweighs(run: RunData) -> Evidence | None:
+    """The penalty, coefficient × KL, against what rewards of a group differ by: where it is no
+    smaller, it is what the policy is paid for."""
+    kl, spread = run.get("kl_ref"), run.get("reward_std")
+    coefficient = number(run.fact(*COEFFICIENTS["kl"]))
+    if kl is None or spread is None or coefficient is None or not len(spread.finite):
+        return None
+    penalty, differ = coefficient * abs(level(kl.last(0.5))), level(spread.last(0.5))
+    if not (differ > 0.0 and penalty >= limits.rules * differ):
+        return None
+    return shown(kl, f"times {fmt(coefficient)} is {fmt(penalty)}; rewards differ by {fmt(differ)}")
+
+
 def _kl_rules(run: RunData) -> Evidence | None:
     """The KL term where its gradient is half the task's or more, lately."""
     ours = [x for x in run.every(TERM_NORM) if x.parts.get("block") == "all"]
@@ -402,7 +425,7 @@ def _held_back(run: RunData, sign: Sign) -> Sign | None:
 
     At the start π = π_ref, so the KL is zero and so is the gradient of its term: that is not it.
     """
-    progress, rules = outcome_of(run), _kl_rules(run)
+    progress, rules = outcome_of(run), _kl_rules(run) or _penalty_outweighs(run)
     coefficient = number(run.fact(*COEFFICIENTS["kl"]))
     if progress is None or not progress.stuck or (rules is None and not coefficient):
         return None
@@ -410,6 +433,13 @@ def _held_back(run: RunData, sign: Sign) -> Sign | None:
     more = () if rules is None else (rules,)
     said = {**sign.said, "known": known}
     return replace(sign, said=said, more=more, role="note" if rules is None else None)
+
+
+def _held_near(run: RunData, sign: Sign) -> Sign | None:
+    """The same of a policy that is a little further away, only where the penalty is seen to rule:
+    its gradient, or what it takes from the reward."""
+    found = _held_back(run, sign)
+    return found if found is not None and found.more else None
 
 
 declare(
@@ -433,6 +463,14 @@ declare(
     title="The KL penalty holds the policy at its reference: {level} nats",
     settings={"key": ("kl-penalty", "the coefficient of the KL penalty")},
     beside=_held_back,
+    also=(
+        Look(
+            metric="kl_ref",
+            sign=Stays(below=("stepsize/held_kl",), size=True),
+            title="The KL penalty holds the policy at its reference: {level} nats",
+            beside=_held_near,
+        ),
+    ),
 )
 
 
@@ -669,6 +707,10 @@ def _still(run: RunData) -> list[Sign]:
         whole = f"median {fmt(level(update))}: too little for the policy to move"
         put = replace(_throughout(update.finite, whole), since=None)
         return [_throughout(kl.finite, f"{tiny} digits"), put]
+    held = None if update is None or kl is not None else _entropy_held(run)
+    if update is not None and held is not None and level(update) < limits.moves:
+        whole = f"median {fmt(level(update))}: too little for the policy to move"
+        return [_throughout(update.finite, whole), held]
     found = [] if update is None else _below(update, lambda x: x < limits.frozen_update)
     if rate is not None and len(rate.finite):
         most = float(rate.finite.values.max())
@@ -687,6 +729,14 @@ def _stays_put(run: RunData) -> bool:
         return False
     tiny = 0.0 < np.abs(kl.values).max() < limits.tiny_kl
     return bool(tiny and 0.0 < np.ptp(entropy.values) < limits.same * abs(level(entropy)))
+
+
+def _entropy_held(run: RunData) -> Sign | None:
+    """An entropy that keeps its digits, where no KL is measured between two steps."""
+    entropy = _long_enough(run, "entropy")
+    if entropy is None or not 0.0 < np.ptp(entropy.values) < limits.same * abs(level(entropy)):
+        return None
+    return _throughout(entropy, f"{fmt(level(entropy))} all along, to {limits.same:.1%}")
 
 
 def _has_moved(run: RunData) -> bool:
