@@ -109,6 +109,23 @@ def test_a_wrong_recipe_is_named(recipe: str) -> None:
     assert found.fits[0] == found.wrong
 
 
+@pytest.mark.parametrize(("by", "name"), [(1, "reward-one-late"), (-1, "reward-one-early")])
+@pytest.mark.parametrize("make", [choosing, evaluating])
+def test_rewards_of_the_step_before_or_after_are_named(make: Any, by: int, name: str) -> None:
+    """Without a single end: nothing but the reward tells."""
+    batches = []
+    for seed in range(3):
+        batch: TargetBatch = replace(make(seed), ends=np.zeros(64))
+        before, after = np.roll(batch.rewards, 1), np.roll(batch.rewards, -1)
+        ahead = best(batch) if make is choosing else soft(batch)
+        made = (before if by > 0 else after) + 0.97 * ahead
+        batches.append(replace(batch, targets=made, paid_before=before, paid_after=after))
+    found = replay_targets(batches)
+    assert found is not None
+    assert found.wrong is not None
+    assert (found.wrong.recipe.name, found.checked) == (name, False)
+
+
 def test_ends_that_are_not_masked_are_named() -> None:
     batches = [choosing(seed) for seed in range(3)]
     made = [replace(b, targets=b.rewards + 0.97 * b.target[0].max(1)) for b in batches]

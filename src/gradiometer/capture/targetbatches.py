@@ -149,6 +149,8 @@ class TargetBatches:
         content: dict[str, Any] = {
             "targets": _short(targets[rows]),
             "rewards": _short(history.rewards[places]),
+            "paid_before": _short(_paid(history, places, -1)),
+            "paid_after": _short(_paid(history, places, 1)),
             "ends": over.astype(int).tolist(),
             "target": [_short(each) for each in target],
             "online": [_short(each) for each in online],
@@ -292,6 +294,14 @@ def _columns(call: HeardCall, choosing: bool, at: Ints) -> list[Floats]:
     if choosing:
         return [said] if said.shape[1] > 1 else []
     return list(said.T)
+
+
+def _paid(history: History, places: Ints, steps: int) -> Floats:
+    """So many steps later, in the same environment; at either end of the history what was paid."""
+    moved = places + steps * history.ends.shape[1]
+    there = (moved >= 0) & (moved < len(history))
+    paid: Floats = history.rewards[np.where(there, moved, places)]
+    return paid
 
 
 def _choices(history: History, places: Ints, over: NDArray[np.bool_]) -> dict[str, Any]:

@@ -170,6 +170,8 @@ def _target_batch(content: Any) -> TargetBatch | None:
         log_probs=tuple(_log_probs(each) for each in content.get("log_probs", ())),
         taken=_if_there(content, "taken", np.int64),
         next_taken=_if_there(content, "next_taken", np.int64),
+        paid_before=_if_there(content, "paid_before", np.float64),
+        paid_after=_if_there(content, "paid_after", np.float64),
     )
     return batch if _fits(batch) else None
 
@@ -184,7 +186,8 @@ def _fits(batch: TargetBatch) -> bool:
     logs = [x for each in batch.log_probs for x in (each.normal, *each.slopes)]
     choices = [x for x in (batch.taken, batch.next_taken) if x is not None]
     answers = (*batch.target, *batch.online)
-    arrays = [batch.targets, batch.rewards, batch.ends, *logs, *choices]
+    paid = [x for x in (batch.paid_before, batch.paid_after) if x is not None]
+    arrays = [batch.targets, batch.rewards, batch.ends, *logs, *choices, *paid]
     flat = all(each.ndim == 1 for each in arrays) and batch.targets.size > 0
     rows = {len(each) for each in (*arrays, *answers) if each.ndim}
     widths = {each.shape[1:] for each in answers}

@@ -89,6 +89,9 @@ class TargetBatch:
     taken: Ints | None = None
     """The action of each sample, and of the step after it; −1 where that is not known."""
     next_taken: Ints | None = None
+    paid_before: Floats | None = None
+    """What the environment paid at the step before that of each sample, and at the one after it."""
+    paid_after: Floats | None = None
 
     @property
     def is_discrete(self) -> bool:
@@ -180,6 +183,23 @@ class _Sums:
 
 def replay_targets(batches: Sequence[TargetBatch]) -> ReplayedTargets | None:
     """Fit every recipe to the targets; None where there is too little to tell."""
+    found = _replayed(batches)
+    if found is None or found.checked or found.wrong is not None:
+        return found
+    for recipe, paid in ((PAID_LATE, "paid_before"), (PAID_EARLY, "paid_after")):
+        moved = [
+            replace(each, rewards=rewards)
+            for each in batches
+            if (rewards := getattr(each, paid)) is not None
+        ]
+        again = _replayed(moved)
+        if again is not None and again.checked and again.right is not None:
+            wrong = replace(again.right, recipe=recipe)
+            return replace(found, fits=(wrong, *found.fits), wrong=wrong)
+    return found
+
+
+def _replayed(batches: Sequence[TargetBatch]) -> ReplayedTargets | None:
     used = _alike(batches)
     count = sum(len(each.targets) for each in used)
     if len(used) < LEAST_BATCHES or count < LEAST_ROWS:
@@ -267,6 +287,12 @@ MISSING, CLIPPED = "entropy-missing", "rewards-clipped"
 ENTROPY_MISSING = TargetRecipe(name=MISSING, words="without the entropy of the policy", right=False)
 ADDED = TargetRecipe(
     name="entropy-added", words="with the entropy subtracted, not added", right=False
+)
+PAID_LATE = TargetRecipe(
+    name="reward-one-late", words="with the reward of the step before", right=False
+)
+PAID_EARLY = TargetRecipe(
+    name="reward-one-early", words="with the reward of the step after", right=False
 )
 RIGHT = "right"
 UNMASKED = "running on over the ends of episodes"

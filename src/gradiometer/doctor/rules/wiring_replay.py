@@ -194,6 +194,8 @@ TARGET_FIXES = {
     "gamma-zero": "Set the discount (gamma): 0.99 is usual",
     "gamma-above-one": "Set the discount (gamma) to 1 or less: 0.99 is usual",
     "reward-missing": "Add the reward of the step to the discounted value of the next state",
+    "reward-one-late": "Store what a step paid beside the observation that it began with",
+    "reward-one-early": "Store what a step paid beside the observation that it began with",
     "reward-negated": "Add the reward, do not subtract it: r + γ·(1 − terminated)·Q(next)",
     "target-worst": "Take the largest value over the actions: max(1).values, argmax",
     "same-action": (
