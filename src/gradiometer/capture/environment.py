@@ -556,6 +556,8 @@ class Collection:
         self.number = number
         self._transitions, self._num = transitions, stream.num
         self.space = _space(stream)
+        self.lacks_first = False
+        """Whether its first step is left out: nobody listened when its observation was shown."""
         self.is_whole = stream.total == len(stream.ring)
         """Whether all that ever happened there is still kept."""
 
@@ -795,7 +797,10 @@ class EnvironmentView:
             self.num_collections += 1
             held = list(islice(reversed(stream.ring), new))[::-1]
             complete = len(held) == new
-            if complete and new == stream.total and held[0][0] is None:
-                del held[0]  # many a trainer resets its environment before anybody listens
+            # many a trainer resets its environment before anybody listens
+            lacks = complete and new == stream.total and held[0][0] is None
+            held = held[lacks:]
             complete = complete and bool(held) and held[0][0] is not None
             self.collection = Collection(self.num_collections, held, stream) if complete else None
+            if self.collection is not None:
+                self.collection.lacks_first = lacks

@@ -385,7 +385,9 @@ class RolloutKeeper:
             return
         self.kept += 1
         self._samples += len(held.seen)
-        self._put(Table(step=step, name="replay", content=_content(held)))
+        # without its first step it is no table of steps by environments
+        part = {"is_part": True} if held.collection.lacks_first else {}
+        self._put(Table(step=step, name="replay", content=_content(held) | part))
         if self.done:
             self._critic.stop()
 

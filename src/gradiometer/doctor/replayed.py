@@ -2,9 +2,10 @@
 
 A table `replay` holds one rollout each: `rewards`, `ends`, `cuts`, and where there is a critic
 `values` and `next_values`, as rows of environments; `credit` with `rows`, `calls` and `places` says
-what the samples of its first epoch were given (capture/rollouts.py). A table `group-replay` holds
-one batch of answers, several to a prompt: `rewards` by name, `groups`, and `rows`, `credit` and
-`tokens` of those that went backward (capture/groupcredit.py).
+what the samples of its first epoch were given (capture/rollouts.py). Parts of the first rollout
+(`is_part`: of its first updates, or without its first step) count while there is no other. A table
+`group-replay` holds one batch of answers, several to a prompt: `rewards` by name, `groups`, and
+`rows`, `credit` and `tokens` of those that went backward (capture/groupcredit.py).
 """
 
 from __future__ import annotations
