@@ -104,7 +104,21 @@ CASES = {
         "not-learning",
     ),
     "five points": ({"reward": rise(5)}, "too-early"),
-    "nine rows": ({"reward": rise(9)}, "too-early"),
+    "nine rows that go nowhere": ({"reward": 3.0 + noise(9, 0.3)}, "too-early"),
+    "nine rows of a small rise": ({"reward": rise(9, 2.0, 2.3) + noise(9)}, "too-early"),
+    "nine rows, all of the last above all of the first": ({"reward": rise(9)}, "concern"),
+    "single successes, more and more often": (
+        {"success_rate": 1.0 * (np.random.default_rng(4).random(460) < rise(460, 0.01, 0.4))},
+        "healthy",
+    ),
+    "a supervised training that prints its entropy": (
+        {"loss": 2.0 - rise() + noise(), "entropy": 2.0 - rise(), "token_accuracy": rise()},
+        "healthy",
+    ),
+    "passes over the data are no success": (
+        {"success_rate": np.repeat(np.arange(1.0, 5.0), N // 4), "reward": 5.0 * (rise() + noise())},
+        "healthy",
+    ),
     "fifty points of large noise": ({"reward": 0.1 + noise(50, 0.3)}, "too-early"),
     "a warm-up": (
         {"reward": 3.0 + noise(), "learning_rate": np.linspace(0.0, 1e-6, N)},

@@ -252,8 +252,9 @@ class Outcome:
 
     @property
     def few(self) -> bool:
-        """Whether nobody would judge so short a curve; an evaluation is worth more than a step."""
-        held = self.series.metric.name.startswith("val/")
+        """Whether nobody would judge so short a curve; an evaluation is worth more than a step,
+        and what is there to see needs no test."""
+        held = self.series.metric.name.startswith("val/") or self.apart
         return not held and len(self.series) < limits.min_rows
 
     @property
@@ -354,9 +355,16 @@ def _outcome(run: RunData) -> Outcome | None:
 def _candidates(run: RunData) -> list[Series]:
     """What the training may be for, the most trustworthy first, long enough to be judged."""
     found = (run.get(name) for name in run.outcomes)
-    return [
-        each.finite for each in found if each is not None and len(each.finite) >= limits.min_rewards
-    ]
+    long = (each.finite for each in found if each is not None)
+    return [each for each in long if len(each) >= limits.min_rewards and not _counts(each)]
+
+
+def _counts(series: Series) -> bool:
+    """Whether a rate is a count: `pass` of the first, second, third pass over the data."""
+    values = 100.0 * series.values if series.metric.rate else series.values[:0]
+    steps = np.diff(values)
+    each = bool(((np.abs(steps) < 1e-9) | (np.abs(steps - 1.0) < 1e-9)).all())
+    return len(values) > 0 and each and values[-1] - values[0] >= 2.0
 
 
 def _silent(outcome: Outcome, known: list[Outcome]) -> bool:
@@ -457,9 +465,11 @@ def _schedule_over(run: RunData) -> bool:
 def _by_eye(found: Outcome) -> Outcome:
     """What is plain to see, where no test can tell: averages over many episodes remember so much
     that a few dozen of them could have wandered anywhere, by what their steps alone show."""
-    if found.course != "unclear" or found.few:
-        return found
     sign = -1.0 if found.lower_is_better else 1.0
+    if found.few:
+        return replace(found, apart=_stands_above(found, sign))
+    if found.course != "unclear":
+        return found
     for way, course in _ways(sign):
         if _goes(found, way):
             return replace(found, course=course, constant=False)
