@@ -116,7 +116,10 @@ CASES = {
         "healthy",
     ),
     "passes over the data are no success": (
-        {"success_rate": np.repeat(np.arange(1.0, 5.0), N // 4), "reward": 5.0 * (rise() + noise())},
+        {
+            "success_rate": np.repeat(np.arange(1.0, 5.0), N // 4),
+            "reward": 5.0 * (rise() + noise()),
+        },
         "healthy",
     ),
     "fifty points of large noise": ({"reward": 0.1 + noise(50, 0.3)}, "too-early"),
@@ -157,6 +160,15 @@ def test_what_was_gained_up_to_the_middle_was_not_gained_at_once(patient: Patien
     assert found.state == "concern", found.verdict
     assert "all of it in the first" not in found.verdict
     assert "of the gain is lost" in found.verdict
+
+
+def test_a_success_by_luck_is_no_level_to_fall_from(patient: Patient) -> None:
+    once = np.zeros(120)
+    once[8] = 1.0
+    found = diagnose(patient({"success_rate": once}))
+    assert found.state == "not-learning", found.verdict
+    assert "fell" not in found.verdict
+    assert "reward-declining" not in {each.id for each in found.findings}
 
 
 def test_nothing_wrong_is_never_said_of_a_run_that_did_not_learn(patient: Patient) -> None:

@@ -406,6 +406,8 @@ def judge_series(run: RunData, series: Series) -> Outcome | None:
         visible=visible,
         gone=(start, best, end),
     )
+    if course in ("gained", "fell") and _once_or_twice(values):
+        course = "unclear"
     falls = start - end > seen and float(np.ptp(values[half:])) > 0.0
     moved = visible or falls
     constant = _constant(values) and not moved and course in ("flat", "unclear", "fell")
@@ -591,6 +593,11 @@ def _constant(values: Floats) -> bool:
     """Whether the last half hardly varies, for its size."""
     late = values[len(values) // 2 :]
     return float(np.std(without_tails(late))) <= limits.constant * float(np.abs(np.median(late)))
+
+
+def _once_or_twice(values: Floats) -> bool:
+    """Whether it is one value and, once or twice, another: a success by luck, and no trend."""
+    return bool(np.sort(np.unique(values, return_counts=True)[1])[:-1].sum() <= 2)
 
 
 def _every_step_survived(run: RunData, values: Floats) -> bool:
