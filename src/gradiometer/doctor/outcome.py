@@ -392,7 +392,8 @@ def judge_series(run: RunData, series: Series) -> Outcome | None:
     spread = float(np.std(without_tails(values[half:])))
     quiet = min(_robust_spread(values[:half]), _robust_spread(values[half:]))
     rose = best - start >= max(spread, 0.1 * (best - end))
-    came_down = rose and _came_down(sign * values, top, anew=anew)
+    luck = _once_or_twice(values)
+    came_down = rose and not luck and _came_down(sign * values, top, anew=anew)
     seen = max(limits.by_eye * quiet, limits.min_gain * unit)
     visible = end - start > seen
     leapt = visible and stands_apart(sign * values)
@@ -406,7 +407,7 @@ def judge_series(run: RunData, series: Series) -> Outcome | None:
         visible=visible,
         gone=(start, best, end),
     )
-    if course in ("gained", "fell") and _once_or_twice(values):
+    if luck and course in ("gained", "fell"):
         course = "unclear"
     falls = start - end > seen and float(np.ptp(values[half:])) > 0.0
     moved = visible or falls
@@ -734,14 +735,13 @@ def suffers(outcome: Outcome | None) -> Evidence | None:
 
 
 def _clearly_down(outcome: Outcome) -> bool:
-    jitter = robust_sigma(np.diff(outcome.series.values))
-    fell = outcome.top - outcome.end
+    values, fell = outcome.series.values, outcome.top - outcome.end
+    jitter = robust_sigma(np.diff(values))
     # an evaluation is measured anew: its spread in the last half is mostly the fall itself
     anew = outcome.series.metric.name.startswith("val/")
     noise = min(jitter, outcome.spread) if anew else outcome.spread
-    return outcome.top - outcome.start >= noise and fell >= max(
-        limits.clearly * jitter, limits.min_gain * outcome.unit
-    )
+    enough = max(limits.clearly * jitter, limits.min_gain * outcome.unit)
+    return outcome.top - outcome.start >= noise and fell >= enough and not _once_or_twice(values)
 
 
 def rising_elsewhere(run: RunData, start: int) -> bool:
