@@ -115,6 +115,10 @@ CASES = {
         {"loss": 2.0 - rise() + noise(), "entropy": 2.0 - rise(), "token_accuracy": rise()},
         "healthy",
     ),
+    "the loss of a DQN says nothing of its policy": (
+        {"loss": 2.0 - rise() + noise(), "exploration_rate": 1.0 - rise()},
+        "unknown",
+    ),
     "passes over the data are no success": (
         {
             "success_rate": np.repeat(np.arange(1.0, 5.0), N // 4),

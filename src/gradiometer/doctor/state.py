@@ -276,8 +276,9 @@ def outcome_or_loss(run: RunData) -> Outcome | None:
 def _of_loss(run: RunData) -> Outcome | None:
     """The loss as the outcome, in a log of supervised training: nothing of a policy is in it; an
     entropy may be where the tokens of given answers are counted."""
-    policy = ("policy_loss", "approx_kl", "advantages/<statistic>", "episode_length")
-    of_policy = (*policy, "entropy") if not run.has("token_accuracy") else policy
+    policy = ["policy_loss", "approx_kl", "advantages/<statistic>", "episode_length"]
+    policy += ["exploration_rate", "q_value", "td_error"]  # a loss whose targets move
+    of_policy = policy if run.has("token_accuracy") else [*policy, "entropy"]
     if any(run.has(name) for name in of_policy) or any(map(run.has, OUTCOMES)):
         return None
     for name in ("val/loss", "loss"):
