@@ -703,3 +703,11 @@ def test_beside_the_kl_of_an_update_a_plain_one_is_that_to_the_reference() -> No
 @pytest.mark.parametrize("name", ["frac_zero_std", "zero_adv_frac", "frac_zero_advantage"])
 def test_the_share_of_groups_that_teach_nothing_has_many_names(name: str) -> None:
     assert read_names(["step", "reward", name])[name].metric.name == "zero_variance_groups"
+
+
+def test_an_average_beside_a_best_is_the_score_where_nothing_else_is() -> None:
+    assert said("Avg", ["Avg", "Best", "epsilon", "Buffer"]) == "reward"
+    assert said("Avg", ["Avg", "BestAvg", "Noise"]) == "reward"
+    assert said("Avg", ["Avg", "loss"]) == ""
+    assert said("Avg", ["Avg", "Best", "reward"]) == ""
+    assert said("avg", ["avg", "mean", "best"]) == ""

@@ -421,9 +421,9 @@ def read_names(
     for name, meaning in {**kept.get("told", {}), **(told or {})}.items():
         if name in there and meaning in CATALOGUE:
             found[name] = _told(name, meaning, found.get(name))
+    known = _with_an_outcome(_with_score(_with_two_kls(_with_proxy(found))))
     chosen = sorted(
-        _with_parts(_with_an_outcome(_with_score(_with_two_kls(_with_proxy(found))))).values(),
-        key=lambda reading: reading.order,
+        _with_parts(_with_an_average(known, names)).values(), key=lambda reading: reading.order
     )
     return {reading.name: reading for reading in chosen}
 
@@ -536,6 +536,21 @@ def _with_an_outcome(found: dict[str, Meaning]) -> dict[str, Meaning]:
         reward = replace(only, metric=CATALOGUE["reward"], alias=alias, parts={})
         return {**sure, only.name: reward}
     return found
+
+
+AVERAGES = (("avg",), ("average",), ("ave",), ("mean",))
+
+
+def _with_an_average(found: dict[str, Meaning], names: Sequence[str]) -> dict[str, Meaning]:
+    """Where nothing else is an outcome: an `Avg` beside a `Best`, which only a score has."""
+    means = [name for name in names if words_of(name) in AVERAGES and name not in found]
+    best = any("best" in words_of(name) for name in names)
+    if len(means) != 1 or not best or any(x.metric.name in OUTCOMES for x in found.values()):
+        return found
+    alias = Alias(name=means[0], library="", confidence=0.4)
+    order = (LAST, -0.4, 0.0, 0.0, means[0])
+    reward = Meaning(name=means[0], metric=CATALOGUE["reward"], alias=alias, order=order)
+    return found | {means[0]: reward}
 
 
 def _copies(functions: Sequence[Meaning]) -> bool:

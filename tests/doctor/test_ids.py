@@ -6,9 +6,21 @@ import ast
 import re
 from pathlib import Path
 
+import pytest
+
 from gradiometer.doctor import rule
+from gradiometer.doctor.declared import Sign, seen
 from gradiometer.doctor.faultmap import FAULT_IDS, failure
-from gradiometer.doctor.rule import Rule, finding, rules, sections, words
+from gradiometer.doctor.rule import (
+    Rule,
+    Skipped,
+    Verdict,
+    finding,
+    rules,
+    sections,
+    unlogged,
+    words,
+)
 from gradiometer.doctor.rundata import RunData
 from gradiometer.doctor.trainers import SETTINGS
 from gradiometer.records import Finding
@@ -161,3 +173,30 @@ def test_every_id_has_a_test_of_its_own_that_names_it() -> None:
         if file.name not in ELSEWHERE:
             found |= named(ast.parse(file.read_text(encoding="utf-8")))
     assert IDS - found == set(), "ids that no test fires"
+
+
+def test_a_rule_that_sees_a_sign_adds_its_title_its_setting_and_what_the_reward_did(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rule, "_RULES", {})
+    named = {"key": ("step", "the learning rate")}
+
+    @seen("made-up", "cause: Why.\nfix: Lower {key}", title="It reads {level}", settings=named)
+    def sees(run: RunData) -> Sign | Verdict:
+        """A sign where there is one."""
+        entropy = run.get("entropy")
+        if entropy is None:
+            return unlogged("entropy")
+        return Sign(series=entropy, strength="strong", since=0, reading="1", said={"level": "1"})
+
+    made = rule._RULES["made-up"]
+    assert made.judge.__doc__ == "A sign where there is one."
+    rows = [(n, {"entropy": 1.0, "reward": 2.0}) for n in range(40)]
+    log = Log(Path("log"), name="log", run_id="log", rows=rows, facts={})
+    (found,) = made(RunData(log)) or ()
+    assert isinstance(found, Finding)
+    assert found.title.startswith("It reads 1, and the reward ")
+    assert found.fix == ("Lower the learning rate",)
+    assert found.severity != "info"
+    bare = Log(Path("log"), name="log", run_id="log", rows=[], facts={})
+    assert isinstance(made(RunData(bare)), Skipped)

@@ -104,7 +104,28 @@ CASES = {
         "not-learning",
     ),
     "five points": ({"reward": rise(5)}, "too-early"),
-    "nine rows": ({"reward": rise(9)}, "too-early"),
+    "nine rows that go nowhere": ({"reward": 3.0 + noise(9, 0.3)}, "too-early"),
+    "nine rows of a small rise": ({"reward": rise(9, 2.0, 2.3) + noise(9)}, "too-early"),
+    "nine rows, all of the last above all of the first": ({"reward": rise(9)}, "concern"),
+    "single successes, more and more often": (
+        {"success_rate": 1.0 * (np.random.default_rng(4).random(460) < rise(460, 0.01, 0.4))},
+        "healthy",
+    ),
+    "a supervised training that prints its entropy": (
+        {"loss": 2.0 - rise() + noise(), "entropy": 2.0 - rise(), "token_accuracy": rise()},
+        "healthy",
+    ),
+    "the loss of a DQN says nothing of its policy": (
+        {"loss": 2.0 - rise() + noise(), "exploration_rate": 1.0 - rise()},
+        "unknown",
+    ),
+    "passes over the data are no success": (
+        {
+            "success_rate": np.repeat(np.arange(1.0, 5.0), N // 4),
+            "reward": 5.0 * (rise() + noise()),
+        },
+        "healthy",
+    ),
     "fifty points of large noise": ({"reward": 0.1 + noise(50, 0.3)}, "too-early"),
     "a warm-up": (
         {"reward": 3.0 + noise(), "learning_rate": np.linspace(0.0, 1e-6, N)},
@@ -143,6 +164,15 @@ def test_what_was_gained_up_to_the_middle_was_not_gained_at_once(patient: Patien
     assert found.state == "concern", found.verdict
     assert "all of it in the first" not in found.verdict
     assert "of the gain is lost" in found.verdict
+
+
+def test_a_success_by_luck_is_no_level_to_fall_from(patient: Patient) -> None:
+    once = np.zeros(120)
+    once[8] = 1.0
+    found = diagnose(patient({"success_rate": once}))
+    assert found.state == diagnose(patient({"success_rate": 0.0 * once})).state == "broken"
+    assert "fell" not in found.verdict
+    assert "reward-declining" not in {each.id for each in found.findings}
 
 
 def test_nothing_wrong_is_never_said_of_a_run_that_did_not_learn(patient: Patient) -> None:

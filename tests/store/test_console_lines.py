@@ -47,6 +47,8 @@ LINES: list[tuple[str, dict[str, float]]] = [
     ("[tag_8B_100]   7/100 | loss=-4.6 | acc=62.5%", {"n/100": 7, "loss": -4.6, "acc": 0.625}),
     ("[200/1500] last_reward=+0.05 kind=none", {"n/1500": 200, "last_reward": 0.05}),
     ("Episode 100\tAverage Score: 12.3", {"Episode": 100, "Average Score": 12.3}),
+    ("Episode 100\tAverage Score: 12.3\\", {"Episode": 100, "Average Score": 12.3}),
+    ("Episode   100\tAvg:  -12.5\tSteps:  900", {"Episode": 100, "Avg": -12.5, "Steps": 900}),
     ("Ep 12, Total Steps 4000, Return 12.5", {"Ep": 12, "Total Steps": 4000, "Return": 12.5}),
     ("[Ep 10] R=3.5 L=200 eps=0.1", {"Ep": 10, "R": 3.5, "L": 200, "eps": 0.1}),
     ("episode: 12/500, score: 33, e: 0.98", {"episode": 12, "score": 33, "e": 0.98}),

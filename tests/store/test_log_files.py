@@ -311,6 +311,11 @@ def test_a_file_of_numbers_is_named_by_the_file(tmp_path: Path) -> None:
     assert points(log, "rewards") == ([0, 1, 2], [1.5, 2.5, 3.5])
 
 
+def test_a_file_names_the_only_column_beside_the_steps(tmp_path: Path) -> None:
+    log = load(written(tmp_path / "rewards.csv", "100,-21\n210,-20\n305,-18\n"))
+    assert points(log, "rewards") == ([100, 210, 305], [-21.0, -20.0, -18.0])
+
+
 def test_the_first_column_of_a_table_without_names_may_count(tmp_path: Path) -> None:
     log = load(written(tmp_path / "log.csv", "0,0,1.0\n1,0,0.9\n1,0,0.9\n2,3,0.8\n"))
     assert points(log, "column 2") == ([0, 1, 2], [0.0, 0.0, 3.0])

@@ -19,8 +19,15 @@ their names in thresholds.toml, are where it is present, strong and total. `role
 outcome has to do with it and `severity.weigh` what follows. `{key}` in the words is what the
 trainer of the log calls the setting. `over` looks at many series, one for each block or layer, and
 tells the worst; a test is corrected for how many were looked at. `beside` adds what the rest of the
-run says, and `also` other metrics in which the same fault shows. A rule that needs more is a
-function (`rule.py`), which may use the same signs.
+run says, and `also` other metrics in which the same fault shows. Where a sign takes more than one
+metric to see, only that is a function, under `@seen(...)`, and the rest stays data:
+
+    @seen("depth-imbalance", WORDS, title="{first} gets {now} times ...", needs=(NORM,))
+    def depth_imbalance(run: RunData) -> Sign | Verdict:
+        ...
+        return Sign(series=first, strength="strong", ...)
+
+A rule that needs more is a function (`rule.py`), which may use the same signs.
 """
 
 from __future__ import annotations
@@ -28,6 +35,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import wraps
 from typing import TypeAlias
 
 import numpy as np
@@ -59,7 +67,7 @@ from gradiometer.doctor.signs import (
 )
 from gradiometer.doctor.thresholds import value
 from gradiometer.doctor.trainers import Field, field_of, key_for
-from gradiometer.records import Basis, Evidence
+from gradiometer.records import Basis, Evidence, Severity
 from gradiometer.words import fmt
 
 __all__ = [
@@ -74,10 +82,13 @@ __all__ = [
     "declare",
     "drafted",
     "lasting",
+    "seen",
     "worst",
 ]
 
-NO_SETTINGS: Mapping[str, tuple[str, str]] = {}
+Settings: TypeAlias = Mapping[str, tuple[str, str]]
+"""A brace of the words, an entry of trainers.SETTINGS and our own words for it."""
+NO_SETTINGS: Settings = {}
 STRENGTHS: tuple[Strength, ...] = ("present", "strong", "total")
 
 
@@ -102,6 +113,10 @@ class Sign:
     more: tuple[Evidence, ...] = ()
     """What else shows it."""
     fix: tuple[str, ...] = ()
+    title: str = ""
+    """These three instead of the rule's, where one rule has several sentences."""
+    words: Words | str | None = None
+    severity: Severity | None = None
 
     @property
     def evidence(self) -> Evidence:
@@ -255,33 +270,64 @@ class Constant:
 
 
 def drafted(
-    run: RunData,
-    sign: Sign,
-    title: str,
-    *more: Evidence | None,
-    role: Role = "plain",
-    basis: Basis = "heuristic",
-    values: Mapping[str, str] | None = None,
-    then: bool = True,
+    run: RunData, sign: Sign, *, settings: Settings = NO_SETTINGS, then: bool = True
 ) -> Draft:
     """A finding of a sign: its title with what the outcome did, both as evidence; without `then`
     the title stands alone."""
     progress = outcome_of(run)
     did = f", and the {progress.noun} {progress.then}" if then and progress is not None else ""
+    keys = {name: key_for(run, *named, sign.series) for name, named in settings.items()}
     draft = finding(
-        title.format_map(sign.said) + did,
+        sign.title.format_map(sign.said) + did,
         sign.evidence,
-        *more,
         *sign.more,
         progress and progress.evidence,
         strength=sign.strength,
-        role=sign.role or role,
-        basis=sign.basis or basis,
+        role=sign.role or "plain",
+        basis=sign.basis or "heuristic",
         since_step=sign.since,
         block=sign.series.parts.get("block"),
+        words=sign.words,
         fix=sign.fix,
     )
-    return replace(draft, values={**sign.said, **(values or {})})
+    return replace(draft, severity=sign.severity, values={**sign.said, **keys})
+
+
+Sees: TypeAlias = Callable[[RunData], Sign | Verdict]
+
+
+def seen(
+    id: str,
+    text: str,
+    *,
+    title: str = "",
+    needs: tuple[str, ...] = (),
+    family: str = "",
+    role: Role = "plain",
+    basis: Basis = "heuristic",
+    settings: Settings = NO_SETTINGS,
+    then: bool = True,
+) -> Callable[[Sees], Sees]:
+    """Register a rule whose sign the decorated function sees; what is none is the verdict."""
+
+    def register(sees: Sees) -> Sees:
+        @wraps(sees)
+        def judge(run: RunData) -> Verdict:
+            sign = sees(run)
+            if not isinstance(sign, Sign):
+                return sign
+            how = replace(
+                sign,
+                title=sign.title or title,
+                role=sign.role or role,
+                basis=sign.basis or basis,
+            )
+            return drafted(run, how, settings=settings, then=then)
+
+        rule(id, text, needs=needs, family=family)(judge)
+        return sees
+
+    return register
 
 
 def blocks(
@@ -352,7 +398,7 @@ def declare(
     title: str,
     role: Role = "plain",
     basis: Basis = "heuristic",
-    settings: Mapping[str, tuple[str, str]] = {},
+    settings: Settings = NO_SETTINGS,
     fields: tuple[Field, ...] = (),
     unless: Callable[[RunData, Sign], bool] | None = None,
     over: Callable[[RunData], Sequence[Series]] | None = None,
@@ -362,14 +408,13 @@ def declare(
     fact: Fact | None = None,
     about: str = "",
 ) -> None:
-    """Register a rule that is data. `settings`: a brace of the words, an entry of trainers.SETTINGS
-    and our own words for it; `fields`: where it applies, everywhere without; `unless`: what excuses
-    the sign; `also`: where else it may show, in order; `fact`: a finding that needs no sign;
-    `about`: what the docs say of it, instead of its title."""
+    """Register a rule that is data. `fields`: where it applies, everywhere without; `unless`: what
+    excuses the sign; `also`: where else it may show, in order; `fact`: a finding that needs no
+    sign; `about`: what the docs say of it, instead of its title."""
     first = Look(metric=metric, sign=sign, title=title, over=over, level=level, beside=beside)
     looks = (first, *also)
 
-    def judge(run: RunData) -> Verdict:
+    def sees(run: RunData) -> Sign | Verdict:
         if fields and field_of(run) not in fields:
             return None
         if fact is not None and (proved := fact(run)) is not None:
@@ -377,13 +422,12 @@ def declare(
         look, found = _first_seen(run, looks)
         if found is None or (unless is not None and unless(run, found)):
             return None
-        keys = {name: key_for(run, *named, found.series) for name, named in settings.items()}
-        said = drafted(run, found, look.title, role=look.role or role, basis=basis, values=keys)
-        return said if look.words is None else replace(said, words=look.words)
+        return replace(found, title=look.title, role=found.role or look.role, words=look.words)
 
-    judge.__doc__ = about or re.sub(r"\{\w+\}", "…", title.replace("{block}", "a block")) + "."
+    sees.__doc__ = about or re.sub(r"\{\w+\}", "…", title.replace("{block}", "a block")) + "."
     one = fact is None and all(look.metric == metric for look in looks)
-    rule(id, text, needs=(metric,) if one else (), family=family)(judge)
+    needs = (metric,) if one else ()
+    seen(id, text, needs=needs, family=family, role=role, basis=basis, settings=settings)(sees)
 
 
 def _first_seen(run: RunData, looks: Sequence[Look]) -> tuple[Look, Sign | None]:

@@ -252,8 +252,9 @@ class Outcome:
 
     @property
     def few(self) -> bool:
-        """Whether nobody would judge so short a curve; an evaluation is worth more than a step."""
-        held = self.series.metric.name.startswith("val/")
+        """Whether nobody would judge so short a curve; an evaluation is worth more than a step,
+        and what is there to see needs no test."""
+        held = self.series.metric.name.startswith("val/") or self.apart
         return not held and len(self.series) < limits.min_rows
 
     @property
@@ -354,9 +355,16 @@ def _outcome(run: RunData) -> Outcome | None:
 def _candidates(run: RunData) -> list[Series]:
     """What the training may be for, the most trustworthy first, long enough to be judged."""
     found = (run.get(name) for name in run.outcomes)
-    return [
-        each.finite for each in found if each is not None and len(each.finite) >= limits.min_rewards
-    ]
+    long = (each.finite for each in found if each is not None)
+    return [each for each in long if len(each) >= limits.min_rewards and not _counts(each)]
+
+
+def _counts(series: Series) -> bool:
+    """Whether a rate is a count: `pass` of the first, second, third pass over the data."""
+    values = 100.0 * series.values if series.metric.rate else series.values[:0]
+    steps = np.diff(values)
+    each = bool(((np.abs(steps) < 1e-9) | (np.abs(steps - 1.0) < 1e-9)).all())
+    return len(values) > 0 and each and values[-1] - values[0] >= 2.0
 
 
 def _silent(outcome: Outcome, known: list[Outcome]) -> bool:
@@ -384,7 +392,8 @@ def judge_series(run: RunData, series: Series) -> Outcome | None:
     spread = float(np.std(without_tails(values[half:])))
     quiet = min(_robust_spread(values[:half]), _robust_spread(values[half:]))
     rose = best - start >= max(spread, 0.1 * (best - end))
-    came_down = rose and _came_down(sign * values, top, anew=anew)
+    luck = _once_or_twice(values)
+    came_down = rose and not luck and _came_down(sign * values, top, anew=anew)
     seen = max(limits.by_eye * quiet, limits.min_gain * unit)
     visible = end - start > seen
     leapt = visible and stands_apart(sign * values)
@@ -398,6 +407,8 @@ def judge_series(run: RunData, series: Series) -> Outcome | None:
         visible=visible,
         gone=(start, best, end),
     )
+    if luck and course in ("gained", "fell"):
+        course = "unclear"
     falls = start - end > seen and float(np.ptp(values[half:])) > 0.0
     moved = visible or falls
     constant = _constant(values) and not moved and course in ("flat", "unclear", "fell")
@@ -457,9 +468,11 @@ def _schedule_over(run: RunData) -> bool:
 def _by_eye(found: Outcome) -> Outcome:
     """What is plain to see, where no test can tell: averages over many episodes remember so much
     that a few dozen of them could have wandered anywhere, by what their steps alone show."""
-    if found.course != "unclear" or found.few:
-        return found
     sign = -1.0 if found.lower_is_better else 1.0
+    if found.few:
+        return replace(found, apart=_stands_above(found, sign))
+    if found.course != "unclear":
+        return found
     for way, course in _ways(sign):
         if _goes(found, way):
             return replace(found, course=course, constant=False)
@@ -581,6 +594,11 @@ def _constant(values: Floats) -> bool:
     """Whether the last half hardly varies, for its size."""
     late = values[len(values) // 2 :]
     return float(np.std(without_tails(late))) <= limits.constant * float(np.abs(np.median(late)))
+
+
+def _once_or_twice(values: Floats) -> bool:
+    """Whether it is one value and, once or twice, another: a success by luck, and no trend."""
+    return bool(np.sort(np.unique(values, return_counts=True)[1])[:-1].sum() <= 2)
 
 
 def _every_step_survived(run: RunData, values: Floats) -> bool:
@@ -717,14 +735,13 @@ def suffers(outcome: Outcome | None) -> Evidence | None:
 
 
 def _clearly_down(outcome: Outcome) -> bool:
-    jitter = robust_sigma(np.diff(outcome.series.values))
-    fell = outcome.top - outcome.end
+    values, fell = outcome.series.values, outcome.top - outcome.end
+    jitter = robust_sigma(np.diff(values))
     # an evaluation is measured anew: its spread in the last half is mostly the fall itself
     anew = outcome.series.metric.name.startswith("val/")
     noise = min(jitter, outcome.spread) if anew else outcome.spread
-    return outcome.top - outcome.start >= noise and fell >= max(
-        limits.clearly * jitter, limits.min_gain * outcome.unit
-    )
+    enough = max(limits.clearly * jitter, limits.min_gain * outcome.unit)
+    return outcome.top - outcome.start >= noise and fell >= enough and not _once_or_twice(values)
 
 
 def rising_elsewhere(run: RunData, start: int) -> bool:

@@ -221,10 +221,12 @@ def _all_at_once(outcome: Outcome) -> bool:
     after = values[round(limits.early_gain * len(values)) : len(values) // 2]
     if len(early) < 2 or len(after) < 2 or outcome.lower_is_better:
         return False
-    level_after = float(np.median(after))
+    # of single successes and failures the median says nothing
+    middle = np.median if len(np.unique(values)) > 2 else np.mean
+    level_after = float(middle(after))
     there = float(early[len(early) // 2 :].mean()) - outcome.start
     reached = there >= limits.early_share * (level_after - outcome.start)
-    return reached and float(np.median(late)) <= level_after and len(late) > 2
+    return reached and float(middle(late)) <= level_after and len(late) > 2
 
 
 def _no_signal(run: RunData, outcome: Outcome) -> str:
@@ -272,9 +274,12 @@ def outcome_or_loss(run: RunData) -> Outcome | None:
 
 
 def _of_loss(run: RunData) -> Outcome | None:
-    """The loss as the outcome, in a log of supervised training: nothing of a policy is in it."""
-    policy = ("policy_loss", "entropy", "approx_kl", "advantages/<statistic>", "episode_length")
-    if any(run.has(name) for name in policy) or any(map(run.has, OUTCOMES)):
+    """The loss as the outcome, in a log of supervised training: nothing of a policy is in it; an
+    entropy may be where the tokens of given answers are counted."""
+    policy = ["policy_loss", "approx_kl", "advantages/<statistic>", "episode_length"]
+    policy += ["exploration_rate", "q_value", "td_error"]  # a loss whose targets move
+    of_policy = policy if run.has("token_accuracy") else [*policy, "entropy"]
+    if any(run.has(name) for name in of_policy) or any(map(run.has, OUTCOMES)):
         return None
     for name in ("val/loss", "loss"):
         series = run.get(name)

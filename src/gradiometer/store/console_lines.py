@@ -37,7 +37,7 @@ NUMBER = (
     r"|[-+]?(?:nan|inf|NaN|Inf|NAN|INF)(?!\w)"
 )
 SIZES = r"(?!\s?(?:[KMGT]i?B|[Bb]ytes|s|ms|secs?|seconds?|mins?|minutes?|hours?|hrs?|h)\b)"
-BEHIND = rf"(%|[kKM](?![\w/])|/\d++)?(?=[\s,;|)\]}}'\"<>±]|\.(?:\s|$)|$){SIZES}"
+BEHIND = rf"(%|[kKM](?![\w/])|/\d++)?(?=[\s,;|)\]}}'\"<>±\\]|\.(?:\s|$)|$){SIZES}"
 WORD = r"[^\W\d][\w/.@%+\-]*+"
 DIGIT = re.compile("[0-9]")
 FIGURES = re.compile("[0-9]+")
@@ -68,6 +68,8 @@ MAY_COUNT = re.compile(
     rf"(?:{'|'.join(COUNTING)})(?:ation)?s?[ \t]{{0,4}}[:=]?[ \t]{{0,4}}[#\[(]?[ \t]{{0,2}}\d"
 )
 """What a text in small letters has if it has a counter: found much faster."""
+PADDED = re.compile(rf"\b((?:{'|'.join(COUNTING)})(?:ation)?s?)[ \t]{{2,}}(?=\d)", re.IGNORECASE)
+"""`Episode   100`, a counter that is padded to a column."""
 NUMBERED = re.compile(r"\s*\[(\d{1,12})\](?=\s)")
 """`[12] loss: 0.3`"""
 BOTH = re.compile(
@@ -584,7 +586,9 @@ def pairs(line: str) -> dict[str, float]:
 
 
 def _in_pairs(line: str) -> str:
-    """Three ways to say pairs, as `name: 1`."""
+    """Other ways to say pairs, as `name: 1`."""
+    if "  " in line and _may_count(line):
+        line = PADDED.sub(r"\1 ", line)
     if "/" in line and BOTH.search(line):
         line = BOTH.sub(r"\1 \3: \4, \2 \3: \5", line)
     if "[(" in line:

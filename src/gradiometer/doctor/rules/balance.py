@@ -13,9 +13,9 @@ from dataclasses import replace
 import numpy as np
 
 from gradiometer.doctor import thresholds
-from gradiometer.doctor.declared import Sign, drafted
+from gradiometer.doctor.declared import Sign, seen
 from gradiometer.doctor.outcome import outcome_of
-from gradiometer.doctor.rule import CannotSay, Skipped, Verdict, rule, too_short, unlogged
+from gradiometer.doctor.rule import CannotSay, Skipped, Verdict, too_short, unlogged
 from gradiometer.doctor.rundata import RunData, Series
 from gradiometer.doctor.severity import Role as SignRole
 from gradiometer.doctor.severity import Strength
@@ -86,7 +86,7 @@ def _sign(pair: Pair, strength: Strength, bound: float, **said: str) -> Sign:
     )
 
 
-@rule(
+@seen(
     "critic-dominates",
     """
     cause: {how}
@@ -98,9 +98,12 @@ def _sign(pair: Pair, strength: Strength, bound: float, **said: str) -> Sign:
     see: F37
     see: Andrychowicz et al. 2021, What Matters in On-Policy RL
     """,
+    title="The value loss swamps the policy: its gradient is {larger} times as large on"
+    " {block}{others}",
     needs=(TERM_NORM,),
+    role="usual",
 )
-def critic_dominates(run: RunData) -> Verdict:
+def critic_dominates(run: RunData) -> Sign | Verdict:
     """The value term's gradient is ten times the policy's where that can harm the policy.
 
     On a block both train it sets the direction; through one clip over both it sets the actor's step
@@ -112,13 +115,14 @@ def critic_dominates(run: RunData) -> Verdict:
     whole = [pair for pair in swamped if pair.block == "all"]
     shared = [pair for pair in swamped if pair.block != "all"]
     shared = shared or [pair for pair in whole if _share_weights(run, pairs, pair)]
-    clip, more = _common_clip(run), None
-    role: SignRole = "usual"
+    clip = _common_clip(run)
+    more: tuple[Evidence, ...] = ()
+    role: SignRole | None = None
     if shared:
         pair = min(shared, key=lambda p: level(p.ratio.last(0.5)))
         how = f"Both terms train {in_words(pair.block)}, and the weights there follow the critic."
     elif whole and clip is not None and not _crushed_anyway(run, whole[0]):
-        pair, more, role = whole[0], clip[0], "usual" if clip[1] else "note"
+        pair, more, role = whole[0], (clip[0],), None if clip[1] else "note"
         how = "Actor and critic share no weights, but one clip scales both by a norm that is the"
         how += " critic's: the actor's step size "
         how += clip[1] or "shrinks by a steady factor, which Adam undoes."
@@ -128,8 +132,7 @@ def critic_dominates(run: RunData) -> Verdict:
     others = f" (and on {len(shared) - 1} more blocks)" if len(shared) > 1 else ""
     lower = fmt(min(0.5 / ratio, 1000000.0))
     sign = _sign(pair, "strong", bound, how=how, times=lower, larger=fmt(1 / ratio), others=others)
-    title = "The value loss swamps the policy: its gradient is {larger} times as large on"
-    return drafted(run, sign, title + " {block}{others}", more, role=role)
+    return replace(sign, more=more, role=role)
 
 
 def _crushed_anyway(run: RunData, pair: Pair) -> bool:
@@ -170,7 +173,7 @@ def _common_clip(run: RunData) -> tuple[Evidence, str] | None:
     return shown(ratio, f"{seen} {fmt(factor)}, mostly within ×{fmt(power(sigma))} of it"), harm
 
 
-@rule(
+@seen(
     "regulariser-dominates",
     """
     cause: The weights follow the regulariser, or settle where the two cancel: its coefficient is
@@ -187,9 +190,11 @@ def _common_clip(run: RunData) -> tuple[Evidence, str] | None:
     see: F18
     see: F22
     """,
+    title="The {term} term dominates {block}: its gradient is {ratio} times the policy's",
     needs=(TERM_NORM,),
+    role="harmless",
 )
-def regulariser_dominates(run: RunData) -> Verdict:
+def regulariser_dominates(run: RunData) -> Sign | Verdict:
     """An entropy, KL or auxiliary gradient is above the policy's, and the reward does not rise.
 
     Near the optimum of a regularised objective the two are equal and opposite: a policy that has
@@ -211,15 +216,13 @@ def regulariser_dominates(run: RunData) -> Verdict:
     worst = max(named, key=lambda p: level(p.ratio.last(0.5)))
     now, term = level(worst.ratio.last(0.5)), worst.first.parts["term"]
     share = run.get(SHARE, block=worst.block, term=term)
-    part = None
-    if share is not None:
-        part = shown(share, f"share of the gradient {fmt(level(share.last(0.5)))}")
     strength: Strength = "strong" if at_rest or now > clearly else "present"
     sign = _sign(worst, strength, bound, times=fmt(2 * power(now)))
-    title = "The {term} term dominates {block}: its gradient is {ratio} times the policy's"
-    if at_rest:
-        title = "The {term} term cancels the policy on {block}: its gradient is {ratio} times that"
-    return drafted(run, sign, title, part, role="plain" if at_rest else "harmless")
+    if share is not None:
+        part = shown(share, f"share of the gradient {fmt(level(share.last(0.5)))}")
+        sign = replace(sign, more=(part,))
+    cancels = "The {term} term cancels the policy on {block}: its gradient is {ratio} times that"
+    return replace(sign, title=cancels, role="plain") if at_rest else sign
 
 
 def _standoff(run: RunData, pair: Pair) -> bool:
@@ -233,7 +236,7 @@ def _standoff(run: RunData, pair: Pair) -> bool:
     return equal and held and stays(cosine, lambda x: x < limits.standoff)
 
 
-@rule(
+@seen(
     "terms-conflict",
     """
     cause: Two terms of like size cancel, so little of either reaches the weights{end}
@@ -244,9 +247,12 @@ def _standoff(run: RunData, pair: Pair) -> bool:
     see: Yu et al. 2020, PCGrad, arXiv 2001.06782
     see: F37
     """,
+    title="{a} and {b} undo each other on {shared}: cosine {mean}",
     needs=(COSINE,),
+    role="harmless",
+    basis="statistical",
 )
-def terms_conflict(run: RunData) -> Verdict:
+def terms_conflict(run: RunData) -> Sign | Verdict:
     """Two terms of like size pull a block in opposite directions, and the reward does not rise.
 
     A regulariser is there to oppose the policy, and at the optimum it does so fully: only a run
@@ -268,18 +274,19 @@ def terms_conflict(run: RunData) -> Verdict:
     a, b = worst.parts["term_a"], worst.parts["term_b"]
     regularisers = [term for term in (b, a) if role_of(term) in REGULARISERS]
     held = ": the policy stands where its regulariser holds it."
-    weaker = (regularisers or [a])[0]
-    sign = Sign(
+    shared = in_words(worst.parts["block"])
+    return Sign(
         series=worst,
         strength="strong",
         since=since(worst, lambda x: x < limits.opposed),
         reading=f"mean {fmt(mean.mean)} in [{fmt(mean.low)}, {fmt(mean.high)}];"
         f" {len(hits)} of {len(known)} pairs",
-        said={"end": held if regularisers else ".", "weaker": weaker},
+        said={
+            "end": held if regularisers else ".",
+            "weaker": (regularisers or [a])[0],
+            **{"a": a, "b": b, "shared": shared, "mean": fmt(mean.mean)},
+        },
     )
-    shared = in_words(worst.parts["block"])
-    title = f"{a} and {b} undo each other on {shared}: cosine {fmt(mean.mean)}"
-    return drafted(run, sign, title, role="harmless", basis="statistical")
 
 
 def _comparable(blocks: dict[str, dict[str, Series]], cosine: Series) -> bool:
@@ -292,7 +299,7 @@ def _comparable(blocks: dict[str, dict[str, Series]], cosine: Series) -> bool:
     return bool(len(ratio)) and abs(level(ratio.last(0.5))) <= np.log10(limits.comparable)
 
 
-@rule(
+@seen(
     "head-collapse",
     """
     cause: A head whose choices are nearly certain passes little gradient, whatever arrives: most
@@ -304,8 +311,11 @@ def _comparable(blocks: dict[str, dict[str, Series]], cosine: Series) -> bool:
       come back.
     see: F17
     """,
+    title="The policy head starves: {head} had {start} of the gradient's norm, and now {end}",
+    role="convergence",
+    basis="statistical",
 )
-def head_collapse(run: RunData) -> Verdict:
+def head_collapse(run: RunData) -> Sign | Verdict:
     """The policy head's share of the gradient collapses, and the trunk's does not."""
     norms = _norms_of_parts(run)
     if not norms:
@@ -331,16 +341,14 @@ def head_collapse(run: RunData) -> Verdict:
     share = min(hits, key=lambda hit: level(hit.last(0.2)))
     start, end = (power(level(x)) for x in (share.first(0.1), share.last(0.2)))
     counted = f"{len(hits)} of {len(heads)} heads"
-    sign = Sign(
+    return Sign(
         series=share,
         strength="strong",
         since=since(share, lambda x: x <= np.log10(limits.fallen_away * start)),
         reading=f"‖head‖/‖all‖ {fmt(start)} at the start, {fmt(end)} at the end; {counted}",
+        said={"head": where(share), "start": fmt(start), "end": fmt(end)},
         more=(shown(kept, f"stays: {_at_ends(kept)[0]}"),),
     )
-    title = f"The policy head starves: {where(share)} had {fmt(start)} of the gradient's norm, and"
-    title += f" now {fmt(end)}"
-    return drafted(run, sign, title, role="convergence", basis="statistical")
 
 
 def _norms_of_parts(run: RunData) -> dict[str, Series]:

@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 
 from gradiometer.doctor import thresholds
-from gradiometer.doctor.declared import Look, Sign, Stays, declare, drafted
+from gradiometer.doctor.declared import Look, Sign, Stays, declare, seen
 from gradiometer.doctor.proofs import Way, looked, told
-from gradiometer.doctor.rule import CannotSay, Skipped, Verdict, finding, rule, too_short
+from gradiometer.doctor.rule import CannotSay, Skipped, Verdict, finding, too_short
 from gradiometer.doctor.rundata import RunData, Series
 from gradiometer.doctor.signs import enough, level, persists, reads, since
 from gradiometer.maths.means import mean_interval
@@ -122,7 +122,7 @@ STORED = {
 }
 
 
-@rule(
+@seen(
     "misaligned-data",
     """
     cause: A transition is stored from parts of different steps, so each action gets the credit of
@@ -144,8 +144,9 @@ STORED = {
     confirm: Compare the stored reward of each last transition with what env.step returned.
     see: A. Jones, Debugging Reinforcement Learning Systems
     """,
+    title="Rewards and the actions that earned them are stored {far} apart",
 )
-def misaligned_data(run: RunData) -> Verdict:
+def misaligned_data(run: RunData) -> Sign | Verdict:
     """Rewards belong to another step than their actions, or targets ignore how episodes end."""
     if stored := told(run, "misaligned-data", STORED, slice(-1, None)):
         return stored
@@ -164,12 +165,11 @@ def misaligned_data(run: RunData) -> Verdict:
     if lag is None or series is not lag:
         return _unrelated(series)
     sign = shifted(lag)
-    more = None
-    if ends is not None and len(ends.finite):
-        middle = fmt(level(ends.last(0.5)))
-        more = reads(ends.last(0.5), f"median {middle}; near 1 when targets see how episodes end")
-    title = "Rewards and the actions that earned them are stored {far} apart"
-    return None if sign is None else drafted(run, sign, title, more)
+    if sign is None or ends is None or not len(ends.finite):
+        return sign
+    middle = fmt(level(ends.last(0.5)))
+    more = reads(ends.last(0.5), f"median {middle}; near 1 when targets see how episodes end")
+    return replace(sign, more=(more,))
 
 
 def shifted(lag: Series) -> Sign | None:

@@ -10,7 +10,7 @@ import math
 from dataclasses import replace
 
 from gradiometer.doctor import thresholds
-from gradiometer.doctor.declared import Sign, Stays, blocks, declare, drafted, worst
+from gradiometer.doctor.declared import Sign, Stays, blocks, declare, seen, worst
 from gradiometer.doctor.outcome import flat_outcome, learning, stuck
 from gradiometer.doctor.rule import Verdict, finding, needed, rule, too_short, unlogged
 from gradiometer.doctor.rundata import RunData, Series
@@ -90,7 +90,7 @@ declare(
 PERIODS = blocks(NORM, "history/min_period_points", log=True)
 
 
-@rule(
+@seen(
     "gradient-oscillation",
     """
     cause: Something repeats with it: the epochs over a rollout, updates of a target network,
@@ -106,19 +106,22 @@ PERIODS = blocks(NORM, "history/min_period_points", log=True)
     confirm: Halve the learning rate from a checkpoint: the cosine must rise towards 0.
     see: A. Jones, Debugging RL: oscillation is a learning rate too high
     """,
+    title="The gradient norm of {block} oscillates every {period} steps, by a factor of {by}",
+    role="note",
+    basis="statistical",
 )
-def gradient_oscillation(run: RunData) -> Verdict:
+def gradient_oscillation(run: RunData) -> Sign | Verdict:
     """The norm oscillates, not with the epochs, or each step points against the one before."""
     turns = run.get("grad/<block>/cos_prev", block="all")
     if turns is not None and enough(turns, limits.min_points):
         back = Stays(below=("history/to_and_fro",))(turns)
         if back is not None:
             title = "Each gradient points against the one before: cosine {level}"
-            found = replace(back, reading=f"{back.reading}; noise alone reads 0")
-            return replace(drafted(run, found, title, role="note"), words="to-and-fro")
-    sign = worst(PERIODS(run), lambda log: swinging(run, log), "history/level")
-    title = "The gradient norm of {block} oscillates every {period} steps, by a factor of {by}"
-    return None if sign is None else drafted(run, sign, title, role="note", basis="statistical")
+            reading = f"{back.reading}; noise alone reads 0"
+            return replace(
+                back, reading=reading, title=title, words="to-and-fro", basis="heuristic"
+            )
+    return worst(PERIODS(run), lambda log: swinging(run, log), "history/level")
 
 
 def swinging(run: RunData, log: Series) -> Sign | None:

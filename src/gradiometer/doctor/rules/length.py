@@ -19,7 +19,7 @@ from gradiometer.doctor.declared import (
     Sign,
     Stays,
     declare,
-    drafted,
+    seen,
 )
 from gradiometer.doctor.outcome import (
     at_maximum,
@@ -28,10 +28,10 @@ from gradiometer.doctor.outcome import (
     length_is_return,
     trained_for,
 )
-from gradiometer.doctor.rule import Skipped, Verdict, needed, rule, unlogged
+from gradiometer.doctor.rule import Skipped, Verdict, needed, unlogged
 from gradiometer.doctor.rundata import RunData, Series
 from gradiometer.doctor.signs import enough, reads, together
-from gradiometer.doctor.trainers import field_of, key_for
+from gradiometer.doctor.trainers import field_of
 from gradiometer.maths.trends import correlation
 from gradiometer.records import Evidence
 from gradiometer.words import fmt
@@ -100,7 +100,7 @@ declare(
 )
 
 
-@rule(
+@seen(
     "never-ends",
     """
     cause: No answer ends: the policy does not know the token that ends one, or the sampler does not
@@ -111,8 +111,9 @@ declare(
     see: F6
     see: TRL PPO: missing_eos_penalty
     """,
+    settings={"key": ("stop-token", "the end-of-sequence token of model and sampler")},
 )
-def never_ends(run: RunData) -> Verdict:
+def never_ends(run: RunData) -> Sign | Verdict:
     """A language model never ends an answer on its own."""
     if field_of(run) != "language":
         return Skipped(why="only the answers of a language model end with a token")
@@ -128,10 +129,7 @@ def never_ends(run: RunData) -> Verdict:
             return None
     else:
         return None if length is not None else unlogged("eos_fraction")
-    if sign is None:
-        return None
-    key = key_for(run, "stop-token", "the end-of-sequence token of model and sampler", sign.series)
-    return drafted(run, sign, title, values={"key": key})
+    return sign and replace(sign, title=title)
 
 
 def _perhaps_by_design(run: RunData, sign: Sign) -> Sign:
@@ -176,7 +174,7 @@ declare(
 )
 
 
-@rule(
+@seen(
     "length-exploit",
     """
     cause: The reward pays for length itself, or the loss weighs long answers more, so the policy
@@ -191,9 +189,10 @@ declare(
     see: arXiv 2310.03716 (length correlations in RLHF)
     see: arXiv 2503.20783 (Dr. GRPO)
     """,
+    title="Episodes grew from {start} to {end}",
     needs=("episode_length",),
 )
-def length_exploit(run: RunData) -> Verdict:
+def length_exploit(run: RunData) -> Sign | Verdict:
     """Answers grow by half and the reward with them, while the held-out score hardly gains; or they
     grow to a multiple and nothing is gained at all."""
     length, reward, held = needed(run, "episode_length"), run.get("reward"), held_out(run)
@@ -202,11 +201,12 @@ def length_exploit(run: RunData) -> Verdict:
     grown = RisesPast(times=("length/growth",))(length)
     if grown is None:
         return None
-    title = "Episodes grew from {start} to {end}"
     carried = _carried(reward, held, length)
     if carried:
-        hardly = f"{title} and the reward with them; the held-out score hardly gained"
-        return replace(drafted(run, grown, hardly, *carried), severity="warn", basis="statistical")
+        title = "Episodes grew from {start} to {end} and the reward with them; the held-out score"
+        title += " hardly gained"
+        sign = replace(grown, title=title, more=carried)
+        return replace(sign, severity="warn", basis="statistical")
     exploded = RisesPast(times=("length/explosion", "length/explosion_far"), first="present")(
         length
     )
@@ -214,7 +214,7 @@ def length_exploit(run: RunData) -> Verdict:
         return unlogged("val/reward") if held is None and field_of(run) != "language" else None
     if field_of(run) != "language":  # there a long episode may be what is asked for
         exploded = replace(exploded, strength="present")
-    return drafted(run, exploded, title)
+    return exploded
 
 
 def _carried(reward: Series | None, held: Series | None, length: Series) -> tuple[Evidence, ...]:

@@ -9,6 +9,7 @@ silent while the reward does not rise is a warning.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,8 @@ def _paired(id: str, text: str, *, title: str, needs: tuple[str, ...] = (RATIO,)
     def judge(run: RunData) -> Verdict:
         long = blocks(RATIO, "modules/min_points")(run)
         low = [_pair(run, ratio) for ratio in long if stays(ratio, lambda x: x < LOW_RATIO)]
-        return [drafted(run, sign, title) for sign, verdict in low if verdict == VERDICTS[id]]
+        told = (sign for sign, verdict in low if verdict == VERDICTS[id])
+        return [drafted(run, replace(sign, title=title)) for sign in told]
 
     rule(id, text, needs=needs, family="modules")(judge)
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from gradiometer.doctor import thresholds
-from gradiometer.doctor.declared import FallsTo, Look, Sign, blocks, declare, drafted, worst
+from gradiometer.doctor.declared import FallsTo, Look, Sign, blocks, declare, seen, worst
 from gradiometer.doctor.outcome import at_rest, learning, outcome_of
 from gradiometer.doctor.rule import (
     CannotSay,
@@ -538,7 +538,7 @@ NO_UNITS = re.compile(r"embed|wte|wpe|lm_head|expert|moe", re.IGNORECASE)
 """Layers in which zeros are normal: rows that no token used."""
 
 
-@rule(
+@seen(
     "depth-imbalance",
     """
     cause: Weights or activations {does} the gradient layer by layer on its way back. Under Adam the
@@ -550,9 +550,11 @@ NO_UNITS = re.compile(r"embed|wte|wpe|lm_head|expert|moe", re.IGNORECASE)
     see: AutoTrainer (ICSE 2021): first over last above 70
     see: F35
     """,
+    title="{first} gets {now} times the gradient of {last}, the last layer of its network",
     needs=(NORM,),
+    role="usual",
 )
-def depth_imbalance(run: RunData) -> Verdict:
+def depth_imbalance(run: RunData) -> Sign | Verdict:
     """The first layer gets over 70 times, or under a thousandth of, the last one's gradient.
 
     Sizes of layers are not in a log, so the norm and, where it is there, the largest element must
@@ -568,21 +570,23 @@ def depth_imbalance(run: RunData) -> Verdict:
     ratio = over(first, last)
     now, grows = level(ratio.last(0.5)), level(ratio.last(0.5)) > 1.0
     elements = run.get("grad/<block>/max_abs", block=where(first)) is not None
-    seen = "their largest elements are as far apart"
-    sizes = seen if elements else "log max_abs to see that it is not their size"
+    apart = "their largest elements are as far apart"
+    sizes = apart if elements else "log max_abs to see that it is not their size"
     high, low = limits.depth_explodes, limits.depth_vanishes
     reading = f"median {fmt(level(first.last(0.5)))}; the sizes of the layers are not known, "
-    sign = Sign(
+    beside = f"median {fmt(level(last.last(0.5)))}; {len(off)} of {len(ends)} networks"
+    return Sign(
         series=first,
         strength="strong",
         since=since(ratio, lambda x: x > high if grows else x < low),
         reading=reading + sizes,
-        said={"does": "amplify" if grows else "shrink"},
-        role="note" if at_rest(run) else "usual",
+        said={
+            "does": "amplify" if grows else "shrink",
+            **{"first": where(first), "now": fmt(now), "last": where(last)},
+        },
+        role="note" if at_rest(run) else None,
+        more=(shown(last, beside),),
     )
-    title = f"{where(first)} gets {fmt(now)} times the gradient of {where(last)}, the last layer of"
-    beside = f"median {fmt(level(last.last(0.5)))}; {len(off)} of {len(ends)} networks"
-    return drafted(run, sign, f"{title} its network", shown(last, beside))
 
 
 def _long(run: RunData, template: str) -> list[list[Series]]:
@@ -602,7 +606,7 @@ def _apart(run: RunData, first: Series, last: Series) -> bool:
     return above or all(stays(ratio, lambda x: x < limits.depth_vanishes) for ratio in ratios)
 
 
-@rule(
+@seen(
     "dormant-units",
     """
     cause: Units that are zero for every input get no gradient and stay so: steps that were too
@@ -615,8 +619,10 @@ def _apart(run: RunData, first: Series, last: Series) -> bool:
     see: AutoTrainer: 70 % zeros
     see: arXiv 2405.00662
     """,
+    title="{percent} of the units are dormant{grows}",
+    role="usual",
 )
-def dormant_units(run: RunData) -> Verdict:
+def dormant_units(run: RunData) -> Sign | Verdict:
     """Units that never fire: a logged share, or neighbouring layers that are mostly zeros.
 
     A dead ReLU leaves a row of zeros in its own layer and a column in the next, so two neighbours
@@ -628,13 +634,12 @@ def dormant_units(run: RunData) -> Verdict:
     if not networks and not known:
         none = unlogged("dormant_fraction")
         return none if logged is None else too_short(logged, limits.min_points)
-    role: Role = "note" if at_rest(run) else "usual"
-    if logged is not None and known and (sign := dormant(logged)) is not None:
-        return drafted(run, sign, "{percent} of the units are dormant{grows}", role=role)
-    dying = [pair for layers in networks for pair in _dying(layers)]
-    found = worst(dying[:1], lambda x: _share(x, limits.dying, "strong"))
-    title = "{percent} of the gradient of {block}, and as much of the next layer, is exactly 0"
-    return None if found is None else drafted(run, found, title, role=role)
+    sign, title = dormant(logged) if logged is not None and known else None, ""
+    if sign is None:
+        dying = [pair for layers in networks for pair in _dying(layers)]
+        sign = worst(dying[:1], lambda x: _share(x, limits.dying, "strong"))
+        title = "{percent} of the gradient of {block}, and as much of the next layer, is exactly 0"
+    return sign and replace(sign, title=title, role="note" if at_rest(run) else None)
 
 
 def dormant(logged: Series) -> Sign | None:

@@ -6,14 +6,11 @@ the log-probability of the chosen answers, and whether held-out pairs are still 
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from gradiometer.doctor import thresholds
-from gradiometer.doctor.declared import Sign, drafted
-from gradiometer.doctor.rule import Verdict, needed, rule
+from gradiometer.doctor.declared import Sign, seen
+from gradiometer.doctor.rule import Verdict, needed
 from gradiometer.doctor.rundata import RunData, Series
 from gradiometer.doctor.signs import both_ends, ends, level, stays, trend
-from gradiometer.doctor.trainers import key_for
 from gradiometer.records import Evidence
 from gradiometer.words import fmt
 
@@ -22,7 +19,7 @@ __all__: list[str] = []
 limits = thresholds.group("preference")
 
 
-@rule(
+@seen(
     "preference-over-optimised",
     """
     cause: The margin between chosen and rejected answers grows past what the pairs can teach: both
@@ -35,9 +32,11 @@ limits = thresholds.group("preference")
     see: arXiv 2402.13228 (DPO-Positive: chosen answers that become less likely)
     see: arXiv 2404.19733 (an NLL term on the chosen answers)
     """,
+    title="The margin grows from {start} to {end} while {what}",
     needs=("preference/margin",),
+    settings={"key": ("preference", "beta, and an NLL term on the chosen answers")},
 )
-def preference_over_optimised(run: RunData) -> Verdict:
+def preference_over_optimised(run: RunData) -> Sign | Verdict:
     """The margin grows while the accuracy on held-out pairs does not, or while the chosen answers
     become less likely."""
     margin = needed(run, "preference/margin", limits.min_points)
@@ -49,18 +48,18 @@ def preference_over_optimised(run: RunData) -> Verdict:
     if worse is None and (unlearned is None or apart is None):
         return None
     start, end = map(fmt, ends(margin))
-    sign = Sign(
+    what = "held-out pairs are told apart no better" if worse else "chosen answers are unlearned"
+    return Sign(
         series=margin,
         strength="strong",
         since=None if worse is None else worse.first_step,
         reading=both_ends(margin).reading,
+        said={"start": start, "end": end, "what": what},
+        more=tuple(found),
+        # both sides are in the sign: the accuracy on the pairs that are trained on rises all along
+        severity="warn",
+        basis="statistical" if worse else "heuristic",
     )
-    what = "held-out pairs are told apart no better" if worse else "chosen answers are unlearned"
-    key = key_for(run, "preference", "beta, and an NLL term on the chosen answers", margin)
-    title = f"The margin grows from {start} to {end} while {what}"
-    draft = drafted(run, sign, title, *found, values={"key": key})
-    # both sides are in the sign: the accuracy on the pairs that are trained on rises all along
-    return replace(draft, severity="warn", basis="statistical" if worse else "heuristic")
 
 
 def _held_out_worse(run: RunData) -> Evidence | None:

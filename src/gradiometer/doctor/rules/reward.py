@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gradiometer.doctor import thresholds
-from gradiometer.doctor.declared import Constant, Sign, drafted
+from gradiometer.doctor.declared import Constant, Sign, seen
 from gradiometer.doctor.outcome import (
     Outcome,
     at_maximum,
@@ -230,7 +230,7 @@ def _by_parts(run: RunData, found: _Rise) -> Draft:
     )
 
 
-@rule(
+@seen(
     "reward-term-dead",
     """
     cause: A reward that is the same for every sample takes part in no advantage: the function is
@@ -243,20 +243,20 @@ def _by_parts(run: RunData, found: _Rise) -> Draft:
     see: F2
     """,
 )
-def reward_term_dead(run: RunData) -> Verdict:
+def reward_term_dead(run: RunData) -> Sign | Verdict:
     """A reward, or one of its functions, that is the same at every measurement."""
     reward, progress = trained_for(run), outcome_of(run)
     key = key_for(run, "reward-functions", "the reward function", *([reward] if reward else []))
     if reward is not None and progress is not None and _throughout(run, progress):
         searching = field_of(run) == "control"  # a reward that nobody has found yet
-        sign = Sign(
+        return Sign(
             series=progress.series,
             strength="strong" if searching else "total",
             since=int(progress.series.steps[0]),
             reading=f"{fmt(progress.end)} ± {fmt(progress.spread)} over the last half",
+            title=f"The {progress.noun} is constant at {fmt(progress.end)}: nothing to learn from",
+            said={"key": key},
         )
-        title = f"The {progress.noun} is constant at {fmt(progress.end)}: nothing to learn from"
-        return drafted(run, sign, title, values={"key": key})
     parts = _means(run)
     if not parts:
         return unlogged(FUNCTIONS)
@@ -268,16 +268,17 @@ def reward_term_dead(run: RunData) -> Verdict:
         return None
     names = ", ".join(repr(each.parts["function"]) for each in unpaid)
     verb = "is" if len(unpaid) == 1 else "are"
-    sign = Sign(
+    more = (reads(each, f"{fmt(level(each))} throughout") for each in unpaid[1:])
+    return Sign(
         series=unpaid[0],
         strength="strong",
         since=int(unpaid[0].steps[0]),
         reading=f"{fmt(level(unpaid[0]))} at all {len(unpaid[0])} measurements",
         role="usual" if all(map(_is_side, unpaid)) else None,  # the task itself is paid
+        title="The reward {names} {verb} {level} at every step: it teaches nothing",
+        said={"names": names, "verb": verb, "level": fmt(level(unpaid[0])), "key": key},
+        more=tuple(more),
     )
-    more = [reads(each, f"{fmt(level(each))} throughout") for each in unpaid[1:]]
-    title = f"The reward {names} {verb} {fmt(level(unpaid[0]))} at every step: it teaches nothing"
-    return drafted(run, sign, title, *more, values={"key": key})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from gradiometer.doctor import thresholds
-from gradiometer.doctor.declared import Look, Sign, Stays, declare, drafted, lasting
+from gradiometer.doctor.declared import Look, Sign, Stays, declare, lasting, seen
 from gradiometer.doctor.outcome import (
     became,
     began_trained,
@@ -40,7 +40,7 @@ from gradiometer.doctor.signs import (
 )
 from gradiometer.doctor.terms import COEFFICIENTS, TERM_NORM, role_of
 from gradiometer.doctor.trainers import key_for
-from gradiometer.records import Basis, Event, Evidence
+from gradiometer.records import Event, Evidence
 from gradiometer.words import fmt
 
 __all__: list[str] = []
@@ -318,7 +318,7 @@ declare(
 # the second.
 
 
-@rule(
+@seen(
     "kl-runaway",
     """
     cause: The penalty is too weak (or has no gradient) for the reward: the policy drifts where the
@@ -339,9 +339,11 @@ declare(
     confirm: Log the KL before the first update: it must be 0.
     see: arXiv 1909.08593
     """,
+    title="The policy moved far from its reference: {last} {unit}{still}",
     needs=("kl_ref",),
+    settings={"key": ("kl-penalty", "the coefficient of the KL penalty")},
 )
-def kl_runaway(run: RunData) -> Verdict:
+def kl_runaway(run: RunData) -> Sign | Verdict:
     """The policy is very far from the reference, or less far and still moving away; or far from
     the first step on, before anything was trained."""
     kl = needed(run, "kl_ref", limits.min_points)
@@ -351,11 +353,10 @@ def kl_runaway(run: RunData) -> Verdict:
     runaway = limits.runaway_sequence if summed else limits.runaway_kl
     bound = "stepsize/far_sequence" if summed else "stepsize/far_from_reference"
     sign, last = Stays(above=(bound,), first="present")(kl), level(kl.last(0.2))
-    values = {"key": key_for(run, "kl-penalty", "the coefficient of the KL penalty", kl)}
     apart = _apart_at_once(run, kl, limits.apart * far)
     if apart is not None and last < runaway:
         title = f"The policy is {{level}} {unit} from its reference at the first step already"
-        return replace(drafted(run, apart, title, values=values), words="not-the-start")
+        return replace(apart, title=title, words="not-the-start")
     grows = trend(kl).direction == "rises" and last > limits.still_grows * level(
         kl.finite.first(0.6).last(1 / 3)
     )
@@ -366,10 +367,8 @@ def kl_runaway(run: RunData) -> Verdict:
         return None
     if last >= runaway or took_off:
         sign = replace(sign, strength="total" if last >= limits.lost_kl * runaway else "strong")
-    still = " and growing" if grows else ""
-    title = f"The policy moved far from its reference: {fmt(last)} {unit}{still}"
-    basis: Basis = "statistical" if grows else "heuristic"
-    return drafted(run, sign, title, basis=basis, values=values)
+    said = {"last": fmt(last), "unit": unit, "still": " and growing" if grows else ""}
+    return replace(sign, said=said, basis="statistical" if grows else "heuristic")
 
 
 def _apart_at_once(run: RunData, kl: Series, bound: float) -> Sign | None:
@@ -474,7 +473,7 @@ declare(
 )
 
 
-@rule(
+@seen(
     "stale-data",
     """
     cause: Too many passes over a rollout, a buffer that is reused, an asynchronous sampler that
@@ -495,8 +494,11 @@ declare(
     fix: If a fixed data set is meant, ignore this: the steps since then were an evaluation
     confirm: Log the size and the write position of the buffer; both must move with the environment.
     """,
+    title="The policy learns from data of another policy: {reading}",
+    settings={"key": ("epochs", "epochs over a rollout, age of the buffer")},
+    then=False,
 )
-def stale_data(run: RunData) -> Verdict:
+def stale_data(run: RunData) -> Sign | Verdict:
     """The data comes from another policy: importance weights degenerate, or KL keeps growing; or
     the meter saw that no sample is newer than the first ones."""
     if facts := told(run, "stale-data", _never_renewed):
@@ -511,11 +513,7 @@ def stale_data(run: RunData) -> Verdict:
         sign = _degenerate(run)
     if sign is None and kl is not None:
         sign = _grew(run, kl) or _over_epochs(run, kl.finite)
-    if sign is None:
-        return None
-    key = key_for(run, "epochs", "epochs over a rollout, age of the buffer", sign.series)
-    title = f"The policy learns from data of another policy: {sign.reading}"
-    return drafted(run, sign, title, values={"key": key}, then=False)
+    return sign and replace(sign, said={"reading": sign.reading})
 
 
 def _never_renewed(run: RunData, event: Event) -> Way:

@@ -413,9 +413,9 @@ def _are_numbers(cells: Sequence[str]) -> bool:
 
 
 def _names_of_nobody(path: Path, count: int) -> list[str]:
-    """Where a file has no names: its own for one column; of several the first may count."""
-    if count == 1:
-        return [path.stem]
+    """Where a file has no names: its own for the only column, the first of several may count."""
+    if count <= 2:
+        return ["step", path.stem][-count:]
     return ["step", *(f"column {place}" for place in range(2, count + 1))]
 
 
