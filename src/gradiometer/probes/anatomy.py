@@ -21,6 +21,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
+import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
@@ -337,42 +338,79 @@ class Products:
 def measure(survey: Survey, plan: Plan) -> Products:
     """Take every product that is wanted; the vectors can go afterwards."""
     terms = tuple(term for term in survey.terms if term in survey.reached)
-    numbers = range(len(plan.parts))
-
-    def units_of(term: str) -> Floats:
-        names = [part_name(i, term) for i in numbers]
-        products: Floats = products_of(survey.vectors, names, wide=False).sum(0)
-        largest = np.diagonal(products).max()
-        # Out of float32's range.
-        if not (np.isfinite(products).all() and (largest == 0 or largest > SMALL)):
-            products = products_of(survey.vectors, names).sum(0)
-        return products
-
-    def terms_of(vectors: Vectors, part: int | str, *, wide: bool) -> Floats:
-        return products_of(vectors, [part_name(part, term) for term in terms], wide=wide)
-
     if not terms:
-        return Products(units={}, own=np.zeros((len(numbers), 0, 0)), sums={}, across={}, terms=())
-    units = {term: units_of(term) for term in terms}
+        return Products(
+            units={}, own=np.zeros((len(plan.parts), 0, 0)), sums={}, across={}, terms=()
+        )
+    if isinstance(survey.vectors, ExactVectors):
+        return _of_exact(survey.vectors, survey.rows, plan, terms)
+    return _of_sketches(survey.vectors, survey.sums, plan, terms)
+
+
+def _of_exact(
+    vectors: ExactVectors, rows: Mapping[str, Tensor], plan: Plan, terms: tuple[str, ...]
+) -> Products:
+    """All at once, for whoever reads the vectors once more pays for it."""
+    names = [bucket for bucket in plan.buckets if bucket != ALL]
+    owners = np.empty(len(plan.parts), dtype=np.int64)
+    for number, name in enumerate(names):
+        owners[list(plan.buckets[name])] = number
+    families = [rows[term] for term in terms]
+    owner = torch.from_numpy(owners).to(families[0].device)
+    inside, between, sums = (
+        found.cpu().numpy().astype(np.float64, copy=False)
+        for found in vectors.in_one_pass(families, owner, len(names))
+    )
+    units = {
+        term: _in_range(products, vectors, [part_name(i, term) for i in range(len(owners))])
+        for term, products in zip(terms, inside, strict=True)
+    }
+    parts = [list(plan.buckets[name]) for name in names]
     return Products(
         units=units,
-        own=np.array([terms_of(survey.vectors, i, wide=False).sum(0) for i in numbers]),
-        sums={bucket: terms_of(survey.sums, bucket, wide=True) for bucket in plan.buckets},
-        across={term: _across(survey, plan, term, units[term]) for term in terms if term != NULL},
+        own=between,
+        sums={name: sums[:, at] for at, name in enumerate([ALL, *names])},
+        # By index and not by a product with zeros and ones: a NaN in one bucket stays there.
+        across={
+            term: np.array([[products[np.ix_(a, b)].sum() for b in parts] for a in parts])
+            for term, products in units.items()
+            if term != NULL
+        },
         terms=terms,
     )
 
 
-def _across(survey: Survey, plan: Plan, term: str, units: Floats) -> Floats:
-    """Buckets against buckets: exact where their vectors are, else sums of the units' products."""
-    buckets = [bucket for bucket in plan.buckets if bucket != ALL]
-    if survey.sums is not survey.vectors:
-        names = [part_name(bucket, term) for bucket in buckets]
-        products: Floats = products_of(survey.sums, names).sum(0)
+def _of_sketches(vectors: Vectors, sums: Vectors, plan: Plan, terms: tuple[str, ...]) -> Products:
+    """Buckets have vectors of their own, which may be exact."""
+    numbers = range(len(plan.parts))
+    names = [bucket for bucket in plan.buckets if bucket != ALL]
+
+    def units_of(term: str) -> Floats:
+        members = [part_name(i, term) for i in numbers]
+        return _in_range(products_of(vectors, members, wide=False).sum(0), vectors, members)
+
+    def terms_of(kept: Vectors, part: int | str, *, wide: bool) -> Floats:
+        return products_of(kept, [part_name(part, term) for term in terms], wide=wide)
+
+    return Products(
+        units={term: units_of(term) for term in terms},
+        own=np.array([terms_of(vectors, i, wide=False).sum(0) for i in numbers]),
+        sums={bucket: terms_of(sums, bucket, wide=True) for bucket in plan.buckets},
+        across={
+            term: products_of(sums, [part_name(bucket, term) for bucket in names]).sum(0)
+            for term in terms
+            if term != NULL
+        },
+        terms=terms,
+    )
+
+
+def _in_range(products: Floats, vectors: Vectors, names: Sequence[str]) -> Floats:
+    """Products of float32 vectors, in float64 where they are out of float32's range."""
+    largest = np.diagonal(products).max()
+    if np.isfinite(products).all() and (largest == 0 or largest > SMALL):
         return products
-    parts = [list(plan.buckets[bucket]) for bucket in buckets]
-    # By index and not by a product with zeros and ones: a NaN in one bucket stays there.
-    return np.array([[units[np.ix_(a, b)].sum() for b in parts] for a in parts])
+    return products_of(vectors, names).sum(0)
 
 
 def metrics_of(

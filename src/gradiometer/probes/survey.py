@@ -306,6 +306,8 @@ class Survey:
         """By term, the parameters with a gradient path from it; a term without any is dead."""
         self._losses: dict[str, Tensor] = {}
         self._alone = True
+        self.rows: dict[str, Tensor] = {}
+        """By term, the vectors of the parts side by side [parts, P], where they are in full."""
         self.vectors: Vectors
         self.sums: Vectors
 
@@ -427,10 +429,18 @@ class Survey:
         there = {index for index, gradient in enumerate(gradients) if gradient is not None}
         if not there:
             return
+        if term not in self.reached:
+            self._make_room(term)
         self.reached.setdefault(term, set()).update(there)
         self.vectors.add(part_name(part, term), gradients, scale)
         if self.sums is not self.vectors:
             self.sums.add(part_name(self._bucket_of[part], term), gradients, scale)
+
+    def _make_room(self, term: str) -> None:
+        """A term's vectors lie side by side; one without a gradient has none."""
+        if isinstance(self.vectors, ExactVectors):
+            names = [part_name(i, term) for i in range(len(self._plan.parts))]
+            self.rows[term] = self.vectors.block(names)
 
     def _reduce(self, problem: Exception | None) -> None:
         """Ranks hold addends of every vector: they are added up before any product is taken."""
@@ -450,6 +460,11 @@ class Survey:
             dist.all_reduce(self._losses[term])
             if term not in self.reached:
                 continue
+            if isinstance(self.vectors, ExactVectors):
+                if term not in self.rows:
+                    self._make_room(term)
+                dist.all_reduce(self.rows[term])
+                continue
             for number in range(len(self._plan.parts)):
                 dist.all_reduce(self.vectors.row(part_name(number, term)))
             if self.sums is not self.vectors:
@@ -458,17 +473,12 @@ class Survey:
                         dist.all_reduce(self.sums.row(part_name(bucket, term)))
 
     def _add_up(self) -> None:
-        """A bucket's gradient is the sum of its parts', that of `all` the sum of the buckets'."""
-        for term in sorted(self.reached):
+        """Of sketches, `all` is the sum of the buckets; exact vectors are added up when read."""
+        for term in sorted(self.reached) if self.sums is not self.vectors else ():
             everything = self.sums.row(part_name(ALL, term))
             for bucket in self._plan.buckets:
-                if bucket == ALL:
-                    continue
-                row = self.sums.row(part_name(bucket, term))
-                if self.sums is self.vectors:
-                    for part in self._plan.buckets[bucket]:
-                        row += self.vectors.row(part_name(part, term))
-                everything += row
+                if bucket != ALL:
+                    everything += self.sums.row(part_name(bucket, term))
 
 
 def _rows_of(batch: Mapping[str, Tensor], rows: NDArray[np.intp]) -> dict[str, Tensor]:
