@@ -132,33 +132,34 @@ class ExactVectors:
 
     @torch.no_grad()
     def in_one_pass(
-        self, families: Sequence[Tensor], owners: Tensor, num_sums: int
+        self, families: Sequence[Tensor], runs: Sequence[int]
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Products of F families of n vectors [n, P], in one pass over the columns.
 
         inside   [F, n, n]     the members of a family with each other
         between  [n, F, F]     a member with its namesakes in other families
-        sums     [atoms, 1 + num_sums, F, F]    the families' sums over members, wide: of all, then
-                               of those of each owner
+        sums     [atoms, 1 + runs, F, F]    sums over all members, then over each run of so many
+                               neighbours; in float64
 
-        `owners` [n] tells to which sum a member belongs. All is read from memory once.
+        All is read from memory once.
         """
         f, n = len(families), len(families[0])
         device, wide = self._device, _wide(self._device)
         inside = torch.zeros(f, n, n, dtype=wide, device=device)
         between = torch.zeros(n, f, f, dtype=wide, device=device)
-        sums = torch.zeros(len(self._atoms), 1 + num_sums, f, f, dtype=wide, device=device)
+        sums = torch.zeros(len(self._atoms), 1 + len(runs), f, f, dtype=wide, device=device)
         step = FEW if device.type == "cpu" else DEVICE_CHUNK
         for total, atom in zip(sums, self._atoms, strict=True):
             for at, stop in _chunks(_runs(atom, self._starts), step):
                 parts = [family[:, at:stop] for family in families]
-                each = torch.zeros(1 + num_sums, f, stop - at, dtype=self._dtype, device=device)
+                each = torch.empty(1 + len(runs), f, stop - at, dtype=self._dtype, device=device)
                 for i, part in enumerate(parts):
                     inside[i] += part @ part.T
-                    each[1:, i].index_add_(0, owners, part)
+                    for k, run in enumerate(part.split_with_sizes(list(runs)), 1):
+                        torch.sum(run, 0, out=each[k, i])
                     for j in range(i):
                         between[:, i, j] += torch.linalg.vecdot(part, parts[j])
-                each[0] = each[1:].sum(0)
+                torch.sum(each[1:], 0, out=each[0])
                 each = each.to(wide)
                 total += each @ each.transpose(1, 2)
         between += between.mT.clone()

@@ -21,7 +21,6 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
@@ -38,6 +37,7 @@ from gradiometer.probes.stillness import check_whole, held_still, need_gradients
 from gradiometer.probes.survey import (
     ALL,
     NULL,
+    Asked,
     LossTerms,
     Plan,
     Progress,
@@ -51,6 +51,7 @@ from gradiometer.probes.survey import (
     permuted_inside,
     weights_of,
 )
+from gradiometer.probes.together import Walk, walk_together
 
 if TYPE_CHECKING:
     from gradiometer.capture.meter import Meter
@@ -99,6 +100,7 @@ def anatomy(
     horizon: float | None = None,
     trim: Trim = None,
     blocks: Mapping[str, Selector] | None = None,
+    together: bool = True,
     memory_limit: int = MEMORY_LIMIT,
     sketch_size: int = 1024,
     seed: int = 0,
@@ -125,6 +127,10 @@ def anatomy(
     the entries to cut, by default all of its width) whose padding at the right is cut off; rows of
     similar width then go together. Your own hooks on the model fire in the probe too.
 
+    Rows of several groups share a forward, without the padding at their right, if one group tried
+    both ways has the same losses and gradients; otherwise, and with `together=False`, each group
+    has its own. `tables["anatomy"]["walk"]` says which it was, and why.
+
     Vectors are kept in full up to `memory_limit` bytes, otherwise as sketches of `sketch_size`
     numbers. With `meter` the result is kept in its run, at its step. Under torch.distributed every
     rank calls this with the same batch.
@@ -147,16 +153,20 @@ def anatomy(
         seed=seed,
     )
     need_gradients()
+    asked = Asked(
+        batch=batch,
+        loss_terms=loss_terms,
+        null=_replaced(null, batch, permuted_inside(groups, seed)),
+        weights=weights.token,
+    )
+    options: Any = {"micro_batch_size": micro_batch_size, "trim": trim, "progress": progress}
+    walk = Walk(together=False, trimmed=trim is not None, why="not wanted")
+    if together:
+        walk = walk_together(model, list(trained), survey, asked, **options)
     with held_still(model):
-        survey.run(
-            batch,
-            loss_terms,
-            null=_replaced(null, batch, permuted_inside(groups, seed)),
-            micro_batch_size=micro_batch_size,
-            trim=trim,
-            progress=progress,
-        )
-        result = _result(survey, plan, weights, atoms, aggregation, rules, seed=seed)
+        if not walk.together:
+            survey.run(asked, **options)
+        result = _result(survey, plan, weights, atoms, aggregation, rules, walk, seed=seed)
     if meter is not None:
         meter.record(result.metrics, tables=result.tables)
     return result
@@ -169,6 +179,7 @@ def _result(
     atoms: Atoms,
     aggregation: str,
     rules: Mapping[str, Any],
+    walk: Walk,
     *,
     seed: int,
 ) -> Anatomy:
@@ -181,6 +192,7 @@ def _result(
         "cross_fit": rules["cross_fit"],
         "filter": None if chosen is None else dataclasses.asdict(chosen),
         **_circumstances(survey, plan),
+        "walk": dataclasses.asdict(walk),
         "blocks": _block_norms(products, survey, plan, weights, atoms),
     }
     return Anatomy(
@@ -352,20 +364,17 @@ def _of_exact(
 ) -> Products:
     """All at once, for whoever reads the vectors once more pays for it."""
     names = [bucket for bucket in plan.buckets if bucket != ALL]
-    owners = np.empty(len(plan.parts), dtype=np.int64)
-    for number, name in enumerate(names):
-        owners[list(plan.buckets[name])] = number
-    families = [rows[term] for term in terms]
-    owner = torch.from_numpy(owners).to(families[0].device)
+    parts = [list(plan.buckets[name]) for name in names]  # neighbours: sorted by bucket
     inside, between, sums = (
         found.cpu().numpy().astype(np.float64, copy=False)
-        for found in vectors.in_one_pass(families, owner, len(names))
+        for found in vectors.in_one_pass(
+            [rows[term] for term in terms], [len(part) for part in parts]
+        )
     )
     units = {
-        term: _in_range(products, vectors, [part_name(i, term) for i in range(len(owners))])
+        term: _in_range(products, vectors, [part_name(i, term) for i in range(len(plan.parts))])
         for term, products in zip(terms, inside, strict=True)
     }
-    parts = [list(plan.buckets[name]) for name in names]
     return Products(
         units=units,
         own=between,
@@ -410,7 +419,8 @@ def _in_range(products: Floats, vectors: Vectors, names: Sequence[str]) -> Float
     largest = np.diagonal(products).max()
     if np.isfinite(products).all() and (largest == 0 or largest > SMALL):
         return products
-    return products_of(vectors, names).sum(0)
+    wide: Floats = products_of(vectors, names).sum(0)
+    return wide
 
 
 def metrics_of(
