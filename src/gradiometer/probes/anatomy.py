@@ -51,7 +51,7 @@ from gradiometer.probes.survey import (
     permuted_inside,
     weights_of,
 )
-from gradiometer.probes.together import Walk, walk_together
+from gradiometer.probes.together import Walked, walk_together
 
 if TYPE_CHECKING:
     from gradiometer.capture.meter import Meter
@@ -160,7 +160,7 @@ def anatomy(
         weights=weights.token,
     )
     options: Any = {"micro_batch_size": micro_batch_size, "trim": trim, "progress": progress}
-    walk = Walk(together=False, trimmed=trim is not None, why="not wanted")
+    walk = Walked(together=False, trimmed=trim is not None, why="not wanted")
     if together:
         walk = walk_together(model, list(trained), survey, asked, **options)
     with held_still(model):
@@ -179,7 +179,7 @@ def _result(
     atoms: Atoms,
     aggregation: str,
     rules: Mapping[str, Any],
-    walk: Walk,
+    walk: Walked,
     *,
     seed: int,
 ) -> Anatomy:

@@ -37,7 +37,7 @@ from gradiometer.probes.survey import (
     trimming_of,
 )
 
-__all__ = ["Walk", "walk_together"]
+__all__ = ["Walked", "walk_together"]
 
 FULL = 576  # numbers of a batch's widest entry that fill a forward: about as many tokens
 FEW = 6  # groups, of which the witness is too large a part
@@ -49,7 +49,7 @@ Rows = NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Walk:
+class Walked:
     """How the groups went through the model."""
 
     together: bool
@@ -60,7 +60,7 @@ class Walk:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class Seating:
     """Which rows share a forward; the numbers of the widest entry say how large each is."""
 
     chunks: list[Rows]
@@ -116,23 +116,23 @@ def walk_together(
     micro_batch_size: int | None,
     trim: Trim,
     progress: Progress | None,
-) -> Walk:
+) -> Walked:
     """Fill the survey, or leave it empty and say why."""
     trimming = trimming_of(asked.batch, trim, asked.weights)
     why = _unfit(survey)
-    layouts = [] if why else _layouts(survey, asked, micro_batch_size, trimming)
-    if not why and not layouts:
+    seatings = [] if why else _seatings(survey, asked, micro_batch_size, trimming)
+    if not why and not seatings:
         why = "groups fill their forwards by themselves"
     if not why:
         with held_still(model):
             witness, why = _witness(model, survey, asked, micro_batch_size, trimming)
-    for layout in [] if why else layouts:
+    for seating in [] if why else seatings:
         with held_still(model):
-            why = _tried(survey, asked, layout, witness, names, progress)
+            why = _tried(survey, asked, seating, witness, names, progress)
         if not why:
-            return Walk(together=True, trimmed=layout.trimming is not None)
+            return Walked(together=True, trimmed=seating.trimming is not None)
         survey.forget()
-    return Walk(together=False, trimmed=trimming is not None, why=why)
+    return Walked(together=False, trimmed=trimming is not None, why=why)
 
 
 def _unfit(survey: Survey) -> str:
@@ -147,9 +147,9 @@ def _unfit(survey: Survey) -> str:
     return ""
 
 
-def _layouts(
+def _seatings(
     survey: Survey, asked: Asked, micro_batch_size: int | None, trimming: Trimming | None
-) -> list[Layout]:
+) -> list[Seating]:
     """Those to try, the better first, if they save enough."""
     known = None if trimming is None else trimming.used
     pieces = [rows for _, rows in survey.plan.micro_batches(micro_batch_size, known)]
@@ -158,15 +158,15 @@ def _layouts(
     # The size of a micro-batch is a bound of memory, and kept.
     room = largest if micro_batch_size is not None else max(largest, FULL)
     unread = _unread(asked) if trimming is None else None
-    layouts = [
-        _layout([part.rows for part in survey.plan.parts], asked, room, one)
+    seatings = [
+        _seating([part.rows for part in survey.plan.parts], asked, room, one)
         for one in ([trimming] if unread is None else [unread, None])
     ]
     spent = sum(_size(piece, sizes) for piece in pieces)
     return [
-        layout
-        for layout in layouts
-        if layout.numbers <= WORTHWHILE * spent or len(layout.chunks) <= WORTHWHILE * len(pieces)
+        seating
+        for seating in seatings
+        if seating.numbers <= WORTHWHILE * spent or len(seating.chunks) <= WORTHWHILE * len(pieces)
     ]
 
 
@@ -183,7 +183,7 @@ def _size(rows: Rows, sizes: NDArray[np.float64]) -> float:
     return len(rows) * float(sizes[rows].max())
 
 
-def _layout(parts: list[Rows], asked: Asked, room: float, trimming: Trimming | None) -> Layout:
+def _seating(parts: list[Rows], asked: Asked, room: float, trimming: Trimming | None) -> Seating:
     """Rows of a part that are about as wide stay together; the widest of all go first."""
     sizes = _sizes(asked, trimming)
     alike = [rows for part in parts for rows in _alike(part, sizes, room)]
@@ -195,7 +195,7 @@ def _layout(parts: list[Rows], asked: Asked, room: float, trimming: Trimming | N
         chunks[-1].append(rows)
     joined = [np.concatenate(chunk) for chunk in chunks]
     numbers = sum(_size(chunk, sizes) for chunk in joined)
-    return Layout(chunks=joined, trimming=trimming, numbers=numbers)
+    return Seating(chunks=joined, trimming=trimming, numbers=numbers)
 
 
 def _alike(rows: Rows, sizes: NDArray[np.float64], room: float) -> list[Rows]:
@@ -282,14 +282,14 @@ def _equal(before: RandomState, after: RandomState) -> bool:
 def _tried(
     survey: Survey,
     asked: Asked,
-    layout: Layout,
+    seating: Seating,
     witness: Witness,
     names: Sequence[str],
     progress: Progress | None,
 ) -> str:
-    """Walk that way; why it cannot be."""
+    """Walked that way; why it cannot be."""
     try:
-        _walk(survey, asked, layout, witness, names, progress)
+        _walk(survey, asked, seating, witness, names, progress)
         witness.check_gradients(survey)
     except Refused as refusal:
         return str(refusal)
@@ -303,7 +303,7 @@ def _tried(
 def _walk(
     survey: Survey,
     asked: Asked,
-    layout: Layout,
+    seating: Seating,
     witness: Witness,
     names: Sequence[str],
     progress: Progress | None,
@@ -313,11 +313,11 @@ def _walk(
     for number, part in enumerate(survey.plan.parts):
         owners[part.rows] = number
     byparts = ByParts(survey.parameters, names)
-    chunks = sorted(layout.chunks, key=lambda rows: witness.part not in owners[rows])
+    chunks = sorted(seating.chunks, key=lambda rows: witness.part not in owners[rows])
     for number, chunk in enumerate(chunks):
         rows = chunk[np.argsort(owners[chunk], kind="stable")]
         byparts.seat(owners[rows].tolist())
-        cut = None if layout.trimming is None else layout.trimming.cut(rows)
+        cut = None if seating.trimming is None else seating.trimming.cut(rows)
         with byparts, torch.enable_grad():
             losses = asked.losses(rows, cut)
         witness.check_losses(rows, losses)
