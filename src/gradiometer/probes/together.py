@@ -68,18 +68,22 @@ class Seating:
     numbers: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Witness:
     """One group, walked as the survey walks."""
 
     part: int
-    survey: Survey
+    terms: tuple[str, ...]
     losses: dict[str, dict[int, Tensor]]
     """By term and row of the batch, weight · loss [T]."""
+    reached: dict[str, set[int]]
+    vectors: dict[str, Tensor]
+    """By term, the gradient [P]; nothing once it was compared, for it takes memory."""
+    compared: bool = False
 
     def check_losses(self, rows: Rows, losses: dict[str, Tensor]) -> None:
         """Those of its rows are what they were."""
-        if tuple(losses) != self.survey.terms:
+        if tuple(losses) != self.terms:
             raise Refused("the terms are not the same for all rows")
         largest = max(float(one.abs().max()) for of in self.losses.values() for one in of.values())
         for name, known in self.losses.items():
@@ -90,13 +94,14 @@ class Witness:
 
     def check_gradients(self, survey: Survey) -> None:
         """So are its gradients, and the parameters that have them."""
-        if survey.reached != self.survey.reached:
+        if any(self.reached[term] - survey.reached.get(term, set()) for term in self.reached):
             raise Refused("a parameter has a gradient in only one of the walks")
-        largest = max((float(known.norm()) for known in self.survey.rows.values()), default=0.0)
-        for name, known in self.survey.rows.items():
-            difference = float((survey.rows[name][self.part] - known[0]).norm())
+        largest = max((float(known.norm()) for known in self.vectors.values()), default=0.0)
+        for name, known in self.vectors.items():
+            difference = float((survey.rows[name][self.part] - known).norm())
             if not difference <= SAME * float(known.norm()) + NOTHING * largest:
                 raise Refused(f"the gradient of {name!r} depends on the rows beside it")
+        self.compared, self.vectors = True, {}
 
 
 def _near(found: Tensor, known: Tensor, scale: float, largest: float) -> bool:
@@ -127,6 +132,8 @@ def walk_together(
         with held_still(model):
             witness, why = _witness(model, survey, asked, micro_batch_size, trimming)
     for seating in [] if why else seatings:
+        if witness.compared:  # it agreed, and what failed then fails again
+            break
         with held_still(model):
             why = _tried(survey, asked, seating, witness, names, progress)
         if not why:
@@ -239,7 +246,13 @@ def _witness(
         cut = None if trimming is None else trimming.cut(rows)
         for name, loss in alone.take(0, rows, asked, cut).items():
             losses.setdefault(name, {}).update(zip(rows.tolist(), loss, strict=True))
-    witness = Witness(part=part, survey=alone, losses=losses)
+    witness = Witness(
+        part=part,
+        terms=alone.terms,
+        losses=losses,
+        reached=alone.reached,
+        vectors={name: rows[0] for name, rows in alone.rows.items()},
+    )
     if not _equal(state, RandomState.now()):
         return witness, "the forward draws random numbers"
     if not _unchanged(buffers, _buffers(model)):
@@ -290,7 +303,6 @@ def _tried(
     """Walked that way; why it cannot be."""
     try:
         _walk(survey, asked, seating, witness, names, progress)
-        witness.check_gradients(survey)
     except Refused as refusal:
         return str(refusal)
     except (
@@ -314,6 +326,7 @@ def _walk(
         owners[part.rows] = number
     byparts = ByParts(survey.parameters, names)
     chunks = sorted(seating.chunks, key=lambda rows: witness.part not in owners[rows])
+    last = sum(witness.part in owners[rows] for rows in chunks) - 1
     for number, chunk in enumerate(chunks):
         rows = chunk[np.argsort(owners[chunk], kind="stable")]
         byparts.seat(owners[rows].tolist())
@@ -322,6 +335,8 @@ def _walk(
             losses = asked.losses(rows, cut)
         witness.check_losses(rows, losses)
         _differentiate(survey, losses, byparts)
+        if number == last:
+            witness.check_gradients(survey)
         if progress is not None:
             progress(number + 1, len(chunks))
 
