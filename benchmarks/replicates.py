@@ -1,10 +1,11 @@
 """Replicates of a gradient, on policies of the tsp lab with fresh weights: workers, the share of
 statistics, memory, weights.
 
-Two workers start by importing torch, which takes seconds; their speed is that between the first
+Workers are forked from a server that imports torch, which takes seconds in the first round and
+nothing after it, as in a process that makes several studies; their speed is that between the first
 results and the last, and the whole study with their start, which the target is for, stands beside
-it; a study of 512 instances read 1.73. Statistics are timed by wrapping what makes them, beside the
-gradients of 128 instances of TSP-20; their share falls with the instances.
+it. Statistics are timed by wrapping what makes them, beside the gradients of 128 instances of
+TSP-20; their share falls with the instances.
 """
 
 from __future__ import annotations

@@ -252,6 +252,7 @@ def test_a_loss_that_knows_the_null_saves_the_second_forward() -> None:
         return found
 
     options = {"rewards": rewards, "groups": groups, "mask": batch["mask"], "null": True}
+    options["together"] = False  # a forward for each group
     assert (
         anatomy(model, batch, knowing, **options).metrics
         == anatomy(model, batch, plain, **options).metrics

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import os
 import pickle
 import random
 import warnings
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 import gradiometer as gm
 from gradiometer.errors import MissingExtra, UnknownName
 from gradiometer.maths import estimators, variance
+from gradiometer.probes.engine import run_tasks
 from gradiometer.probes.replicates import Replicates, replicates
 from gradiometer.probes.stillness import seed_everything
 
@@ -233,6 +235,39 @@ def test_the_work_of_a_lost_worker_is_done_again(tmp_path, monkeypatch: pytest.M
     )
     assert (tmp_path / "killed").exists()
     assert plain(found) == plain(replicates(killer, instances, num_replicates=2, controls=False))
+
+
+SURROUNDINGS = """
+import os
+import torch
+
+def where(subject):
+    return os.environ.get("GRADIOMETER_TEST_WORD"), os.getpid(), torch.get_num_threads()
+"""
+
+
+@pytest.mark.slow
+def test_workers_have_the_environment_of_their_study(
+    tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though the server that they are forked from is older."""
+    (tmp_path / "surroundings.py").write_text(SURROUNDINGS)
+    monkeypatch.syspath_prepend(tmp_path)
+    import surroundings
+
+    for word in ("first", "second"):
+        monkeypatch.setenv("GRADIOMETER_TEST_WORD", word)
+        found: list[tuple[str, int, int]] = []
+        run_tasks(
+            [surroundings.where] * 3,
+            dict,
+            engine="processes",
+            workers=2,
+            receive=lambda place, result, found=found: found.append(result),
+        )
+        assert {said for said, _, _ in found} == {word}
+        assert os.getpid() not in {pid for _, pid, _ in found}
+        assert {threads for _, _, threads in found} == {1}
 
 
 def test_nothing_of_the_policy_or_the_random_states_changes() -> None:

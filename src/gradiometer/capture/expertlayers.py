@@ -49,15 +49,14 @@ class ExpertLayerReader:
 
     def present(self) -> list[bool]:
         """Which experts have a gradient in all of their trained tensors."""
-        trained = [
-            slab
-            for slab in self.layer.slabs
-            if any(self._parameters[i].requires_grad for i in slab.parts)
+        own = [[self._parameters[i] for i in slab.parts] for slab in self.layer.slabs]
+        there = [
+            [each.grad is not None for each in parts]
+            for parts in own
+            if any(each.requires_grad for each in parts)
         ]
-        grads = [
-            [self._grad(slab, e) is not None for slab in trained] for e in range(self.layer.num)
-        ]
-        return [bool(row) and all(row) for row in grads]
+        whole = [held * self.layer.num if len(held) == 1 else held for held in there]
+        return [bool(whole) and all(held[e] for held in whole) for e in range(self.layer.num)]
 
     @torch.no_grad()
     def read(self, reading: Reading, name: str, *, fresh: bool, histograms: bool) -> None:
@@ -88,7 +87,7 @@ class ExpertLayerReader:
         else:
             cuts = self._large_cuts(reading, name, number, weights, fresh=fresh)
             sums = self._sums(grads, weights, cuts)
-            products = _added(part @ part.T for part in _parts(grads, self._columns))
+            products = _added(part @ part.T for part in self._beside(grads, cuts))
         if not matrix:
             sums[:, SOURCE:] = 0.0
         reading.add_array(f"{name}/sums", sums)
@@ -122,6 +121,18 @@ class ExpertLayerReader:
         pairs = zip(_parts(grads, self._columns), _parts(weights, self._columns), strict=True)
         return _added(torch.cat(tiers.tier_sums(grad, weight, cuts), 1) for grad, weight in pairs)
 
+    def _beside(self, rows: Sequence[Tensor], cuts: Tensor) -> Iterator[Tensor]:
+        """The rows side by side, some columns at a time; on a CPU always in the same memory."""
+        room = self._scratch.get(cuts.dtype)
+        if room is None or cuts.device.type != "cpu" or rows[0].dtype != cuts.dtype:
+            yield from _parts(rows, self._columns)
+            return
+        columns = room.numel() // len(rows)
+        for first in range(0, len(rows[0]), columns):
+            parts = [row[first : first + columns] for row in rows]
+            made = room.view(-1)[: len(rows) * len(parts[0])].view(len(rows), -1)
+            yield torch.stack(parts, out=made)
+
     def _read_histograms(self, reading: Reading, slab: Slab) -> None:
         for e in range(self.layer.num):
             grad = self._grad(slab, e)
@@ -132,13 +143,14 @@ class ExpertLayerReader:
 
     def _rows(self, slab: Slab, *, of_grads: bool) -> list[Tensor]:
         """Gradient or weights of each expert, a row each; zeros where there is no gradient."""
-        held = [self._parameters[i].detach() for i in slab.parts]
+        own = [self._parameters[i] for i in slab.parts]
         if of_grads:
-            grads = [self._parameters[i].grad for i in slab.parts]
             held = [
-                torch.zeros_like(weight) if grad is None else filled(grad.detach())
-                for weight, grad in zip(held, grads, strict=True)
+                torch.zeros_like(each) if each.grad is None else filled(each.grad.detach())
+                for each in own
             ]
+        else:
+            held = [each.detach() for each in own]
         if slab.fused:
             return list(held[0].reshape(self.layer.num, -1))
         return [row.reshape(-1) for row in held]

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from keyword import iskeyword
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+from typer.models import ArgumentInfo, OptionInfo
 
-__all__ = ["DIAGNOSE", "LOOK", "MEASURE", "Json", "app", "command"]
+__all__ = ["DIAGNOSE", "LOOK", "MEASURE", "Json", "app", "command", "plain_call"]
 
 
 class Verbs(TyperGroup):
@@ -68,6 +69,8 @@ def command(
     def register(request: type[T]) -> type[T]:
         verb = request.__name__.removesuffix("Request").lower()
         settings = context_settings or None
+        if cls is None and not settings:
+            PLAIN[verb] = request
         make = app.command(verb, cls=cls, rich_help_panel=panel, context_settings=settings)
         make(_function(request, verb))
         return request
@@ -75,9 +78,55 @@ def command(
     return register
 
 
+PLAIN: dict[str, type[Any]] = {}
+"""The requests of verbs whose arguments typer reads in its usual way."""
+
+
+def plain_call(arguments: Sequence[str]) -> Callable[[], int | None] | None:
+    """What `gradiometer VERB WORD...` calls, if there is nothing in it but words: typer is not
+    asked then, which imports pydantic to read options (a tenth of a second)."""
+    verb, *words = arguments or ("",)
+    if verb not in PLAIN or not words or any(not word or word[0] == "-" for word in words):
+        return None
+    request = PLAIN[verb]
+    hints = get_type_hints(request, include_extras=True)
+    told = [(name, one) for name, hint in hints.items() for one in _said(hint)]
+    takes = [name for name, one in told if isinstance(one, ArgumentInfo)]
+    if len(takes) != 1 or any(one.envvar or one.callback for _, one in told):
+        return None
+    kind = get_args(hints[takes[0]])[0]
+    if kind == list[str] and _is_enough(request, takes[0]):
+        asked = request(**{takes[0]: words})
+    elif kind is str and len(words) == 1 and _is_enough(request, takes[0]):
+        asked = request(**{takes[0]: words[0]})
+    else:
+        return None
+    name = f"{request.__module__.rpartition('.')[0]}.{_module(verb)}"
+    return lambda: getattr(import_module(name), _module(verb))(asked)
+
+
+def _said(hint: Any) -> list[Any]:
+    """What typer is told of a parameter."""
+    said = getattr(hint, "__metadata__", ())
+    return [one for one in said if isinstance(one, ArgumentInfo | OptionInfo)]
+
+
+def _is_enough(request: type[Any], argument: str) -> bool:
+    return all(
+        field.name == argument
+        or field.default is not dataclasses.MISSING
+        or field.default_factory is not dataclasses.MISSING
+        for field in dataclasses.fields(request)
+    )
+
+
+def _module(verb: str) -> str:
+    return f"{verb}_" if iskeyword(verb) else verb
+
+
 def _function(request: type[Any], verb: str) -> Callable[..., None]:
     """What typer wants: a function with a parameter for each field of the request."""
-    name = f"{verb}_" if iskeyword(verb) else verb
+    name = _module(verb)
     package = request.__module__.rpartition(".")[0]
     fields, hints = dataclasses.fields(request), get_type_hints(request, include_extras=True)
     lists = {field.name for field in fields if field.default_factory is list}

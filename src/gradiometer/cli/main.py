@@ -7,15 +7,18 @@ reading never imports torch.
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
+from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from typing import Annotated, Any, NoReturn
 
 import typer
 
 from gradiometer.cli import commands, labs  # noqa: F401 (it registers the verbs)
-from gradiometer.cli.app import app
+from gradiometer.cli.app import app, plain_call
 from gradiometer.errors import UsageError, WorkersLost
 from gradiometer.version import __version__
 
@@ -32,7 +35,14 @@ def main() -> NoReturn:
 def run(arguments: list[str] | None = None) -> int:
     """The exit code; a user's mistake is one line on stderr, never a traceback."""
     try:
+        if (call := _plain_call(arguments)) is not None:
+            return call() or 0
         _command()(args=arguments, prog_name="gradiometer")
+    except KeyboardInterrupt:  # as typer does it
+        return 130
+    except BrokenPipeError:  # whoever reads has seen enough: `... | head`
+        _close_output()
+        return 1
     except SystemExit as leaving:  # typer's own way out: help, usage errors, 130 when interrupted
         return leaving.code if isinstance(leaving.code, int) else 0
     except UsageError as problem:
@@ -48,6 +58,17 @@ def run(arguments: list[str] | None = None) -> int:
             3,
         )
     return 0
+
+
+def _plain_call(arguments: list[str] | None) -> Callable[[], int | None] | None:
+    """Words alone; the shell's questions for completions come as an empty command line."""
+    return plain_call(sys.argv[1:] if arguments is None else arguments) if os.name != "nt" else None
+
+
+def _close_output() -> None:
+    """What is left in the buffer goes nowhere, or Python complains of it when it ends."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @cache

@@ -8,7 +8,7 @@ products of a block are the sum over its atoms.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -29,6 +29,7 @@ __all__ = [
 
 CHUNK = 1 << 15  # columns turned to float64 at a time: n vectors of 32k stay in the cache
 DEVICE_CHUNK = 1 << 20  # off the CPU a launch costs more than a cache miss
+FEW = 1 << 12  # columns, where a chunk is used several times while it is in the cache
 Gradients = Sequence[Tensor | None]
 """One for each parameter; None where there is no path."""
 
@@ -128,6 +129,49 @@ class ExactVectors:
                 pair[1] = flat[at:stop]
                 out.addmm_(pair, pair.T)
         return out
+
+    @torch.no_grad()
+    def in_one_pass(
+        self, families: Sequence[Tensor], runs: Sequence[int]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Products of F families of n vectors [n, P], in one pass over the columns.
+
+        inside   [F, n, n]     the members of a family with each other
+        between  [n, F, F]     a member with its namesakes in other families
+        sums     [atoms, 1 + runs, F, F]    sums over all members, then over each run of so many
+                               neighbours; in float64
+
+        All is read from memory once.
+        """
+        f, n = len(families), len(families[0])
+        device, wide = self._device, _wide(self._device)
+        inside = torch.zeros(f, n, n, dtype=wide, device=device)
+        between = torch.zeros(n, f, f, dtype=wide, device=device)
+        sums = torch.zeros(len(self._atoms), 1 + len(runs), f, f, dtype=wide, device=device)
+        step = FEW if device.type == "cpu" else DEVICE_CHUNK
+        for total, atom in zip(sums, self._atoms, strict=True):
+            for at, stop in _chunks(_runs(atom, self._starts), step):
+                parts = [family[:, at:stop] for family in families]
+                each = torch.empty(1 + len(runs), f, stop - at, dtype=self._dtype, device=device)
+                for i, part in enumerate(parts):
+                    inside[i] += part @ part.T
+                    for k, run in enumerate(part.split_with_sizes(list(runs)), 1):
+                        torch.sum(run, 0, out=each[k, i])
+                    for j in range(i):
+                        between[:, i, j] += torch.linalg.vecdot(part, parts[j])
+                torch.sum(each[1:], 0, out=each[0])
+                each = each.to(wide)
+                total += each @ each.transpose(1, 2)
+        between += between.mT.clone()
+        between.diagonal(dim1=1, dim2=2).copy_(inside.diagonal(dim1=1, dim2=2).T)
+        return inside, between, sums
+
+    def block(self, names: Sequence[str]) -> Tensor:
+        """The vectors of new names, side by side: [names, P]."""
+        shape = len(names), self._starts[-1]
+        rows = torch.zeros(shape, dtype=self._dtype, device=self._device)
+        self._rows.update(zip(names, rows, strict=True))
+        return rows
 
     def row(self, name: str) -> Tensor:
         """The vector, [P]."""
@@ -255,6 +299,13 @@ def _itemsize(parameters: Sequence[Tensor]) -> int:
 
 def _wide(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64  # MPS has no float64
+
+
+def _chunks(runs: Sequence[tuple[int, int]], step: int) -> Iterator[tuple[int, int]]:
+    """The runs, cut where they are longer than a step."""
+    for start, stop in runs:
+        for at in range(start, stop, step):
+            yield at, min(at + step, stop)
 
 
 def _runs(atom: Sequence[int], starts: Sequence[int]) -> list[tuple[int, int]]:

@@ -37,6 +37,7 @@ from gradiometer.probes.stillness import check_whole, held_still, need_gradients
 from gradiometer.probes.survey import (
     ALL,
     NULL,
+    Asked,
     LossTerms,
     Plan,
     Progress,
@@ -50,6 +51,7 @@ from gradiometer.probes.survey import (
     permuted_inside,
     weights_of,
 )
+from gradiometer.probes.together import Walked, walk_together
 
 if TYPE_CHECKING:
     from gradiometer.capture.meter import Meter
@@ -98,6 +100,7 @@ def anatomy(
     horizon: float | None = None,
     trim: Trim = None,
     blocks: Mapping[str, Selector] | None = None,
+    together: bool = True,
     memory_limit: int = MEMORY_LIMIT,
     sketch_size: int = 1024,
     seed: int = 0,
@@ -124,6 +127,10 @@ def anatomy(
     the entries to cut, by default all of its width) whose padding at the right is cut off; rows of
     similar width then go together. Your own hooks on the model fire in the probe too.
 
+    Rows of several groups share a forward, without the padding at their right, if one group tried
+    both ways has the same losses and gradients; otherwise, and with `together=False`, each group
+    has its own. `tables["anatomy"]["walk"]` says which it was, and why.
+
     Vectors are kept in full up to `memory_limit` bytes, otherwise as sketches of `sketch_size`
     numbers. With `meter` the result is kept in its run, at its step. Under torch.distributed every
     rank calls this with the same batch.
@@ -146,16 +153,20 @@ def anatomy(
         seed=seed,
     )
     need_gradients()
+    asked = Asked(
+        batch=batch,
+        loss_terms=loss_terms,
+        null=_replaced(null, batch, permuted_inside(groups, seed)),
+        weights=weights.token,
+    )
+    options: Any = {"micro_batch_size": micro_batch_size, "trim": trim, "progress": progress}
+    walk = Walked(together=False, trimmed=trim is not None, why="not wanted")
+    if together:
+        walk = walk_together(model, list(trained), survey, asked, **options)
     with held_still(model):
-        survey.run(
-            batch,
-            loss_terms,
-            null=_replaced(null, batch, permuted_inside(groups, seed)),
-            micro_batch_size=micro_batch_size,
-            trim=trim,
-            progress=progress,
-        )
-        result = _result(survey, plan, weights, atoms, aggregation, rules, seed=seed)
+        if not walk.together:
+            survey.run(asked, **options)
+        result = _result(survey, plan, weights, atoms, aggregation, rules, walk, seed=seed)
     if meter is not None:
         meter.record(result.metrics, tables=result.tables)
     return result
@@ -168,6 +179,7 @@ def _result(
     atoms: Atoms,
     aggregation: str,
     rules: Mapping[str, Any],
+    walk: Walked,
     *,
     seed: int,
 ) -> Anatomy:
@@ -180,6 +192,7 @@ def _result(
         "cross_fit": rules["cross_fit"],
         "filter": None if chosen is None else dataclasses.asdict(chosen),
         **_circumstances(survey, plan),
+        "walk": dataclasses.asdict(walk),
         "blocks": _block_norms(products, survey, plan, weights, atoms),
     }
     return Anatomy(
@@ -337,42 +350,77 @@ class Products:
 def measure(survey: Survey, plan: Plan) -> Products:
     """Take every product that is wanted; the vectors can go afterwards."""
     terms = tuple(term for term in survey.terms if term in survey.reached)
-    numbers = range(len(plan.parts))
-
-    def units_of(term: str) -> Floats:
-        names = [part_name(i, term) for i in numbers]
-        products: Floats = products_of(survey.vectors, names, wide=False).sum(0)
-        largest = np.diagonal(products).max()
-        # Out of float32's range.
-        if not (np.isfinite(products).all() and (largest == 0 or largest > SMALL)):
-            products = products_of(survey.vectors, names).sum(0)
-        return products
-
-    def terms_of(vectors: Vectors, part: int | str, *, wide: bool) -> Floats:
-        return products_of(vectors, [part_name(part, term) for term in terms], wide=wide)
-
     if not terms:
-        return Products(units={}, own=np.zeros((len(numbers), 0, 0)), sums={}, across={}, terms=())
-    units = {term: units_of(term) for term in terms}
+        return Products(
+            units={}, own=np.zeros((len(plan.parts), 0, 0)), sums={}, across={}, terms=()
+        )
+    if isinstance(survey.vectors, ExactVectors):
+        return _of_exact(survey.vectors, survey.rows, plan, terms)
+    return _of_sketches(survey.vectors, survey.sums, plan, terms)
+
+
+def _of_exact(
+    vectors: ExactVectors, rows: Mapping[str, Tensor], plan: Plan, terms: tuple[str, ...]
+) -> Products:
+    """All at once, for whoever reads the vectors once more pays for it."""
+    names = [bucket for bucket in plan.buckets if bucket != ALL]
+    parts = [list(plan.buckets[name]) for name in names]  # neighbours: sorted by bucket
+    inside, between, sums = (
+        found.cpu().numpy().astype(np.float64, copy=False)
+        for found in vectors.in_one_pass(
+            [rows[term] for term in terms], [len(part) for part in parts]
+        )
+    )
+    units = {
+        term: _in_range(products, vectors, [part_name(i, term) for i in range(len(plan.parts))])
+        for term, products in zip(terms, inside, strict=True)
+    }
     return Products(
         units=units,
-        own=np.array([terms_of(survey.vectors, i, wide=False).sum(0) for i in numbers]),
-        sums={bucket: terms_of(survey.sums, bucket, wide=True) for bucket in plan.buckets},
-        across={term: _across(survey, plan, term, units[term]) for term in terms if term != NULL},
+        own=between,
+        sums={name: sums[:, at] for at, name in enumerate([ALL, *names])},
+        # By index and not by a product with zeros and ones: a NaN in one bucket stays there.
+        across={
+            term: np.array([[products[np.ix_(a, b)].sum() for b in parts] for a in parts])
+            for term, products in units.items()
+            if term != NULL
+        },
         terms=terms,
     )
 
 
-def _across(survey: Survey, plan: Plan, term: str, units: Floats) -> Floats:
-    """Buckets against buckets: exact where their vectors are, else sums of the units' products."""
-    buckets = [bucket for bucket in plan.buckets if bucket != ALL]
-    if survey.sums is not survey.vectors:
-        names = [part_name(bucket, term) for bucket in buckets]
-        products: Floats = products_of(survey.sums, names).sum(0)
+def _of_sketches(vectors: Vectors, sums: Vectors, plan: Plan, terms: tuple[str, ...]) -> Products:
+    """Buckets have vectors of their own, which may be exact."""
+    numbers = range(len(plan.parts))
+    names = [bucket for bucket in plan.buckets if bucket != ALL]
+
+    def units_of(term: str) -> Floats:
+        members = [part_name(i, term) for i in numbers]
+        return _in_range(products_of(vectors, members, wide=False).sum(0), vectors, members)
+
+    def terms_of(kept: Vectors, part: int | str, *, wide: bool) -> Floats:
+        return products_of(kept, [part_name(part, term) for term in terms], wide=wide)
+
+    return Products(
+        units={term: units_of(term) for term in terms},
+        own=np.array([terms_of(vectors, i, wide=False).sum(0) for i in numbers]),
+        sums={bucket: terms_of(sums, bucket, wide=True) for bucket in plan.buckets},
+        across={
+            term: products_of(sums, [part_name(bucket, term) for bucket in names]).sum(0)
+            for term in terms
+            if term != NULL
+        },
+        terms=terms,
+    )
+
+
+def _in_range(products: Floats, vectors: Vectors, names: Sequence[str]) -> Floats:
+    """Products of float32 vectors, in float64 where they are out of float32's range."""
+    largest = np.diagonal(products).max()
+    if np.isfinite(products).all() and (largest == 0 or largest > SMALL):
         return products
-    parts = [list(plan.buckets[bucket]) for bucket in buckets]
-    # By index and not by a product with zeros and ones: a NaN in one bucket stays there.
-    return np.array([[units[np.ix_(a, b)].sum() for b in parts] for a in parts])
+    wide: Floats = products_of(vectors, names).sum(0)
+    return wide
 
 
 def metrics_of(

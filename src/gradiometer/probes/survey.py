@@ -26,18 +26,23 @@ from gradiometer.maths.vectors import ExactVectors, Vectors, vectors_for
 __all__ = [
     "ALL",
     "NULL",
+    "Asked",
+    "Cut",
     "LossTerms",
     "Part",
     "Plan",
     "Progress",
     "Survey",
     "Trim",
+    "Trimming",
     "Weights",
     "check_batch",
     "gathered",
+    "last_used",
     "make_plan",
     "part_name",
     "permuted_inside",
+    "trimming_of",
     "weights_of",
 ]
 
@@ -282,6 +287,50 @@ def part_name(part: int | str, term: str) -> str:
     return f"{part}|{term}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """The batch, and what is asked of any of its rows."""
+
+    batch: Mapping[str, Tensor]
+    loss_terms: LossTerms
+    null: Mapping[str, Tensor] | None
+    weights: Tensor
+    """Of tokens [N, T], or of samples [N]."""
+
+    def losses(self, rows: NDArray[np.intp], cut: Cut | None) -> dict[str, Tensor]:
+        """By term, weight · loss of these rows [n, T]."""
+        micro = _rows_of(self.batch, rows)
+        replaced = {} if self.null is None else _rows_of(self.null, rows)
+        weight = self.weights[torch.as_tensor(rows, device=self.weights.device)]
+        if cut is not None:
+            micro, replaced, weight = cut.entries(micro), cut.entries(replaced), cut.weight(weight)
+        nulls = {f"null_{name}": entry for name, entry in replaced.items()}
+        found = dict(self.loss_terms({**micro, **nulls}))
+        self._check(found)
+        if self.null is not None and NULL not in found:  # it knows nothing of nulls: ask it again
+            found[NULL] = next(iter(self.loss_terms({**micro, **replaced}).values()))
+        return {name: _weighted(name, loss, weight) for name, loss in found.items()}
+
+    def _check(self, found: Mapping[str, Tensor]) -> None:
+        """The names that the loss gave, before anything is done with them."""
+        if not found:
+            raise UsageError(
+                "loss_terms gave no term: return a mapping such as {'task': ..., 'entropy': ...}"
+            )
+        if self.null is None and NULL in found:
+            raise UsageError(
+                "a term cannot be called 'null' without null=: that is the task with permuted"
+                " rewards"
+            )
+        for name in found:
+            plain = isinstance(name, str) and re.fullmatch(r"[^/~<>|]+", name)
+            if not plain or name in RESERVED or (name == "policy" and "task" in found):
+                raise UsageError(
+                    f"a term cannot be called {name!r}: choose a plain word such as 'task' or"
+                    " 'entropy'"
+                )
+
+
 class Survey:
     """Gradients of every term on every part, added up in `vectors`, and on buckets, in `sums`."""
 
@@ -296,7 +345,7 @@ class Survey:
         k: int,
         seed: int,
     ) -> None:
-        self._parameters, self._atoms, self._plan, self._weights = parameters, atoms, plan, weights
+        self.parameters, self._atoms, self.plan, self.weights = parameters, atoms, plan, weights
         self._chosen: dict[str, Any] = {"memory_limit": memory_limit, "k": k, "seed": seed}
         self._bucket_of = {
             i: name for name, parts in plan.buckets.items() if name != ALL for i in parts
@@ -305,7 +354,8 @@ class Survey:
         self.reached: dict[str, set[int]] = {}
         """By term, the parameters with a gradient path from it; a term without any is dead."""
         self._losses: dict[str, Tensor] = {}
-        self._alone = True
+        self.rows: dict[str, Tensor] = {}
+        """By term, the vectors of the parts side by side [parts, P], where they are in full."""
         self.vectors: Vectors
         self.sums: Vectors
 
@@ -316,19 +366,17 @@ class Survey:
 
     def run(
         self,
-        batch: Mapping[str, Tensor],
-        loss_terms: LossTerms,
+        asked: Asked,
         *,
-        null: Mapping[str, Tensor] | None,
         micro_batch_size: int | None,
         trim: Trim,
         progress: Progress | None,
     ) -> None:
         """Walk the batch; ranks have the same one, and each takes its turn of micro-batches."""
         rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-        widths = None if trim is None else _widths(batch, trim, self._weights.token)
-        pieces = list(self._plan.micro_batches(micro_batch_size, widths))
-        self._alone = null is None
+        trimming = trimming_of(asked.batch, trim, asked.weights)
+        known = None if trimming is None else trimming.used
+        pieces = list(self.plan.micro_batches(micro_batch_size, known))
         if len(pieces) < world:
             raise UsageError(
                 f"{len(pieces)} micro-batches cannot be shared by {world} ranks: use a smaller"
@@ -338,8 +386,8 @@ class Survey:
         try:
             for number, (part, rows) in enumerate(pieces):
                 if number % world == rank:
-                    cut = None if widths is None else _Cut(batch, trim, int(widths[rows].max()))
-                    self._take(part, rows, batch, loss_terms, null, cut)
+                    cut = None if trimming is None else trimming.cut(rows)
+                    self.take(part, rows, asked, cut)
                 if progress is not None:
                     progress(number + 1, len(pieces))
         except Exception as raised:
@@ -350,60 +398,46 @@ class Survey:
             self._reduce(problem)
         self._add_up()
 
-    def _take(
-        self,
-        part: int,
-        rows: NDArray[np.intp],
-        batch: Mapping[str, Tensor],
-        loss_terms: LossTerms,
-        null: Mapping[str, Tensor] | None,
-        cut: _Cut | None,
-    ) -> None:
-        micro = _rows_of(batch, rows)
-        replaced = {} if null is None else _rows_of(null, rows)
-        weight = self._weights.token[torch.as_tensor(rows, device=self._weights.token.device)]
-        if cut is not None:
-            micro, replaced, weight = cut.entries(micro), cut.entries(replaced), cut.weight(weight)
+    def take(
+        self, part: int, rows: NDArray[np.intp], asked: Asked, cut: Cut | None
+    ) -> dict[str, Tensor]:
+        """Add the gradients of some rows of one part; their weighted losses by term [n, T]."""
+        # A sum over many tokens leaves the range of half precision: the mean of the part is
+        # differentiated.
+        scale = float(self.weights.row[self.plan.parts[part].rows].sum()) or 1.0
         with torch.enable_grad():
-            nulls = {f"null_{name}": entry for name, entry in replaced.items()}
-            found = dict(loss_terms({**micro, **nulls}))
-            self._check(found)
-            if null is not None and NULL not in found:  # it knows nothing of nulls: ask it again
-                found[NULL] = next(iter(loss_terms({**micro, **replaced}).values()))
-            # A sum over many tokens leaves the range of half precision: the mean of the part is
-            # differentiated.
-            scale = float(self._weights.row[self._plan.parts[part].rows].sum()) or 1.0
-            means = {name: _weighted(name, loss, weight) / scale for name, loss in found.items()}
-        self._begin(tuple(means))
+            losses = asked.losses(rows, cut)
+            means = {name: loss.sum() / scale for name, loss in losses.items()}
+        self.begin(tuple(means))
         alive = [name for name, mean in means.items() if mean.requires_grad]
         for name, mean in means.items():
             self._losses[name][part] += scale * mean.detach().to(self._losses[name])
             if name in alive:
                 gradients = torch.autograd.grad(
-                    mean, list(self._parameters), retain_graph=name != alive[-1], allow_unused=True
+                    mean, list(self.parameters), retain_graph=name != alive[-1], allow_unused=True
                 )
                 self._add(part, name, gradients, scale)
+        return {name: loss.detach() for name, loss in losses.items()}
 
-    def _check(self, found: Mapping[str, Tensor]) -> None:
-        """The names that the loss gave, before anything is done with them."""
-        if not found:
-            raise UsageError(
-                "loss_terms gave no term: return a mapping such as {'task': ..., 'entropy': ...}"
-            )
-        if self._alone and NULL in found:
-            raise UsageError(
-                "a term cannot be called 'null' without null=: that is the task with permuted"
-                " rewards"
-            )
-        for name in found:
-            plain = isinstance(name, str) and re.fullmatch(r"[^/~<>|]+", name)
-            if not plain or name in RESERVED or (name == "policy" and "task" in found):
-                raise UsageError(
-                    f"a term cannot be called {name!r}: choose a plain word such as 'task' or"
-                    " 'entropy'"
-                )
+    def add_losses(self, name: str, owners: Tensor, losses: Tensor) -> None:
+        """Σ weight · loss of rows [n, ...], each to the part that has it."""
+        kept = self._losses[name]
+        sums = losses.detach().flatten(1).sum(1) if losses.ndim > 1 else losses.detach()
+        kept.index_add_(0, owners.to(kept.device), sums.to(kept))
 
-    def _begin(self, terms: tuple[str, ...]) -> None:
+    def of_one(self, part: int) -> Survey:
+        """An empty survey of one part."""
+        alone = Plan(
+            parts=(self.plan.parts[part],), buckets={ALL: (0,), "bucket_1": (0,)}, num_groups=1
+        )
+        return Survey(self.parameters, self._atoms, alone, self.weights, **self._chosen)
+
+    def forget(self) -> None:
+        """As if nothing had been taken yet."""
+        self.terms, self.reached, self.rows, self._losses = (), {}, {}, {}
+
+    def begin(self, terms: tuple[str, ...]) -> None:
+        """Make room for these terms; later micro-batches have the same ones."""
         if self.terms:
             if terms != self.terms:
                 raise UsageError(
@@ -412,25 +446,33 @@ class Survey:
                 )
             return
         self.terms = terms
-        parts, buckets = len(self._plan.parts), len(self._plan.buckets)
+        parts, buckets = len(self.plan.parts), len(self.plan.buckets)
         self.vectors = self.sums = self._vectors((parts + buckets) * len(terms))
         # Too many parts to keep in full may leave room for the buckets, whose norms are then exact.
         if not isinstance(self.vectors, ExactVectors):
             self.sums = self._vectors(buckets * len(terms))
-        zeros = torch.zeros(parts, dtype=torch.float64, device=self._parameters[0].device)
+        zeros = torch.zeros(parts, dtype=torch.float64, device=self.parameters[0].device)
         self._losses = {name: zeros.clone() for name in terms}
 
     def _vectors(self, expected: int) -> Vectors:
-        return vectors_for(self._parameters, self._atoms, expected=expected, **self._chosen)
+        return vectors_for(self.parameters, self._atoms, expected=expected, **self._chosen)
 
     def _add(self, part: int, term: str, gradients: Sequence[Tensor | None], scale: float) -> None:
         there = {index for index, gradient in enumerate(gradients) if gradient is not None}
         if not there:
             return
+        if term not in self.reached:
+            self.make_room(term)
         self.reached.setdefault(term, set()).update(there)
         self.vectors.add(part_name(part, term), gradients, scale)
         if self.sums is not self.vectors:
             self.sums.add(part_name(self._bucket_of[part], term), gradients, scale)
+
+    def make_room(self, term: str) -> None:
+        """A term's vectors lie side by side; one without a gradient has none."""
+        if isinstance(self.vectors, ExactVectors):
+            names = [part_name(i, term) for i in range(len(self.plan.parts))]
+            self.rows[term] = self.vectors.block(names)
 
     def _reduce(self, problem: Exception | None) -> None:
         """Ranks hold addends of every vector: they are added up before any product is taken."""
@@ -450,25 +492,25 @@ class Survey:
             dist.all_reduce(self._losses[term])
             if term not in self.reached:
                 continue
-            for number in range(len(self._plan.parts)):
+            if isinstance(self.vectors, ExactVectors):
+                if term not in self.rows:
+                    self.make_room(term)
+                dist.all_reduce(self.rows[term])
+                continue
+            for number in range(len(self.plan.parts)):
                 dist.all_reduce(self.vectors.row(part_name(number, term)))
             if self.sums is not self.vectors:
-                for bucket in self._plan.buckets:
+                for bucket in self.plan.buckets:
                     if bucket != ALL:
                         dist.all_reduce(self.sums.row(part_name(bucket, term)))
 
     def _add_up(self) -> None:
-        """A bucket's gradient is the sum of its parts', that of `all` the sum of the buckets'."""
-        for term in sorted(self.reached):
+        """Of sketches, `all` is the sum of the buckets; exact vectors are added up when read."""
+        for term in sorted(self.reached) if self.sums is not self.vectors else ():
             everything = self.sums.row(part_name(ALL, term))
-            for bucket in self._plan.buckets:
-                if bucket == ALL:
-                    continue
-                row = self.sums.row(part_name(bucket, term))
-                if self.sums is self.vectors:
-                    for part in self._plan.buckets[bucket]:
-                        row += self.vectors.row(part_name(part, term))
-                everything += row
+            for bucket in self.plan.buckets:
+                if bucket != ALL:
+                    everything += self.sums.row(part_name(bucket, term))
 
 
 def _rows_of(batch: Mapping[str, Tensor], rows: NDArray[np.intp]) -> dict[str, Tensor]:
@@ -477,12 +519,25 @@ def _rows_of(batch: Mapping[str, Tensor], rows: NDArray[np.intp]) -> dict[str, T
     }
 
 
-def _widths(batch: Mapping[str, Tensor], trim: Trim, weights: Tensor) -> NDArray[np.intp]:
-    """How many columns of each row attention reaches, [N], at least one.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trimming:
+    """How many columns of each row are used [N], at least one, of which width, in which entries."""
 
-    Found before the walk, where a sync is cheap.
-    """
-    attention, *names = _trimmed(trim)
+    width: int
+    used: NDArray[np.intp]
+    names: tuple[str, ...] = ()
+    """All entries of that width if there are none."""
+
+    def cut(self, rows: NDArray[np.intp]) -> Cut:
+        """What is cut off these rows when they go through the model together."""
+        return Cut(self.width, int(self.used[rows].max()), self.names)
+
+
+def trimming_of(batch: Mapping[str, Tensor], trim: Trim, weights: Tensor) -> Trimming | None:
+    """As it was asked for. Found before the walk, where a sync is cheap."""
+    if trim is None:
+        return None
+    attention, *names = [trim] if isinstance(trim, str) else list(trim)
     missing = [name for name in (attention, *names) if name not in batch]
     if missing or batch[attention].ndim != 2:
         wrong = missing[0] if missing else attention
@@ -490,36 +545,34 @@ def _widths(batch: Mapping[str, Tensor], trim: Trim, weights: Tensor) -> NDArray
             f"trim: {wrong!r} is no [N, T] entry of the batch; give the name of its attention mask"
             " first"
         )
-    widths = _last_used(batch[attention]).clamp(min=1).cpu()
+    widths = last_used(batch[attention]).clamp(min=1).cpu()
     if weights.ndim == 2:
         less = batch[attention].shape[1] - weights.shape[1]
-        if bool((_last_used(weights).cpu() > (widths - less).clamp(min=1)).any()):
+        if bool((last_used(weights).cpu() > (widths - less).clamp(min=1)).any()):
             raise UsageError(
                 f"the mask counts tokens that {attention!r} calls padding: they cannot be trimmed"
             )
-    return widths.numpy().astype(np.intp)
+    return Trimming(
+        width=batch[attention].shape[1],
+        used=widths.numpy().astype(np.intp),
+        names=(attention, *names) if names else (),
+    )
 
 
-def _trimmed(trim: Trim) -> list[str]:
-    """The attention mask, then the entries to cut."""
-    return [trim] if isinstance(trim, str) else list(trim or ())
-
-
-def _last_used(mask: Tensor) -> Tensor:
+def last_used(mask: Tensor) -> Tensor:
     """One past the last column that is not zero, of each row; 0 where all are."""
     return ((mask != 0) * torch.arange(1, mask.shape[1] + 1, device=mask.device)).amax(1)
 
 
-class _Cut:
+class Cut:
     """Without the columns at the right that only padding reaches: they cost as much as words."""
 
-    def __init__(self, batch: Mapping[str, Tensor], trim: Trim, used: int) -> None:
-        attention, *self._names = _trimmed(trim)
-        self._attention, self._width, self._used = attention, batch[attention].shape[1], used
+    def __init__(self, width: int, used: int, names: Sequence[str] = ()) -> None:
+        self._width, self._used, self._names = width, used, names
 
     def entries(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """All of the mask's width, or those that were named."""
-        wanted = {self._attention, *self._names} if self._names else set(rows)
+        """All of that width, or those that are named."""
+        wanted = set(self._names or rows)
         return {name: self.weight(e) if name in wanted else e for name, e in rows.items()}
 
     def weight(self, entry: Tensor) -> Tensor:
@@ -529,7 +582,7 @@ class _Cut:
 
 
 def _weighted(name: str, loss: Tensor, weight: Tensor) -> Tensor:
-    """Σ w l of a micro-batch; what stands at masked tokens does not matter, be it NaN."""
+    """w l of a micro-batch [n, T]; what stands at masked tokens does not matter, be it NaN."""
     if not isinstance(loss, Tensor):
         raise UsageError(
             f"term {name!r} is a {type(loss).__name__}: loss_terms gives a tensor for each term"
@@ -542,4 +595,4 @@ def _weighted(name: str, loss: Tensor, weight: Tensor) -> Tensor:
             " not reduced"
         )
     weight = weight.to(loss.device)
-    return (weight * loss.masked_fill(weight == 0, 0.0)).sum()
+    return weight * loss.masked_fill(weight == 0, 0.0)
