@@ -3,6 +3,7 @@ out."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
@@ -308,6 +309,7 @@ def test_a_proved_warning_is_as_urgent_as_a_critical_one_then_come_basis_and_tim
 
 # -- whatever the findings are
 
+EVERY_WEIGHT = Evidence(series="grad/all/update_ratio", reading="low", first_step=0, last_step=9)
 FINDINGS = st.lists(
     st.builds(
         finding,
@@ -317,7 +319,7 @@ FINDINGS = st.lists(
         since_step=st.none() | st.integers(-2, 6),
         block=st.sampled_from([None, "all", "actor", "critic", "layer.a", "layer.a.0"]),
         title=st.sampled_from(["one", "two"]),
-    ),
+    ).map(lambda each: replace(each, evidence=(EVERY_WEIGHT,) if each.title == "two" else ())),
     max_size=14,
 )
 
@@ -418,6 +420,17 @@ def test_where_every_weight_stands_still_the_critic_that_learns_nothing_is_a_con
     result = arbitrate([blind, frozen("approx_kl", series)])
     assert ids(result.findings) == ["policy-frozen"]
     assert ids(result.folded) == ["critic-explains-nothing"]
+
+
+@pytest.mark.parametrize("severity", ["warn", "info"])
+def test_a_chain_that_closes_where_every_weight_stands_still_has_one_cause(severity: str) -> None:
+    """Advantages too large are clipped, which freezes the policy, and a frozen critic leaves them
+    too large: the doctor went round in circles."""
+    ring = [finding(id, severity, since_step=0) for id in ("advantage-scale", "over-clipping")]
+    still = replace(frozen("grad/all/update_ratio"), severity=severity)  # type: ignore[arg-type]
+    result = arbitrate([*ring, still])
+    assert len(result.findings) == 1
+    assert len(result.folded) == 2
 
 
 def test_where_the_policy_alone_stands_still_the_critic_is_a_fault_of_its_own() -> None:

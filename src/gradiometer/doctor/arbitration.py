@@ -375,8 +375,9 @@ def arbitrate(findings: Iterable[Finding], *, first_step: FirstStep = lambda _: 
     before anything else, also where that series is measured once a rollout and another one at every
     step.
 
-    Shown are those that nothing shown explains: since no chain of causes closes, exactly one set is
-    like that.
+    Shown are those that nothing shown explains: where no chain of causes closes, exactly one set is
+    like that. Where one does (advantages too small freeze a policy, and a frozen critic leaves them
+    too large), the first one in the order is taken to be the cause.
     """
     given = list(findings)
     grave = {each.id for each in given if each.severity == "critical"}
@@ -386,8 +387,11 @@ def arbitrate(findings: Iterable[Finding], *, first_step: FirstStep = lambda _: 
     shown: dict[int, bool] = {}
     hanging: dict[int, list[str]] = {}
     for k in range(len(ordered)):
-        if not _is_shown(k, ordered, causes, shown):
-            first = next(i for i in causes[k] if _is_shown(i, ordered, causes, shown))
+        _is_shown(k, ordered, causes, shown)
+    for k in range(len(ordered)):
+        first = None if shown[k] else next((i for i in causes[k] if shown[i]), None)
+        shown[k] = first is None
+        if first is not None:
             hanging.setdefault(first, []).append(ordered[k].id)
     return Arbitrated(
         findings=_agreeing(
@@ -419,6 +423,7 @@ def _is_shown(
     k: int, ordered: Sequence[Finding], causes: Sequence[Sequence[int]], known: dict[int, bool]
 ) -> bool:
     if k not in known:
+        known[k] = True  # to whom a chain of causes comes back
         folds = any(_is_shown(i, ordered, causes, known) for i in causes[k])
         known[k] = ordered[k].severity == "critical" or not folds
     return known[k]
