@@ -124,7 +124,7 @@ def test_a_state_is_said_when_it_is_new_and_three_looks_agree(tmp_path: Path) ->
 
 
 def test_the_last_look_says_the_state_at_once_unless_there_is_none(tmp_path: Path) -> None:
-    for count, state in ((8, ""), (60, "healthy")):
+    for count, state in ((5, ""), (60, "healthy")):
         with Writer(tmp_path / str(count)) as writer:
             for step in range(count):
                 row = Row(step=step, wall_time=0.0, values={"reward": float(step + step % 3)})
