@@ -1,7 +1,7 @@
 """Patients of the wards: trained where they are missing, and stored small.
 
 A patient's folder holds its record (`admission.json`: what it drew, what it came to) and its
-readings (`run.db.xz`, 121 kB in the median): judging again needs no training.
+readings (`run.db.xz`, 131 kB in the median): judging again needs no training.
 """
 
 from __future__ import annotations
