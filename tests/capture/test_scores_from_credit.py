@@ -84,7 +84,8 @@ def trained(run: Path, *, continuous: bool, sampler: str = "policy") -> list[dic
                 loss.backward()
                 if epoch == 1:
                     earned = returns_to_go(paid[:, None], cuts[:, None] > 0, GAMMA).reshape(-1)
-                    gain = correlation((new - old).detach().double().numpy(), earned)
+                    heard = slice(0 if by_hand else 1, None)  # it was reset before anybody listened
+                    gain = correlation((new - old)[heard].detach().double().numpy(), earned[heard])
                     z = scores.score_z(residuals, residuals.new_empty(ROWS, 0))
                     assert gain is not None
                     by_hand.append({"credit/score_z": z, "credit/reward_gain": gain})
