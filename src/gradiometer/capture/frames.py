@@ -26,9 +26,9 @@ MOST_VALUES = 20_000
 """Values that are looked at in all; a replay buffer in a list is not walked to its end."""
 LONGEST = 4_096
 """A longer list or dict is data, not losses."""
-SHORT, PROBES = 64, 16
-"""A list up to here is read whole; of a longer one, or of a dict, so many places tell whether it
-holds tensors at all. A script's history of losses and returns is in every one of its frames."""
+SHORT, GLANCES = 64, 16
+"""A list up to here is read whole; of a longer one so many places tell whether it holds tensors at
+all. A script's history of losses and returns is in every one of its frames."""
 THROUGH = ("torch", "gradiometer", "contextlib", "functools", "importlib", "runpy", "threading")
 """Packages whose own variables say nothing of a loss."""
 MODULE = ("_parameters", "_buffers", "_modules")
@@ -181,8 +181,6 @@ def _entries(name: str, value: Any) -> Iterator[_Found]:
     if not 0 < len(value) <= LONGEST:
         return
     if isinstance(value, dict):
-        if not _may_hold(tuple(dict.values(value)), (Tensor, list, tuple)):
-            return
         for key, held in list(dict.items(value)):
             if isinstance(held, (Tensor, float)):
                 yield _Found(str(key), held, "entry")
@@ -198,16 +196,16 @@ def _entries(name: str, value: Any) -> Iterator[_Found]:
     yield from _items(name, value)
 
 
-def _may_hold(values: Sequence[Any], kinds: tuple[type, ...]) -> bool:
-    """Whether a look here and there finds one of these kinds; short ones are read anyhow."""
+def _may_hold_tensors(values: Sequence[Any]) -> bool:
+    """Whether a look here and there finds one; short lists are read anyhow."""
     if len(values) <= SHORT:
         return True
-    places = range(0, len(values), -(-len(values) // PROBES))
-    return any(isinstance(values[at], kinds) for at in (*places, -1))
+    places = range(0, len(values), -(-len(values) // GLANCES))
+    return any(isinstance(values[at], Tensor) for at in (*places, -1))
 
 
 def _items(name: str, value: Sequence[Any]) -> Iterator[_Found]:
-    if not _may_hold(value, (Tensor,)):
+    if not _may_hold_tensors(value):
         return
     tensors = [(at, held) for at, held in enumerate(value) if isinstance(held, Tensor)]
     for at, held in tensors:

@@ -305,9 +305,7 @@ def _tried(
         _walk(survey, asked, seating, witness, names, progress)
     except Refused as refusal:
         return str(refusal)
-    except (
-        Exception
-    ) as problem:  # the loss knows groups only: if it is at fault, it is so there too
+    except Exception as problem:  # a loss that is at fault by itself is so group by group, too
         return f"{type(problem).__name__}: {problem}"
     return ""
 
