@@ -9,6 +9,7 @@ from types import ModuleType
 import pytest
 
 from gradiometer.capture import pools
+from gradiometer.maths import stats
 
 
 @pytest.fixture(scope="session")
@@ -27,3 +28,4 @@ def ranked() -> ModuleType:
 def as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is the host's own, whose memory numpy may read without waiting for anybody."""
     monkeypatch.setattr(pools, "HOST", ())
+    monkeypatch.setattr(stats, "HOST", ())

@@ -14,7 +14,7 @@ import sys
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from itertools import islice
@@ -565,20 +565,15 @@ class Collection:
         return len(self._transitions) * (self._num or 1)
 
     @cached_property
-    def _places(self) -> dict[bytes, list[int]]:
-        found: dict[bytes, list[int]] = {}
+    def _places(self) -> Places:
         parts = self._num or 1
         known = [t for t, (seen, *_) in enumerate(self._transitions) if seen is not None]
         rows = _by_row([self._transitions[t][0] for t in known], parts)
-        places = (t * parts + part for t in known for part in range(parts))
-        for place, row in zip(places, rows, strict=True):
-            found.setdefault(row, []).append(place)
-        return found
+        return Places(rows, [t * parts + part for t in known for part in range(parts)])
 
     def places(self, observations: Floats) -> list[list[int]]:
         """Of each row, which transitions began with that observation."""
-        rows = observations.astype(np.float32)
-        return [self._places.get(row.tobytes(), []) for row in rows]
+        return self._places.of(observations)
 
     @property
     def varies(self) -> bool:
@@ -586,16 +581,12 @@ class Collection:
         return 2 * len(self._places) > len(self)
 
     @cached_property
-    def _places_after(self) -> dict[bytes, list[int]]:
-        found: dict[bytes, list[int]] = {}
-        for place, row in enumerate(self.following):
-            found.setdefault(row, []).append(place)
-        return found
+    def _places_after(self) -> Places:
+        return Places(self.following, range(len(self.following)))
 
     def places_after(self, observations: Floats) -> list[list[int]]:
         """Of each row, which transitions led to that observation."""
-        rows = observations.astype(np.float32)
-        return [self._places_after.get(row.tobytes(), []) for row in rows]
+        return self._places_after.of(observations)
 
     @cached_property
     def actions(self) -> Floats | None:
@@ -675,14 +666,44 @@ class Collection:
         return _by_row(seen, self._num or 1)
 
 
-def _by_row(seen: list[Any], parts: int) -> list[bytes]:
-    """Observations as bytes, one for each part of each; those of one shape are made at once."""
-    if len({np.shape(each) for each in seen}) > 1:
-        flat = [np.asarray(each, dtype=np.float32).reshape(parts, -1) for each in seen]
-        return [row.tobytes() for each in flat for row in each]
-    rows = np.asarray(seen, dtype=np.float32).reshape(len(seen) * parts, -1)
-    whole, size = rows.tobytes(), rows.itemsize * rows.shape[1] if seen else 0
-    return [whole[start : start + size] for start in range(0, len(whole), size)] if size else []
+class Places:
+    """Where each observation is found among rows. Most are found once, and a list for each of ten
+    thousand would bring the garbage collector, which takes longer than the index."""
+
+    def __init__(self, rows: Sequence[bytes], places: Sequence[int]) -> None:
+        self._first = dict(zip(reversed(rows), reversed(places), strict=True))
+        self._again: dict[bytes, list[int]] = {}
+        """All places of those that are found more than once."""
+        if len(self._first) == len(rows):
+            return
+        for row, place in zip(rows, places, strict=True):
+            if (first := self._first[row]) != place:
+                self._again.setdefault(row, [first]).append(place)
+
+    def __len__(self) -> int:
+        return len(self._first)
+
+    def of(self, observations: Floats) -> list[list[int]]:
+        """Of each row of a table, in their order."""
+        return [self._of(row) for row in _by_row([observations], len(observations))]
+
+    def _of(self, row: bytes) -> list[int]:
+        if (again := self._again.get(row)) is not None:
+            return again
+        first = self._first.get(row)
+        return [] if first is None else [first]
+
+
+def _by_row(seen: Sequence[Any], parts: int) -> list[bytes]:
+    """Observations as bytes, one for each part of each."""
+    kept = [np.ascontiguousarray(each, dtype=np.float32) for each in seen]
+    if parts == 1:
+        return [each.tobytes() for each in kept]
+    found: list[bytes] = []
+    for each in kept:
+        whole, size = each.tobytes(), each.nbytes // max(parts, 1)
+        found += [whole[part * size : (part + 1) * size] for part in range(parts)]
+    return found
 
 
 def _space(stream: Stream) -> tuple[Floats, Floats] | None:

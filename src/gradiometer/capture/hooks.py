@@ -75,6 +75,8 @@ __all__ = [
     "observe_environments",
     "observe_forward",
     "observe_gradients",
+    "observe_layer",
+    "observe_module",
     "observe_node",
     "observe_optimizer",
     "observe_retained",
@@ -479,23 +481,18 @@ def observe_forward(module: nn.Module, note: Callable[..., None]) -> Remove:
 
     Not while the module is compiled, nor inside torch.func, whose tensors are not to leave it.
     """
-
-    @harmless
-    def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
-        if (
-            not torch.compiler.is_compiling()
-            and torch._C._functorch.peek_interpreter_stack() is None
-        ):
-            note(output, trained=torch.is_grad_enabled())
-
-    return module.register_forward_hook(hook).remove
+    return observe_module(module, ForwardListener(note))
 
 
 def observe_layer(module: nn.Module, note: Callable[[Tensor, Tensor], None]) -> Remove:
     """Call `note(input, output)` after each forward of a layer on the CPU. Must not raise."""
-    global _num_own_hooks
-    _num_own_hooks += 1
-    return module.register_forward_hook(LayerListener(note)).remove
+    return observe_module(module, LayerListener(note))
+
+
+def observe_module(module: nn.Module, listener: Callable[..., None]) -> Remove:
+    """Call `listener` as torch's hook after each forward. Every hook of ours on a module goes this
+    way: one that is not counted as ours would look like a stranger's inside of a graph."""
+    return _remover([module.register_forward_hook(listener)])
 
 
 class LayerListener:
@@ -520,6 +517,23 @@ class LayerListener:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (contextlib.nullcontext(), "__exit__")  # takes anything, gives None
+
+
+class ForwardListener(LayerListener):
+    """The same of whatever a module gives, and whether a graph was being made."""
+
+    __slots__ = ()
+
+    def __init__(self, note: Callable[..., None]) -> None:
+        self._note = note
+
+    @harmless
+    def __call__(self, _module: nn.Module, _inputs: Any, output: Any) -> None:
+        if (
+            not torch.compiler.is_compiling()
+            and torch._C._functorch.peek_interpreter_stack() is None
+        ):
+            self._note(output, trained=torch.is_grad_enabled())
 
 
 def _on_gradients(

@@ -158,7 +158,7 @@ class NextAnswers:
         for network, module in found[:MOST_NETWORKS]:
             self.networks.append(network)
             listener = NetworkListener(_noting(weakref.ref(self), network))
-            self._remove.append(module.register_forward_hook(listener).remove)
+            self._remove.append(hooks.observe_module(module, listener))
             self._remove += _hear_layers(weakref.ref(self), network, module)
         if distributions and self.networks:
             self._remove.append(hooks.observe_distributions(self))

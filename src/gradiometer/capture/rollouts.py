@@ -77,8 +77,7 @@ class CriticListener:
         notes = [(each, _expecting(mine, width)) for each in linear]
         notes += [(each, _answering_early(mine, id(each))) for each in heads]
         for each, note in notes:
-            handle = each.register_forward_hook(_LentListener(note))
-            self._stop_expecting.append(handle.remove)
+            self._stop_expecting.append(hooks.observe_module(each, _LentListener(note)))
 
     def _is_compiled(self) -> bool:
         """A hook that comes and goes would make it compile again."""
@@ -141,10 +140,10 @@ class CriticListener:
         self.listening = True
         self._take_early(heads)
         for each in entries:
-            self._remove.append(each.register_forward_hook(_LentListener(self._entered)).remove)
+            self._remove.append(hooks.observe_module(each, _LentListener(self._entered)))
         for each in heads:
             note = _answering(weakref.ref(self), weakref.ref(each), weights)
-            self._remove.append(each.register_forward_hook(_LentListener(note)).remove)
+            self._remove.append(hooks.observe_module(each, _LentListener(note)))
 
     def forget(self) -> None:
         """An update is over: what the critic said before it is of the past."""

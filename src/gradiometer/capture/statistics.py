@@ -66,6 +66,8 @@ Indices: TypeAlias = Sequence[int] | NDArray[np.int64] | slice
 EVERYONE = slice(None)
 """All parameters, in their order."""
 MOST_PRESENCES = 32
+OF_NUMPY = (torch.float32, torch.float64, torch.int64)
+"""Types that numpy reads as they are."""
 SAMPLE_SIZE = 1024
 """Elements of each tensor; a fraction read off them has a standard error of at most 0.016."""
 
@@ -494,7 +496,9 @@ class Reading:
         places: dict[int, Any] = {}  # most are of one and the same list of parameters
         for (statistic, indices, _), column in zip(self._columns, numbers, strict=False):
             if indices is EVERYONE:
-                values[statistic], present[statistic] = column.astype(np.float64), of_all
+                own = column.base is None and column.dtype == np.float64
+                values[statistic] = column if own else column.astype(np.float64)
+                present[statistic] = of_all
                 continue
             if statistic not in values:
                 values[statistic] = np.zeros(self._num_parameters)
@@ -512,13 +516,15 @@ class Reading:
         return values, present
 
 
-def _transfer(columns: list[Column]) -> list[Numbers]:
+def _transfer(columns: Sequence[Column]) -> list[Numbers]:
     """Each 1-dim tensor on the host: joined on its device, one copy a device."""
     numbers: list[Numbers] = [np.empty(0)] * len(columns)
     by_device: dict[torch.device, dict[torch.dtype, dict[int, Tensor]]] = {}
     for place, column in enumerate(columns):
         if isinstance(column, np.ndarray):
             numbers[place] = column
+        elif column.dtype in OF_NUMPY and column.device.type in stats.HOST:
+            numbers[place] = np.array(column.detach().numpy(), dtype=np.float64)
         else:
             alike = by_device.setdefault(column.device, {})
             alike.setdefault(column.dtype, {})[place] = column

@@ -15,6 +15,8 @@ Floats = NDArray[np.float64]
 
 FEWEST = 8
 """Pairs below which a correlation says nothing."""
+MANY = 32
+"""Environments beside each other from which on numpy adds up faster than Python does."""
 
 
 def summary(credit: Floats) -> dict[str, float]:
@@ -54,9 +56,21 @@ def ranks(x: Floats) -> Floats:
 
 def returns_to_go(rewards: Floats, ends: NDArray[np.bool_], gamma: float) -> Floats:
     """Σ γᵏ r_{t+k} up to the end of the episode or of what was recorded, of [steps, ...]."""
+    if rewards.ndim == 2 and rewards.shape[1] < MANY:
+        columns = zip(rewards.T.tolist(), ends.T.tolist(), strict=True)
+        return np.array([_to_go(*each, gamma) for each in columns]).reshape(rewards.T.shape).T
     paid = np.zeros_like(rewards)
     ahead = np.zeros_like(rewards[0]) if len(rewards) else rewards
     for t in range(len(rewards) - 1, -1, -1):
         ahead = rewards[t] + gamma * np.where(ends[t], 0.0, ahead)
         paid[t] = ahead
     return paid
+
+
+def _to_go(rewards: list[float], ends: list[bool], gamma: float) -> list[float]:
+    """The same of one environment, without numpy, whose calls take longer than the sums."""
+    paid, ahead = [], 0.0
+    for reward, ended in zip(reversed(rewards), reversed(ends), strict=True):
+        ahead = reward if ended else reward + gamma * ahead
+        paid.append(ahead)
+    return paid[::-1]

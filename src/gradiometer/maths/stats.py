@@ -28,6 +28,8 @@ __all__ = [
 ]
 
 HALF = (torch.float16, torch.bfloat16)
+HOST = ("cpu",)
+"""Devices whose memory numpy reads without waiting for anybody."""
 
 # On a CPU torch adds up a whole tensor in a few float32 numbers: the norm of 16.8M equal elements
 # is 0.9 % too small, a dot product 2 %. Added up in rows, at the same speed, it is right to 1e-5.

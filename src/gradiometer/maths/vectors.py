@@ -30,6 +30,7 @@ __all__ = [
 CHUNK = 1 << 15  # columns turned to float64 at a time: n vectors of 32k stay in the cache
 DEVICE_CHUNK = 1 << 20  # off the CPU a launch costs more than a cache miss
 FEW = 1 << 12  # columns, where a chunk is used several times while it is in the cache
+AT_ONCE = 1 << 18  # products of elements: up to here those of all parameters are taken in one call
 Gradients = Sequence[Tensor | None]
 """One for each parameter; None where there is no path."""
 
@@ -78,15 +79,36 @@ class ExactVectors:
         self._chunk = CHUNK if self._device.type == "cpu" else DEVICE_CHUNK
         self._dtype = torch.float64 if _itemsize(parameters) == 8 else torch.float32
         self._rows: dict[str, Tensor] = {}
+        self._by_parameter = atoms is None and self._device.type in stats.HOST and all(self._sizes)
+        """Whether each parameter is an atom, and numpy may add up their products."""
 
     @torch.no_grad()
     def add(self, name: str, gradients: Gradients, scale: float = 1.0) -> None:
         """Add to the vector of that name."""
         row = self.row(name)
+        for flat, start, stop in self._joined(gradients):
+            row[start:stop].add_(flat.to(self._device), alpha=scale)
+
+    def _joined(self, gradients: Gradients) -> Iterator[tuple[Tensor, int, int]]:
+        """The gradients and where they lie in a vector, small neighbours as one: a network of a
+        dozen layers is one call and not a dozen."""
+        waiting: list[Tensor] = []
+        first = 0
         for gradient, start, size in zip(gradients, self._starts, self._sizes, strict=False):
-            if gradient is not None:
-                flat = stats.filled(gradient).reshape(-1).to(self._device)
-                row[start : start + size].add_(flat, alpha=scale)
+            flat = None if gradient is None else stats.filled(gradient).reshape(-1)
+            whole = start - first + size <= self._chunk
+            if waiting and (flat is None or not whole or flat.device != waiting[0].device):
+                yield (torch.cat(waiting) if len(waiting) > 1 else waiting[0]), first, start
+                waiting = []
+            if flat is not None:
+                first = start if not waiting else first
+                waiting.append(flat)
+        if waiting:
+            yield (
+                torch.cat(waiting) if len(waiting) > 1 else waiting[0],
+                first,
+                first + sum(map(len, waiting)),
+            )
 
     @torch.no_grad()
     def products(
@@ -95,6 +117,8 @@ class ExactVectors:
         """<a, b> for each atom, [atoms, names, others]."""
         rows = [self.row(name) for name in names]
         columns = rows if others is None else [self.row(name) for name in others]
+        if self._by_parameter and len(rows) * len(columns) * self._starts[-1] <= AT_ONCE:
+            return self._products_at_once(rows, columns)
         shape = len(self._atoms), len(rows), len(columns)
         out = torch.zeros(shape, dtype=_wide(self._device), device=self._device)
         dtype = out.dtype if wide else self._dtype
@@ -109,24 +133,27 @@ class ExactVectors:
                     total += left @ right.T
         return out
 
+    def _products_at_once(self, rows: Sequence[Tensor], columns: Sequence[Tensor]) -> Tensor:
+        """The same of all small parameters of the host, in one call each."""
+        left, right = (torch.stack(list(each)).double().numpy() for each in (rows, columns))
+        with np.errstate(all="ignore"):
+            pairs = left[:, None] * right
+            found = np.add.reduceat(pairs, self._starts[:-1], axis=-1)
+        return torch.from_numpy(np.ascontiguousarray(np.moveaxis(found, -1, 0)))
+
     @torch.no_grad()
     def against(self, names: Sequence[str], gradients: Gradients) -> Tensor:
         """Products [2, 2] of the sum of named vectors and a gradient, over its parameters."""
         rows = [self._rows[name] for name in names]
         out = torch.zeros(2, 2, dtype=_wide(self._device), device=self._device)
-        width = min(self._chunk, max(self._sizes))
-        scratch = torch.empty(2, width, dtype=out.dtype, device=self._device)
-        for gradient, start, size in zip(gradients, self._starts, self._sizes, strict=False):
-            if gradient is None:
-                continue
-            flat = stats.filled(gradient).reshape(-1)
-            for at in range(0, size, self._chunk):
-                stop = min(at + self._chunk, size)
-                pair = scratch[:, : stop - at]
-                pair[0] = rows[0][start + at : start + stop]
+        for flat, start, stop in self._joined(gradients):
+            for at in range(start, stop, self._chunk):
+                end = min(at + self._chunk, stop)
+                pair = torch.empty(2, end - at, dtype=out.dtype, device=self._device)
+                pair[0] = rows[0][at:end]
                 for row in rows[1:]:
-                    pair[0] += row[start + at : start + stop]
-                pair[1] = flat[at:stop]
+                    pair[0] += row[at:end]
+                pair[1] = flat[at - start : end - start]
                 out.addmm_(pair, pair.T)
         return out
 
