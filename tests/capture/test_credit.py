@@ -291,6 +291,19 @@ def test_returns_stop_at_the_end_of_an_episode() -> None:
     assert paid[:, 0].tolist() == [1.5, 1.0, 1.0]
 
 
+@pytest.mark.parametrize("parts", [1, 7, 40])
+def test_returns_of_few_environments_and_of_many_are_the_sums_that_they_are(parts: int) -> None:
+    generator = np.random.default_rng(parts)
+    rewards, ends = generator.normal(size=(50, parts)), generator.random((50, parts)) < 0.1
+    paid = returns_to_go(rewards, ends, 0.9)
+    assert paid.shape == rewards.shape
+    for t in range(50):
+        for part in range(parts):
+            last = t + int(np.argmax(np.r_[ends[t:, part], True]))
+            own = rewards[t : last + 1, part]
+            assert paid[t, part] == pytest.approx(float(own @ 0.9 ** np.arange(len(own))))
+
+
 @pytest.mark.parametrize("style", ["mse_loss", "by hand"])
 def test_what_a_program_need_not_log_is_read_off_its_loss(style: str, tmp_path: Path) -> None:
     """Entropy, ratios and their clipping, the critic's fit, actions and inputs, against numpy."""

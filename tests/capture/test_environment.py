@@ -193,6 +193,22 @@ def test_a_rollout_is_found_again_by_its_observations_though_buffers_are_reused(
     assert (view.rounds, view.num_collections) == (2, 1)
 
 
+@pytest.mark.parametrize("size", [1, 3])
+def test_every_place_of_an_observation_is_found_however_many_there_are(size: int) -> None:
+    generator = np.random.default_rng(0)
+    table = generator.integers(0, 3, (60, size)).astype(np.float32)
+    rows = [row.tobytes() for row in table]
+    numbers = list(range(100, 160))
+    places = environment.Places(rows, numbers)
+    wanted = np.unique(np.concatenate([table, np.full((1, size), 7.0, np.float32)]), axis=0)
+    expected = [
+        [n for n, x in zip(numbers, table, strict=True) if (x == row).all()] for row in wanted
+    ]
+    assert places.of(wanted.astype(np.float64)) == expected
+    assert len(places) == len(wanted) - 1
+    assert places.of(np.empty((0, size))) == []
+
+
 def test_rollouts_of_a_short_script_are_kept_and_later_ones_within_their_share(
     view: EnvironmentView, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad
 
 from gradiometer.capture import hooks
+from gradiometer.capture.rollouts import CriticListener
 
 
 class Listener:
@@ -116,6 +117,34 @@ def test_only_hooks_of_others_count_and_a_list_that_is_called_hooks_is_no_table(
     activation = layer(torch.ones(1, layer.in_features))
     activation.register_hook(lambda gradient: None)
     assert hooks.hooked_since(mark, [layer])
+
+
+def test_the_process_is_not_searched_for_hooks_where_only_ours_are_new(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those of the critic's listener come and go before the first loss: a search takes 0.1 s in a
+    small program, and half a second beside transformers."""
+
+    def searched() -> list[object]:
+        raise AssertionError("the whole process was searched")
+
+    critic = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    listener = CriticListener(lambda: [critic])
+    mark = hooks.HookMark.now()
+    removes = [
+        hooks.observe_forward(critic, lambda output, trained: None),
+        hooks.observe_layer(critic[0], lambda given, said: None),
+    ]
+    listener.expect(lambda: 4)
+    critic(torch.ones(1, 4))
+    listener.expect_no_more()
+    listener.learn([critic[2].weight], 4)
+    monkeypatch.setattr(hooks.gc, "get_objects", searched)
+    assert not hooks.hooked_since(mark)
+    listener.stop()
+    for remove in removes:
+        remove()
+    assert not any(part._forward_hooks for part in critic.modules())
 
 
 class Told:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -80,6 +82,27 @@ def test_a_term_without_a_gradient_path_is_named_at_the_first_step(
     assert "'entropy'" in event.message
     assert not [name for name in run.names() if "term/entropy/norm" in name]
     assert "grad/all/term/entropy/loss" in run.names()
+
+
+@pytest.mark.parametrize(
+    ("tier", "last"), [("light", [40]), ("standard", [10, 20, 30, 40]), ("deep", range(5, 42))]
+)
+def test_a_tier_says_how_often_a_loss_is_split(
+    tier: Literal["light", "standard", "deep"],
+    last: Sequence[int],
+    model: nn.Module,
+    tmp_path: Path,
+) -> None:
+    attributes(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with gm.watch(model, optimizer, budget=None, run=tmp_path / "run", tier=tier) as meter:
+        for _ in range(42):
+            optimizer.zero_grad()
+            with meter.terms(**parts(model)) as loss:
+                loss.backward()
+            optimizer.step()
+    steps, _ = gm.load(tmp_path / "run").series("grad/all/term/policy/norm")
+    assert list(steps) == [0, 1, 2, 3, 4, *last]
 
 
 def test_terms_off_the_cadence_cost_no_backward(model: nn.Module, tmp_path: Path) -> None:

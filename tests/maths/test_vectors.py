@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from gradiometer.maths import vectors
 from gradiometer.maths.vectors import ExactVectors, SketchedVectors, products_of, vectors_for
 
 SHAPES = [(30, 40), (40,), (5, 7, 3), ()]
@@ -47,6 +48,31 @@ def test_exact_products_equal_the_vectors_own_in_total_and_per_atom() -> None:
     assert np.allclose(held.products(["a"], ["b"]).numpy(), found[:, :1, 1:])
     assert np.allclose(products_of(held, ["a", "b"], wide=False), found, rtol=1e-5)
     assert held.cosine_error is None
+
+
+@pytest.mark.parametrize("missing", [None, 0, 1, 3])
+@pytest.mark.parametrize("chunk", [1 << 15, 100, 7])
+@pytest.mark.parametrize("at_once", [0, 1 << 18])
+def test_many_parameters_in_one_call_are_the_same_as_one_by_one(
+    missing: int | None, chunk: int, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vectors, "AT_ONCE", at_once)
+    a, b = drawn(1), drawn(2, missing)
+    held = ExactVectors(parameters())
+    held._chunk = chunk
+    held.add("a", a)
+    held.add("b", b, scale=-2.0)
+    both = np.stack([flat(a), -2.0 * flat(b)])
+    ends = np.cumsum([int(np.prod(shape)) for shape in SHAPES])
+    found = products_of(held, ["a", "b"])
+    for own, part in zip(found, np.split(both, ends[:-1], axis=1), strict=True):
+        assert np.allclose(own, part @ part.T, rtol=1e-12)
+    third = drawn(3, missing)
+    there = np.concatenate(
+        [np.full(int(np.prod(s)), g is not None) for g, s in zip(third, SHAPES, strict=True)]
+    )
+    pair = np.stack([both.sum(0), flat(third)])[:, there]
+    assert np.allclose(held.against(["a", "b"], third).numpy(), pair @ pair.T, rtol=1e-5)
 
 
 @pytest.mark.parametrize("kind", [ExactVectors, SketchedVectors])

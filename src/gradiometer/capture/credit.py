@@ -55,6 +55,8 @@ MOST_FITS, FEWEST_FITTED = 4, 8
 """Errors of values that are looked at in a loss, and samples of each."""
 LEAST_CHOICES = 8
 """Of fewer the most frequent one says nothing: of one it is all."""
+MOST_CHOICES = 1024
+"""Whole numbers in a range up to here are counted one by one."""
 OF_SEQUENCES = ("sums", "counts", "beyond")
 TELLING = ("actions", "log_probs", "observations", "ratio", "residuals")
 
@@ -353,12 +355,13 @@ def _fit(found: TrainedValues | None) -> Tensor | None:
     if found is None or (number := found.targets.numel()) < FEWEST_FITTED:
         return None
     targets, values = found.targets.reshape(-1).float(), found.values.reshape(-1).float()
-    errors = targets - values
-    rounding = torch.finfo(found.values.dtype).eps * torch.stack([targets, values]).abs().max()
-    spread = targets.var(correction=0)
-    spread = torch.where(spread.sqrt() > 2 * rounding, spread, 0.0)
-    told = [errors.square().mean(), errors.var(correction=0), spread]
-    return number * torch.stack([torch.ones_like(told[0]), *told])
+    both = torch.stack([targets, values, targets - values])
+    spread, mean = torch.var_mean(both, dim=1, correction=0)
+    rounding = torch.finfo(found.values.dtype).eps * both[:2].abs().amax()
+    of_targets, _, left = spread.unbind()
+    of_targets = torch.where(of_targets > (2 * rounding).square(), of_targets, 0.0)
+    told = [torch.ones_like(left), left + mean[2].square(), left, of_targets]
+    return number * torch.stack(told)
 
 
 def _is_wide(distribution: Any) -> bool:
@@ -483,9 +486,10 @@ def _of_inputs(rows: list[SampledRows]) -> dict[str, float]:
     taken = [each.observations for each in rows if each.observations is not None]
     if not taken or len({each.shape[1] for each in taken}) > 1:
         return {}
-    seen = np.concatenate(taken)
+    seen = np.concatenate(taken).reshape(-1)
+    apart = seen - seen.sum() / len(seen)
     return {
-        "credit/input_spread": float(seen.std()),
+        "credit/input_spread": math.sqrt(float(apart @ apart) / len(seen)),
         "credit/input_largest": float(np.abs(seen).max()),
     }
 
@@ -498,8 +502,15 @@ def _of_actions(rows: list[SampledRows]) -> dict[str, float]:
     chosen = np.concatenate(told).reshape(-1)
     if len(chosen) < LEAST_CHOICES:
         return {}
-    _, counts = np.unique(chosen, return_counts=True)
-    return {"credit/action_share": float(counts.max() / len(chosen))}
+    return {"credit/action_share": _most_frequent(chosen) / len(chosen)}
+
+
+def _most_frequent(chosen: Floats) -> int:
+    """How often the most frequent of some whole numbers is there."""
+    least = chosen.min()
+    if chosen.max() - least < MOST_CHOICES:  # to sort them takes longer
+        return int(np.bincount((chosen - least).astype(np.int64)).max())
+    return int(np.unique(chosen, return_counts=True)[1].max())
 
 
 def _by_length(num: int, fetched: Fetched) -> dict[str, float]:

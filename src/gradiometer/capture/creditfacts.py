@@ -566,8 +566,9 @@ def _same_actions(
     a, b = taken[places], trained[of]
     with np.errstate(invalid="ignore"):
         # np.isclose does this too, at four times the price
-        close: NDArray[np.bool_] = (a == b) | (np.abs(a - b) <= 1e-5 + 1e-4 * np.abs(b))
-    return close.all(1)
+        close = (a == b) | (np.abs(a - b) <= 1e-5 + 1e-4 * np.abs(b))
+    found: NDArray[np.bool_] = close.all(1)
+    return found
 
 
 def _num_same(trained: Floats, taken: Floats, candidates: list[list[int]], rows: list[int]) -> int:

@@ -501,7 +501,7 @@ class LayerListener:
 
     __slots__ = ("_note",)
 
-    def __init__(self, note: Callable[[Tensor, Tensor], None]) -> None:
+    def __init__(self, note: Callable[..., None]) -> None:
         self._note = note
 
     def __call__(self, _module: nn.Module, inputs: Any, output: Any) -> None:
@@ -523,9 +523,6 @@ class ForwardListener(LayerListener):
     """The same of whatever a module gives, and whether a graph was being made."""
 
     __slots__ = ()
-
-    def __init__(self, note: Callable[..., None]) -> None:
-        self._note = note
 
     @harmless
     def __call__(self, _module: nn.Module, _inputs: Any, output: Any) -> None:

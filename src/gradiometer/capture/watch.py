@@ -49,6 +49,10 @@ __all__ = ["NullMeter", "watch"]
 _watched: weakref.WeakKeyDictionary[Meter, frozenset[int]] = weakref.WeakKeyDictionary()
 """The parameters of each meter, by id: an open meter keeps them alive."""
 
+TERMS_EVERY: dict[Tier, int] = {"light": 40, "standard": 10, "deep": 10}
+"""Measured steps from one split of the loss to the next: a split takes as long as four steps of
+tier `light`."""
+
 Optimizers = Optimizer | Sequence[Optimizer] | Mapping[str, Optimizer]
 
 
@@ -66,7 +70,7 @@ def watch(
     sketch_size: int = 1024,
     on_nonfinite: OnNonfinite = "record",
     terms: TermSource = "auto",
-    terms_every: int = 10,
+    terms_every: int | None = None,
     terms_memory: int = 2**30,
     micro_batch_size: int | None = None,
     experts: Experts | bool | None = None,
@@ -97,12 +101,12 @@ def watch(
     (histograms, terms at each measured step). `blocks` maps names to patterns, modules or
     parameters, `pairs` to two of them. `direction="sketch"` compares by sketches of `sketch_size`
     numbers; so are terms beyond `terms_memory` bytes. On steps that split the loss (the first five
-    measured, then each `terms_every`-th) its terms are read off the graph; `terms="manual"` leaves
-    that to `meter.terms`. `on_nonfinite`: `record`, `warn`, `raise`. `micro_batch_size` puts the
-    noise scale in samples. `experts={"moe": ([first, second], router)}` names experts, False omits
-    them; looked at every `experts_every` steps. `doctor="live"` judges beside it: `on_finding`
-    hears each finding, `on_state_change` what becomes of the run, and both may raise
-    `gm.StopTraining`. At the end a line on stderr says what was measured, unless `quiet`.
+    measured, then each `terms_every`-th: 10th, or 40th of tier `light`) its terms are read off the
+    graph; `terms="manual"` leaves that to `meter.terms`. `on_nonfinite`: `record`, `warn`, `raise`.
+    `micro_batch_size` puts the noise scale in samples. `experts={"moe": ([first, second], router)}`
+    names experts, False omits them; looked at every `experts_every` steps. `doctor="live"` judges
+    beside it: `on_finding` hears each finding, `on_state_change` what becomes of the run, and both
+    may raise `gm.StopTraining`. At the end a line on stderr says what was measured, unless `quiet`.
     """
     if os.environ.get("GRADIOMETER_DISABLED", "").lower() in ("1", "true", "yes"):
         return NullMeter()
@@ -116,7 +120,7 @@ def watch(
         sketch_size=sketch_size,
         on_nonfinite=on_nonfinite,
         terms=terms,
-        terms_every=terms_every,
+        terms_every=TERMS_EVERY.get(tier, 10) if terms_every is None else terms_every,
         terms_memory=terms_memory,
         micro_batch_size=micro_batch_size,
         experts=experts,

@@ -24,16 +24,18 @@ def summary(credit: Floats) -> dict[str, float]:
 
     Only `zero_share` where all of them are zero; nothing where there are none, or any is NaN.
     """
-    if not len(credit) or not np.isfinite(credit).all():
-        return {}
     size = np.abs(credit)
-    given = size > 0
-    found = {"credit/zero_share": 1.0 - float(given.mean())}
-    if given.any():
-        size = size[given] / size.max()
-        found["credit/positive_share"] = float((credit[given] > 0).mean())
-        found["credit/ess"] = float(size.sum() ** 2 / (len(size) * np.square(size).sum()))
-        found["credit/max"] = float(1.0 / size.mean())
+    largest = float(size.max()) if len(size) else np.nan
+    if not np.isfinite(largest):
+        return {}
+    given = np.count_nonzero(size)
+    found: dict[str, float] = {"credit/zero_share": 1.0 - given / len(size)}
+    if given:
+        size = size / largest
+        total = float(size.sum())
+        found["credit/positive_share"] = np.count_nonzero(credit > 0) / given
+        found["credit/ess"] = total**2 / (given * float(size @ size))
+        found["credit/max"] = given / total
     return found
 
 
