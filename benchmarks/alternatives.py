@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,6 +32,7 @@ __all__ = ["rows"]
 # what is done at every fourth measured step counts with its share; rarer things show in the spread
 CALLS = 8
 WANDB, BY_HAND, COCKPIT = "`wandb.watch`", "six statistics by hand", "Cockpit"
+PLAIN = "the training step"
 COMPARED = (
     (WANDB, "light", 25),
     (WANDB, "standard", 7),
@@ -145,25 +146,37 @@ def cockpit_tracked(model: nn.Module, losses: Losses, _: ExitStack) -> Step:
 
 
 def added_in_turns(plain: Step, others: dict[str, Step], rounds: int, calls: int) -> Taken:
-    """Seconds each of the others adds to the plain step, by round: the mean over its steps.
+    """Seconds each of the others adds to the plain step, and those of the plain step, by round: the
+    mean over its steps.
 
     A plain step goes before each step of another. The speed of a shared machine drifts by 10 %
     within seconds, which is more than `light` adds to a step of the transformer; between two
     neighbouring steps it hardly does.
     """
-    added: dict[str, list[float]] = {name: [] for name in others}
+    taken: dict[str, list[float]] = {name: [] for name in (*others, PLAIN)}
     for number in range(rounds + 1):
+        alone: list[float] = []
         for name, other in others.items():
-            extra = sum(-seconds_of(plain) + seconds_of(other) for _ in range(calls)) / calls
+            pairs = [(seconds_of(plain), seconds_of(other)) for _ in range(calls)]
+            alone += [without for without, _ in pairs]
             if number > 0:  # the first round warms up
-                added[name].append(extra)
-    return {name: np.array(extras) for name, extras in added.items()}
+                taken[name].append(sum(beside - without for without, beside in pairs) / calls)
+        if number > 0:
+            taken[PLAIN].append(sum(alone) / len(alone))
+    return {name: np.array(seconds) for name, seconds in taken.items()}
 
 
 def model_rows(
-    name: str, make: Callable[[], nn.Module], losses: Losses, *, rounds: int, calls: int = CALLS
+    name: str,
+    make: Callable[[], nn.Module],
+    losses: Losses,
+    *,
+    rounds: int,
+    calls: int = CALLS,
+    of_a_step: Mapping[str, float] | None = None,
 ) -> Iterator[Row]:
-    """One model. Each candidate has its own copy, so that no meter listens to another's clip."""
+    """One model. Each candidate has its own copy, so that no meter listens to another's clip.
+    `of_a_step` are targets beside the training step itself."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         candidates = {
             "light": metered("light"),
@@ -182,6 +195,9 @@ def model_rows(
             yield measured(
                 f"{name}: what {theirs} adds / what `{ours}` adds", ratio, at_least=limit, note=told
             )
+    for ours, most in (of_a_step or {}).items():
+        ratio, told = added[ours] / added[PLAIN], clock(added, ours, PLAIN)
+        yield measured(f"{name}: what `{ours}` adds / {PLAIN}", ratio, at_most=most, note=told)
 
 
 def rows(scale: Scale) -> Iterator[Row]:
@@ -194,4 +210,11 @@ def rows(scale: Scale) -> Iterator[Row]:
         rounds=scale.rounds(),
         calls=calls,
     )
-    yield from model_rows("2×64 MLP", mlp, actor_critic_loss, rounds=scale.rounds(15), calls=calls)
+    yield from model_rows(
+        "2×64 MLP",
+        mlp,
+        actor_critic_loss,
+        rounds=scale.rounds(15),
+        calls=scale.of(CALLS * 4, 1),
+        of_a_step={"light": 0.2, "standard": 0.6},
+    )
