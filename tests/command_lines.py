@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 @cache
 def _group() -> TyperGroup:
-    import typer.main  # here: every session imports this file
+    import typer.core  # here: every session imports this file
 
-    from gradiometer.cli.main import app
+    from gradiometer.cli.main import verbs
 
-    group = typer.main.get_command(app)
+    group = verbs()
     assert isinstance(group, typer.core.TyperGroup)
     return group
 

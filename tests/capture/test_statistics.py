@@ -101,6 +101,36 @@ def fetched(whole: dict[str, Tensor], piece: Piece) -> Fetched:
     return reading.fetch()
 
 
+@pytest.mark.parametrize("by_numpy", [True, False])
+def test_whatever_lies_on_the_host_is_fetched_as_the_number_it_is(
+    by_numpy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of every type, also views that numpy does not read; and a copy, for memory is used again."""
+    if not by_numpy:
+        monkeypatch.setattr(stats, "HOST", ())
+    subclass = torch.tensor([[4.0], [5.0]]).as_subclass(type("Own", (Tensor,), {}))
+    given = {
+        "trained": torch.tensor([1.5, 2.5], requires_grad=True),
+        "half": torch.tensor([0.5, 0.25], dtype=torch.bfloat16),
+        "counts": torch.tensor([2**40, 3]),
+        "flags": torch.tensor([True, False]),
+        "strided": torch.arange(6.0)[::3],
+        "negated": torch.tensor([1 + 2j, 3 - 4j]).conj().imag,
+        "own": subclass,
+    }
+    wanted = {name: x.detach().double().tolist() for name, x in given.items()}
+    reading = Reading(1)
+    for name, x in given.items():
+        reading.add_array(name, x)
+    reading.add_scalar("number", torch.tensor(7, dtype=torch.int32))
+    found = reading.fetch()
+    with torch.no_grad():
+        for x in given.values():
+            x.copy_(torch.zeros_like(x))
+    assert {name: x.tolist() for name, x in found.arrays.items()} == wanted
+    assert found.scalars == {"number": 7.0}
+
+
 def tensors(scale: float = 1.0) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(1)
     found = {

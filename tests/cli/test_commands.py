@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from forkserver import Done, python
 
+from gradiometer.cli.main import run as run_command
 from gradiometer.metrics import CATALOGUE
 from gradiometer.records import Row, Vector
 from gradiometer.store.reader import load
@@ -60,6 +61,18 @@ def test_without_a_verb_the_help_is_shown_and_names_every_verb() -> None:
     for verb in ("demo", "train", "labs", "clinic", "show", "metrics", "prune", "env"):
         assert re.search(rf"^  {verb} +\w", shown, re.MULTILINE)
     assert gradiometer("--version").stdout.startswith("gradiometer 0.")
+
+
+def test_a_verb_has_its_options_after_the_verbs_were_listed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The list is shown without them, for their types take as long to read as all the rest."""
+    assert run_command(["--help"]) == 0
+    listed = capsys.readouterr().out
+    assert run_command(["doctor", "--help"]) == 0
+    assert "--fail-on" in capsys.readouterr().out
+    assert run_command(["-h"]) == 0
+    assert capsys.readouterr().out == listed
 
 
 @pytest.mark.parametrize("verb", ["demo", "train", "labs", "show", "metrics", "prune", "env"])

@@ -516,6 +516,12 @@ class Reading:
         return values, present
 
 
+def _is_of_numpy(x: Tensor) -> bool:
+    """Whether numpy reads it as it lies there, without a copy of torch's."""
+    plain = type(x) is Tensor and x.dtype in OF_NUMPY and not x.is_neg()
+    return plain and x.device.type in stats.HOST
+
+
 def _transfer(columns: Sequence[Column]) -> list[Numbers]:
     """Each 1-dim tensor on the host: joined on its device, one copy a device."""
     numbers: list[Numbers] = [np.empty(0)] * len(columns)
@@ -523,7 +529,7 @@ def _transfer(columns: Sequence[Column]) -> list[Numbers]:
     for place, column in enumerate(columns):
         if isinstance(column, np.ndarray):
             numbers[place] = column
-        elif column.dtype in OF_NUMPY and column.device.type in stats.HOST:
+        elif _is_of_numpy(column):
             numbers[place] = np.array(column.detach().numpy(), dtype=np.float64)
         else:
             alike = by_device.setdefault(column.device, {})
@@ -532,7 +538,7 @@ def _transfer(columns: Sequence[Column]) -> list[Numbers]:
         # float64 keeps what a float64 model measured and counts past 2^24; MPS has none.
         wide = torch.float32 if device.type == "mps" else torch.float64
         joined = [torch.cat(list(of.values())).to(wide) for of in by_dtype.values()]
-        host = torch.cat(joined).cpu().numpy().astype(np.float64, copy=False)  # the sync
+        host = torch.cat(joined).detach().cpu().numpy().astype(np.float64, copy=False)  # the sync
         end = 0
         for place, tensor in (item for of in by_dtype.values() for item in of.items()):
             start, end = end, end + len(tensor)

@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.models import ArgumentInfo, OptionInfo
 
-__all__ = ["DIAGNOSE", "LOOK", "MEASURE", "Json", "app", "command", "plain_call"]
+__all__ = ["DIAGNOSE", "LOOK", "MEASURE", "Json", "app", "command", "plain_call", "sign"]
 
 
 class Verbs(TyperGroup):
@@ -72,10 +72,26 @@ def command(
         if cls is None and not settings:
             PLAIN[verb] = request
         make = app.command(verb, cls=cls, rich_help_panel=panel, context_settings=settings)
-        make(_function(request, verb))
+        make(function := _function(request, verb))
+        _unsigned.append((function, request))
         return request
 
     return register
+
+
+_unsigned: list[tuple[Callable[..., None], type[Any]]] = []
+"""Functions of verbs whose parameters typer cannot see yet."""
+
+
+def sign() -> None:
+    """Give the verbs their parameters, which the list of verbs does without: to read the types of
+    two hundred takes as long as all else that it shows."""
+    while _unsigned:
+        function, request = _unsigned.pop()
+        hints = get_type_hints(request, include_extras=True)
+        parameters = [_parameter(each, hints[each.name]) for each in dataclasses.fields(request)]
+        function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        function.__annotations__ = {**hints, "return": None}
 
 
 PLAIN: dict[str, type[Any]] = {}
@@ -125,22 +141,20 @@ def _module(verb: str) -> str:
 
 
 def _function(request: type[Any], verb: str) -> Callable[..., None]:
-    """What typer wants: a function with a parameter for each field of the request."""
+    """What typer wants: a function; `sign` gives it a parameter for each field of the request."""
     name = _module(verb)
     package = request.__module__.rpartition(".")[0]
-    fields, hints = dataclasses.fields(request), get_type_hints(request, include_extras=True)
-    lists = {field.name for field in fields if field.default_factory is list}
 
     def run(**given: Any) -> None:
         # typer gives None for a list of which nothing was said
+        fields = dataclasses.fields(request)
+        lists = {field.name for field in fields if field.default_factory is list}
         asked = {key: value or [] if key in lists else value for key, value in given.items()}
         code = getattr(import_module(f"{package}.{name}"), name)(request(**asked))
         if code:
             raise typer.Exit(code)
 
-    parameters = [_parameter(field, hints[field.name]) for field in fields]
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {**hints, "return": None}
+    run.__signature__ = inspect.Signature()  # type: ignore[attr-defined]
     run.__doc__, run.__name__ = request.__doc__, name
     return run
 

@@ -18,11 +18,11 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from gradiometer.cli import commands, labs  # noqa: F401 (it registers the verbs)
-from gradiometer.cli.app import app, plain_call
+from gradiometer.cli.app import app, plain_call, sign
 from gradiometer.errors import UsageError, WorkersLost
 from gradiometer.version import __version__
 
-__all__ = ["app", "main"]
+__all__ = ["app", "main", "verbs"]
 
 labs.register()
 
@@ -37,7 +37,7 @@ def run(arguments: list[str] | None = None) -> int:
     try:
         if (call := _plain_call(arguments)) is not None:
             return call() or 0
-        _command()(args=arguments, prog_name="gradiometer")
+        verbs(listed=_lists_verbs(arguments))(args=arguments, prog_name="gradiometer")
     except KeyboardInterrupt:  # as typer does it
         return 130
     except BrokenPipeError:  # whoever reads has seen enough: `... | head`
@@ -71,9 +71,18 @@ def _close_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def _lists_verbs(arguments: list[str] | None) -> bool:
+    """Whether the list of verbs is all that is asked for."""
+    asks = (sys.argv[1:] if arguments is None else arguments) in (["--help"], ["-h"])
+    return asks and not any(name.endswith("_COMPLETE") for name in os.environ)
+
+
 @cache
-def _command() -> Any:
-    """The verbs as typer builds them, which takes longer than most of them run: once a process."""
+def verbs(*, listed: bool = False) -> Any:
+    """The verbs as typer builds them, which takes longer than most of them run: once a process.
+    Only to be `listed`, they have no options."""
+    if not listed:
+        sign()
     return typer.main.get_command(app)
 
 
