@@ -8,6 +8,8 @@ clock tells.
 from __future__ import annotations
 
 import importlib.util
+import random
+import subprocess
 import sys
 import tempfile
 import time
@@ -26,6 +28,19 @@ from gradiometer.store.sinks import Fanout, Start, fanout
 from gradiometer.store.writer import Writer
 
 STEPS, SERIES = 2_000, 200
+KILLS, ROWS_A_SECOND = 10, 100
+KILLED = """
+import sys, time
+from benchmarks.postgres import ROWS_A_SECOND, SERIES, rows
+from gradiometer.store import sinks
+from gradiometer.store.sinks import Fanout, Start
+target = Fanout(None, [sinks.postgres(url=sys.stdin.readline().strip())], Start(run=None))
+began = time.monotonic()
+for row in rows(1_000_000, SERIES):
+    target.put(row)
+    print(row.step, time.time(), flush=True)
+    time.sleep(max(0.0, began + row.step / ROWS_A_SECOND - time.monotonic()))
+"""
 WRITERS, WRITER_STEPS = 50, 100
 RUNS = 10_000
 
@@ -90,6 +105,27 @@ def writers_at_once(address: Address) -> int:
     return sum(count for target in targets for count in target.dropped.values())
 
 
+def lost_by_a_kill(address: Address, name: str) -> float:
+    """Seconds before the kill from which on rows are missing."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", KILLED], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdin is not None
+    assert child.stdout is not None
+    print(f"{address.url}/{name}", file=child.stdin, flush=True)
+    told, until = [child.stdout.readline()], time.monotonic() + random.uniform(2.0, 4.0)
+    while time.monotonic() < until:
+        told.append(child.stdout.readline())
+    child.kill()
+    killed = time.time()
+    told += child.stdout.read().splitlines()
+    child.wait()
+    with load(str(address.of(name).path)) as run:
+        kept = set(run.steps()["step"].tolist())
+    times = [line.split() for line in told]
+    return max((killed - float(at) for step, at in times if int(step) not in kept), default=0.0)
+
+
 def list_runs(address: Address) -> int:
     """The first page of the dashboard."""
     return len(RunTable(DatabaseIndex(address)).answer().rows)
@@ -111,16 +147,22 @@ def main() -> None:
             with load(place) as run:
                 wall, cpu, _ = timed(lambda run=run: [run.series(n) for n in run.names()])  # type: ignore[misc]
             print(f"read  {name:9} {points / wall:12,.0f} values/s {cpu:8.2f} CPU s")
-        wall, cpu, lost = timed(lambda: writers_at_once(address))
-        print(f"{WRITERS} writers at once: {lost} values lost, {wall:.1f} s, {cpu:.2f} CPU s")
+        wall, cpu, missing = timed(lambda: writers_at_once(address))
+        print(f"{WRITERS} writers at once: {missing} values lost, {wall:.1f} s, {cpu:.2f} CPU s")
         db = connect(address, reading=False)
         db.execute(
             "INSERT INTO runs (name, newest_step, closed)"
             f" SELECT 'listed-' || n, n, true FROM generate_series(1, {RUNS}) AS n"
         )
         db.close()
-        wall, cpu, count = timed(lambda: list_runs(address))
-        print(f"{count:,} runs listed: {wall:.2f} s, {cpu:.2f} CPU s of the page's server")
+        for _ in range(3):
+            wall, cpu, count = timed(lambda: list_runs(address))
+            print(f"{count:,} runs listed: {wall:.2f} s, {cpu:.2f} CPU s of the page's server")
+        lost = [lost_by_a_kill(address, f"killed-{number}") for number in range(KILLS)]
+        print(
+            f"{KILLS} kills at {ROWS_A_SECOND} rows a second of {SERIES}:"
+            f" {min(lost):.2f} to {max(lost):.2f} s lost"
+        )
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import textwrap
 import time
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,15 @@ from gradiometer.store import sinks
 from gradiometer.store.database import impatient
 from gradiometer.store.facts import redact
 from gradiometer.store.importers import load, logs_in
-from gradiometer.store.postgres import PostgresRun, address_of, connect, runs_at
+from gradiometer.store.postgres import (
+    SCHEMA_VERSION,
+    TABLES,
+    PostgresRun,
+    address_of,
+    connect,
+    create_tables,
+    runs_at,
+)
 from gradiometer.store.sinks import Fanout, Start, chosen
 from gradiometer.store.writer import Writer
 
@@ -203,6 +212,24 @@ def test_fifty_writers_begin_at_once_and_nothing_is_lost(team: str) -> None:
     assert runs_of(team) == [(f"run-{n}", 9, True) for n in sorted(range(50), key=str)]
 
 
+def test_a_writer_that_waited_for_another_s_tables_finds_them(team: str) -> None:
+    address = address_of(team)
+    assert address is not None
+    first, second = (connect(address, reading=False) for _ in range(2))
+    waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+    with ThreadPoolExecutor(1) as pool:
+        with first.transaction():
+            first.execute("SELECT pg_advisory_xact_lock(hashtext('gradiometer tables'))")
+            done = pool.submit(create_tables, second, address)
+            while not ask(team, waiting)[0][0]:
+                assert not done.done()
+            first.execute(TABLES.format(version=SCHEMA_VERSION))
+        assert done.result() is None
+    for db in (first, second):
+        db.close()
+    assert runs_of(team) == []
+
+
 def runs_of(url: str) -> list[tuple[str, int | None, bool]] | None:
     address = address_of(url)
     assert address is not None
@@ -248,6 +275,62 @@ def test_a_killed_writer_leaves_whole_batches_and_its_run_can_be_resumed(team: s
     target.put(Row(step=3, wall_time=3.0, values={"loss": 3.0}))
     target.close()
     assert (target.dropped, runs_of(team)) == ({"postgres": 0}, [("killed", 3, True)])
+
+
+TRAINING = """
+import sys, time
+import torch
+import gradiometer as gm
+url, side = sys.stdin.readline().split()
+model = torch.nn.Sequential(*[torch.nn.Linear(16, 16) for _ in range(4)])
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+watched = {"run": None, "sinks": [gm.sinks.postgres(url=url)], "budget": None}
+with gm.watch(model, optimizer, **watched), open(side, "a", buffering=1) as told:
+    step = 0
+    while True:
+        optimizer.zero_grad()
+        model(torch.randn(8, 16)).square().mean().backward()
+        optimizer.step()
+        told.write(f"{step} {time.time()}\\n")
+        step += 1
+        time.sleep(0.005)
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_training_has_lost_at_most_its_last_second(team: str, tmp_path: Path) -> None:
+    """Against what it wrote of its steps into a file, line by line; two kills, at any moment.
+
+    Where the machine stood still meanwhile, the training shows it as a gap between two of its steps.
+    """
+    children = {}
+    for number in range(2):
+        name = f"killed-{number}"
+        child = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(TRAINING)], stdin=subprocess.PIPE, text=True
+        )
+        assert child.stdin is not None
+        print(f"{team}/{name}", tmp_path / name, file=child.stdin, flush=True)
+        child.stdin.close()
+        children[name] = child
+    for place, (name, child) in enumerate(children.items()):
+        side = tmp_path / name
+        while not side.exists() or len(side.read_text().splitlines()) < 200:
+            assert child.poll() is None
+            time.sleep(0.05)
+        time.sleep(0.25 * place)
+        child.kill()
+        child.wait()
+        told = [line.split(" ") for line in side.read_text().splitlines()]
+        times = {int(step): float(moment) for step, moment in told}
+        moments = list(times.values())
+        stood_still = max(after - before for before, after in itertools.pairwise(moments))
+        for series in ("grad/all/norm/raw", "grad/layer.2/norm/raw"):
+            with load(f"{team}/{name}") as run:
+                kept = run.series(series)[0].tolist()
+            assert kept == list(range(len(kept)))
+            lost = [moment for step, moment in times.items() if step >= len(kept)]
+            assert max(moments) - min(lost, default=max(moments)) < 1.0 + stood_still
 
 
 def test_a_second_writer_of_a_run_is_told_and_the_first_goes_on(team: str) -> None:

@@ -44,7 +44,7 @@ from gradiometer.store import facts
 from gradiometer.store.sinks import Fanout, Sink, Start, chosen
 from gradiometer.store.writer import Writer, keeps_nothing
 
-__all__ = ["NullMeter", "watch"]
+__all__ = ["NullMeter", "is_disabled", "watch"]
 
 _watched: weakref.WeakKeyDictionary[Meter, frozenset[int]] = weakref.WeakKeyDictionary()
 """The parameters of each meter, by id: an open meter keeps them alive."""
@@ -108,7 +108,7 @@ def watch(
     beside it: `on_finding` hears each finding, `on_state_change` what becomes of the run, and both
     may raise `gm.StopTraining`. At the end a line on stderr says what was measured, unless `quiet`.
     """
-    if os.environ.get("GRADIOMETER_DISABLED", "").lower() in ("1", "true", "yes"):
+    if is_disabled():
         return NullMeter()
     settings = Settings(
         tier=tier,
@@ -146,6 +146,11 @@ def watch(
     meter = Meter(model, optimizers, settings, writer=writer, after=resume, doctor=live)
     _say_if_watched_twice(meter, model)
     return meter
+
+
+def is_disabled() -> bool:
+    """Whether the environment turns measuring off."""
+    return os.environ.get("GRADIOMETER_DISABLED", "").lower() in ("1", "true", "yes")
 
 
 class NullMeter(Meter):

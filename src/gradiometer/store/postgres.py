@@ -102,6 +102,9 @@ CREATE TABLE findings (
 """
 OF_RUN = ("run", "steps", "series", "tables", "vectors", "events", "findings")
 """Tables with the number of a run; the points of a series need none."""
+# Not to_regclass: within a transaction it repeats what it said before another's tables were made.
+THERE = """SELECT EXISTS (SELECT FROM pg_catalog.pg_tables
+WHERE schemaname = 'gradiometer' AND tablename = 'about')"""
 LISTED = """
 SELECT name, started, (extract(epoch FROM changed) * 1e6)::bigint, newest_step, closed FROM runs
 ORDER BY name
@@ -288,9 +291,9 @@ def create_tables(db: Any, address: Address) -> None:
 
 def _version(db: Any, address: Address) -> int:
     """Of the schema; 0 where there is none."""
-    if db.execute("SELECT to_regclass('gradiometer.about')").fetchone()[0] is None:
+    if not db.execute(THERE).fetchone()[0]:
         return 0
-    row = db.execute("SELECT value FROM about WHERE key = 'schema_version'").fetchone()
+    row = db.execute("SELECT value FROM gradiometer.about WHERE key = 'schema_version'").fetchone()
     version = int(row[0]) if row is not None and str(row[0]).isdecimal() else 0
     if version > SCHEMA_VERSION:
         raise SchemaTooNew(
