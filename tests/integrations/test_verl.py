@@ -6,7 +6,6 @@ It is not among our packages. To run this: a virtual environment that sees ours,
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -19,10 +18,7 @@ import torch
 
 import gradiometer as gm
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="verl is not installed"),
-]
+pytestmark = pytest.mark.slow
 SCRIPT = Path(__file__).parent / "scripts" / "verl_workers.py"
 OURS = "gradiometer.integrations.verl"
 

@@ -286,24 +286,33 @@ model = torch.nn.Sequential(*[torch.nn.Linear(16, 16) for _ in range(4)])
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 watched = {"run": None, "sinks": [gm.sinks.postgres(url=url)], "budget": None}
 with gm.watch(model, optimizer, **watched), open(side, "a", buffering=1) as told:
-    step = 0
-    while True:
+    for step in range(20_000):  # an end, should nobody be left to kill it
         optimizer.zero_grad()
         model(torch.randn(8, 16)).square().mean().backward()
         optimizer.step()
         told.write(f"{step} {time.time()}\\n")
-        step += 1
         time.sleep(0.005)
 """
 
 
+@pytest.fixture
+def children() -> Iterator[dict[str, subprocess.Popen[str]]]:
+    """Processes by name, which do not outlive their test."""
+    found: dict[str, subprocess.Popen[str]] = {}
+    yield found
+    for child in found.values():
+        child.kill()
+        child.wait()
+
+
 @pytest.mark.slow
-def test_a_killed_training_has_lost_at_most_its_last_second(team: str, tmp_path: Path) -> None:
+def test_a_killed_training_has_lost_at_most_its_last_second(
+    team: str, tmp_path: Path, children: dict[str, subprocess.Popen[str]]
+) -> None:
     """Against what it wrote of its steps into a file, line by line; two kills, at any moment.
 
     Where the machine stood still meanwhile, the training shows it as a gap between two of its steps.
     """
-    children = {}
     for number in range(2):
         name = f"killed-{number}"
         child = subprocess.Popen(
