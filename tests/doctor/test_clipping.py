@@ -100,6 +100,17 @@ def test_eight_equal_norms_are_enough_and_seven_are_not(patient: Patient) -> Non
     assert isinstance(judge(ALWAYS, patient({"grad_norm": [1.0] * 7})), Skipped)
 
 
+def test_the_meter_s_own_clipped_norm_hides_no_raw_one_however_short_the_run(
+    patient: Patient,
+) -> None:
+    ours = {
+        "grad/all/norm/raw": scattered(7.0, 0.1)[:8],
+        "grad/all/norm/clipped": [0.5] * 8,
+        "grad/all/clip/ratio": 0.5 / scattered(7.0, 0.1)[:8],
+    }
+    assert isinstance(judge(ALWAYS, patient(ours)), Skipped)
+
+
 @pytest.mark.parametrize("values", [scattered(1.0, 0.02), [0.0] * 30, np.linspace(0.5, 1.0, 30)])
 def test_a_norm_that_varies_or_is_zero_is_not_pinned(patient: Patient, values: Any) -> None:
     assert isinstance(judge(ALWAYS, patient({"grad_norm": values})), Skipped)

@@ -123,8 +123,9 @@ def clip_always_active(run: RunData) -> Verdict:
     """
     pins = ((series, pin) for series in _logged(run) if (pin := _pin(series)) is not None)
     pinned = next(pins, None)
-    clips = [clip for clip in _clips(run) if enough(clip.ratio, limits.min_points)]
-    if pinned is not None and not clips:
+    known = _clips(run)  # too few of them to judge say all the same that the raw norm is there
+    clips = [clip for clip in known if enough(clip.ratio, limits.min_points)]
+    if pinned is not None and not known:
         return _pinned(run, *pinned)
     if not clips:
         return _skipped(run)
