@@ -177,3 +177,16 @@ def test_row_by_row_in_a_scratch_is_the_same_as_all_at_once(
     assert found[3, :4].isnan().all()
     without = tier_sums_by_row(list(grads), list(weights), cuts)
     torch.testing.assert_close(without, found, rtol=5e-5, atol=0.0, equal_nan=True)
+
+
+@pytest.mark.parametrize("middle", [1e-6, 1e-2, 1.0, 1e3])
+def test_a_middle_tier_that_is_little_of_all_is_not_lost_in_rounding(middle: float) -> None:
+    torch.manual_seed(3)
+    weights = torch.randn(2, 40_000)
+    cuts = thresholds(weights.abs())
+    outer = (weights.abs() >= cuts[:, 1:]) | (weights.abs() <= cuts[:, :1])
+    grads = torch.randn(2, 40_000) * torch.where(outer, 10.0, middle)
+    known = grads.double().square().masked_fill(outer, 0.0).sum(1)
+    found = tier_sums_by_row(list(grads), list(weights), cuts)
+    torch.testing.assert_close(found[:, 2].double(), known, rtol=5e-5, atol=0.0)
+    assert found[:, 6].tolist() == (~outer).sum(1).tolist()

@@ -179,15 +179,14 @@ class ExactVectors:
         for total, atom in zip(sums, self._atoms, strict=True):
             for at, stop in _chunks(_runs(atom, self._starts), step):
                 parts = [family[:, at:stop] for family in families]
-                each = torch.empty(1 + len(runs), f, stop - at, dtype=self._dtype, device=device)
+                each = torch.empty(f, 1 + len(runs), stop - at, dtype=self._dtype, device=device)
                 for i, part in enumerate(parts):
                     inside[i] += part @ part.T
-                    for k, run in enumerate(part.split_with_sizes(list(runs)), 1):
-                        torch.sum(run, 0, out=each[k, i])
+                    _add_runs(part, runs, each[i, 1:])
                     for j in range(i):
                         between[:, i, j] += torch.linalg.vecdot(part, parts[j])
-                torch.sum(each[1:], 0, out=each[0])
-                each = each.to(wide)
+                torch.sum(each[:, 1:], 1, out=each[:, 0])
+                each = each.transpose(0, 1).to(wide)
                 total += each @ each.transpose(1, 2)
         between += between.mT.clone()
         between.diagonal(dim1=1, dim2=2).copy_(inside.diagonal(dim1=1, dim2=2).T)
@@ -326,6 +325,15 @@ def _itemsize(parameters: Sequence[Tensor]) -> int:
 
 def _wide(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64  # MPS has no float64
+
+
+def _add_runs(part: Tensor, runs: Sequence[int], out: Tensor) -> None:
+    """Sums of neighbouring rows of [n, columns], by the length of each run, to [runs, columns]."""
+    if len(set(runs)) == 1:  # one call, where there is one for each of many buckets
+        torch.sum(part.view(len(runs), -1, part.shape[1]), 1, out=out)
+        return
+    for run, total in zip(part.split_with_sizes(list(runs)), out, strict=True):
+        torch.sum(run, 0, out=total)
 
 
 def _chunks(runs: Sequence[tuple[int, int]], step: int) -> Iterator[tuple[int, int]]:

@@ -23,6 +23,8 @@ from torch.overrides import TorchFunctionMode
 
 __all__ = ["ByParts", "Refused"]
 
+Places: TypeAlias = tuple[Tensor, list[Tensor]]
+"""Of one parameter in the vectors: their columns [parts, numel], and in each a view like it."""
 Use: TypeAlias = Callable[..., Any]
 USES: dict[Any, Use] = {}
 """By function of torch: what is done instead where a parameter is among its arguments."""
@@ -39,9 +41,10 @@ class ByParts(TorchFunctionMode):
         super().__init__()
         self._parameters, self._names = parameters, names
         self._number = {id(parameter): i for i, parameter in enumerate(parameters)}
+        self._numels = [parameter.numel() for parameter in parameters]
         device, dtype = parameters[0].device, parameters[0].dtype
         self._anchor = torch.zeros((), device=device, dtype=dtype, requires_grad=True)
-        self._views: dict[int, list[list[Tensor]]] = {}
+        self._views: dict[int, list[Places]] = {}
 
     def __torch_function__(
         self,
@@ -50,10 +53,17 @@ class ByParts(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        use = USES.get(func)
-        if use is not None and torch.is_grad_enabled():
-            return use(self, func, *args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
+        use, named = USES.get(func), kwargs or {}
+        if use is not None and self._meets(args, named) and torch.is_grad_enabled():
+            return use(self, func, *args, **named)
+        return func(*args, **named)
+
+    def _meets(self, args: Sequence[Any], named: Mapping[str, Any]) -> bool:
+        """Whether a parameter is among the arguments: most functions of a forward have none."""
+        known = self._number
+        return any(id(each) in known for each in args) or any(
+            id(each) in known for each in named.values()
+        )
 
     def seat(self, owners: Sequence[int]) -> None:
         """The forward to come has these rows: the part of each, equal ones side by side."""
@@ -65,7 +75,7 @@ class ByParts(TorchFunctionMode):
     def differentiate(self, loss: Tensor, vectors: Tensor, *, again: bool) -> set[int]:
         """Add the gradient of each seated part to its vector, of [parts, P]; which parameters have
         one. `again`: the graph is needed once more."""
-        self._kept, self._reached = vectors, set[int]()
+        self._reached = set[int]()
         if id(vectors) not in self._views:
             self._views[id(vectors)] = self._split(vectors)
         self._targets = self._views[id(vectors)]
@@ -78,11 +88,11 @@ class ByParts(TorchFunctionMode):
                 raise Refused(f"{name} is used in a way that has no gradient by group")
         return self._reached
 
-    def _split(self, vectors: Tensor) -> list[list[Tensor]]:
-        """By parameter, the place of its gradient in each vector, in its shape."""
-        split = vectors.split_with_sizes([p.numel() for p in self._parameters], 1)
+    def _split(self, vectors: Tensor) -> list[Places]:
+        """By parameter, the places of its gradients."""
+        split = vectors.split_with_sizes(self._numels, 1)
         return [
-            [row.view(parameter.shape or (1,)) for row in columns.unbind(0)]
+            (columns, [row.view(parameter.shape or (1,)) for row in columns.unbind(0)])
             for columns, parameter in zip(split, self._parameters, strict=True)
         ]
 
@@ -102,7 +112,7 @@ class ByParts(TorchFunctionMode):
     def add_products(self, number: int, left: Tensor, right: Tensor) -> None:
         """leftᵀ right of each part; left [lines, a], right [lines, b], the parameter [a, b]."""
         self._reached.add(number)
-        sizes, targets = self.each(len(left)), self._targets[number]
+        sizes, (_, targets) = self.each(len(left)), self._targets[number]
         lefts, rights = left.t().split_with_sizes(sizes, 1), right.split_with_sizes(sizes)
         for part, a, b in zip(self._seated, lefts, rights, strict=True):
             targets[part].addmm_(a, b)
@@ -110,7 +120,7 @@ class ByParts(TorchFunctionMode):
     def add_lines(self, number: int, places: Tensor, delta: Tensor) -> None:
         """δ [lines, width] to lines of the parameter, by their places [lines]."""
         self._reached.add(number)
-        sizes, targets = self.each(len(delta)), self._targets[number]
+        sizes, (_, targets) = self.each(len(delta)), self._targets[number]
         at, deltas = places.split_with_sizes(sizes), delta.split_with_sizes(sizes)
         for part, lines, d in zip(self._seated, at, deltas, strict=True):
             targets[part].index_add_(0, lines, d)
@@ -118,9 +128,7 @@ class ByParts(TorchFunctionMode):
     def add_sums(self, number: int, delta: Tensor) -> None:
         """δ of each row [rows, ...], summed over the rows of each part."""
         self._reached.add(number)
-        start = sum(parameter.numel() for parameter in self._parameters[:number])
-        size = self._parameters[number].numel()
-        columns = self._kept.narrow(1, start, size)
+        columns, size = self._targets[number][0], self._numels[number]
         columns.index_add_(0, self.owners, delta.reshape(self.num_rows, -1, size).sum(1))
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, *, flip: bool) -> Any:

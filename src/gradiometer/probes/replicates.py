@@ -14,7 +14,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -151,8 +151,9 @@ def gradient_of(subject: Subject, instances: Any, recipe: Recipe) -> Gradient:
     """Batch by batch with weight b/N: memory does not grow, and a short last batch counts less."""
     parameters = list(subject.parameters().values())
     flat = torch.zeros(sum(p.numel() for p in parameters), device=parameters[0].device)
-    kept: list[Tensor] = []
-    total = len(instances)
+    # One tensor for all batches: small ones that stay, between large ones that go, tear the heap.
+    kept: Tensor | None = None
+    done, total = 0, len(instances)
     for batch in batches(instances, recipe.batch_size):
         with torch.enable_grad():
             rewards, log_likelihood = _checked(subject.rollout(batch), len(batch))
@@ -161,13 +162,17 @@ def gradient_of(subject: Subject, instances: Any, recipe: Recipe) -> Gradient:
             loss = loss * (len(batch) / total)
         gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
         flat += _flat(gradients, parameters)
-        kept.append(weights.detach())
+        if kept is None:
+            kept = weights.new_empty(total, weights.shape[1])
+        kept[done : done + len(batch)] = weights.detach()
+        done += len(batch)
     if not bool(torch.isfinite(flat).all()):
         raise UsageError(
             "the gradient holds a NaN or an Inf: the policy's weights or log-likelihoods are not"
             " finite, or an option is not"
         )
-    return Gradient(flat, torch.cat(kept))
+    assert kept is not None
+    return Gradient(flat, kept)
 
 
 def batches(instances: Any, size: int) -> Iterator[Any]:
@@ -507,6 +512,13 @@ class _Replicate:
         }
 
 
+@cache
+def _sketcher() -> Sketcher:
+    """One for all tasks of a process: its tables take longer to make, and more memory, than a
+    sketch of a small policy."""
+    return Sketcher(seed=0, k=SKETCH_SIZE)
+
+
 @dataclass(frozen=True, slots=True)
 class _Units:
     """All replicates of some units."""
@@ -517,7 +529,7 @@ class _Units:
 
     def __call__(self, subject: Subject) -> UnitNumbers:
         sizes = [p.numel() for p in subject.parameters().values()]
-        sketcher = Sketcher(seed=0, k=SKETCH_SIZE)
+        sketcher = _sketcher()
         sums: NDArray[np.float64] | None = None
         rows: list[spread.UnitRow] = []
         with held_still(subject.model):
