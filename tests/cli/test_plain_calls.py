@@ -29,7 +29,7 @@ def test_a_verb_with_words_alone_gets_what_typer_gives_it(
     monkeypatch.setattr(room, name, got.append)
     call()
     with pytest.raises(SystemExit):
-        main._command()(args=[verb, *words], prog_name="gradiometer")
+        main.verbs()(args=[verb, *words], prog_name="gradiometer")
     assert got[0] == got[1]
 
 

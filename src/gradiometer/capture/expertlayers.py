@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gradiometer.capture.experts import ExpertLayer, Slab
 from gradiometer.capture.statistics import Reading
-from gradiometer.maths import tiers
+from gradiometer.maths import stats, tiers
 from gradiometer.maths.histogram import log_histogram
 from gradiometer.maths.stats import filled
 
@@ -113,7 +113,7 @@ class ExpertLayerReader:
 
     def _sums(self, grads: Sequence[Tensor], weights: Sequence[Tensor], cuts: Tensor) -> Tensor:
         """The ten numbers of each expert's large tensor, [N, 10]; sound tiers count ties too."""
-        if cuts.device.type == "cpu":
+        if cuts.device.type in stats.HOST:
             if cuts.dtype not in self._scratch:
                 self._scratch[cuts.dtype] = torch.empty(5, tiers.IN_CACHE, dtype=cuts.dtype)
             seven = tiers.tier_sums_by_row(grads, weights, cuts, scratch=self._scratch[cuts.dtype])
