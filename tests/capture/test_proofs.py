@@ -782,6 +782,28 @@ def test_one_of_two_critics_that_no_optimizer_holds_is_told(tmp_path: Path, both
     assert [each.basis for each in told] == ([] if both else ["proved"])
 
 
+@pytest.mark.parametrize(("stepped", "state"), [(None, "found"), (50, "ok"), (3, "ok")])
+def test_a_policy_that_only_the_optimizer_of_an_earlier_phase_holds_is_told(
+    tmp_path: Path, stepped: int | None, state: str
+) -> None:
+    """It is held and not stepped. One that is stepped, now and then too, is well."""
+    policy, critic = nn.Linear(4, 3), nn.Linear(4, 1)
+    earlier = torch.optim.Adam(policy.parameters())
+    optimizer = torch.optim.Adam(critic.parameters())
+    with gm.watch(critic, optimizer, run=tmp_path / "run", quiet=True, budget=None):
+        for number in range(60):
+            optimizer.zero_grad()
+            loss = -Categorical(logits=policy(X)).log_prob(ACTIONS).mean()
+            (loss + F.mse_loss(critic(X), COLUMN)).backward()
+            optimizer.step()
+            if stepped and number % stepped == 2:
+                earlier.step()
+    run = Run(tmp_path / "run" / "run.db")
+    assert facts(run)[1]["not-in-optimizer"] == state
+    told = [each for each in gm.diagnose(run).findings if each.id == "not-in-optimizer"]
+    assert [each.severity for each in told] == ([] if state == "ok" else ["critical"])
+
+
 def test_a_replaced_layer_is_in_no_optimizer(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
     optimizer = torch.optim.Adam(model.parameters())

@@ -410,9 +410,9 @@ def _plain(node: Any) -> str:
 def normalised_twice(roots: Iterable[Any]) -> Iterator[Twice]:
     """Places where softmax comes after softmax, or a sigmoid before a loss that takes logits.
 
-    A softmax of log-probabilities changes nothing, and is not told, but where the first one is along
-    the samples that a layer gave and the second along the classes. A ReLU between a layer and the
-    softmax of what it gave is.
+    A softmax of log-probabilities changes nothing, and is not told, but where the first one is
+    along the samples that a layer gave and the second along the classes. A ReLU between a layer and
+    the softmax of what it gave is.
     """
     for node in every_node(roots):
         name = node.name()

@@ -376,7 +376,7 @@ def kl_runaway(run: RunData) -> Sign | Verdict:
     return replace(sign, said=said, basis="statistical" if grows else "heuristic")
 
 
-KNOWN_UNITS = ("trl", "verl", "openrlhf", "ragen")
+KNOWN_UNITS = ("versions.trl", "versions.verl", "versions.openrlhf", "versions.ragen")
 """Trainers whose KL is known to be of a token, by their packages."""
 
 
@@ -384,12 +384,10 @@ def _tokens_of_a_sum(run: RunData) -> float:
     """The length of an answer where a script of its own wrote the KL down: it may be the sum over
     an answer, as RLHF in one file has it. 1 where a trainer tells the unit, or no length is known.
     """
-    length, versions = run.get("episode_length"), run.fact("versions")
-    if run.fact("script") is None or length is None or not len(length.finite):
+    length = run.get("episode_length")
+    if run.fact("script") is None or run.fact(*KNOWN_UNITS) is not None or length is None:
         return 1.0
-    if isinstance(versions, dict) and any(each in versions for each in KNOWN_UNITS):
-        return 1.0
-    return max(1.0, level(length.finite.last(0.2)))
+    return max(1.0, level(length.finite.last(0.2))) if len(length.finite) else 1.0
 
 
 def _apart_at_once(run: RunData, kl: Series, bound: float) -> Sign | None:
