@@ -671,8 +671,8 @@ def known_maximum(run: RunData, reward: Series) -> float | None:
 
 
 def at_maximum(run: RunData, reward: Series) -> bool:
-    """Whether the task is solved: the reward at its known maximum, or a score in [0, 1] near 1. That
-    of the training tells nothing of a held-out score: a data set may be known by heart."""
+    """Whether the task is solved: the reward at its known maximum, or a score in [0, 1] near 1.
+    One of the training tells nothing of a held-out score: data may be known by heart."""
     best = known_maximum(run, reward)
     if best is not None and near_best(level(reward.last(0.2)), best, level(reward.first(0.1))):
         return True
