@@ -152,9 +152,9 @@ class Meter:
         self._told_returns = ToldReturns(proofs, self._environment)
         self._targets = TargetReader(proofs, self._environment, batches, self._choices)
         self._groups = GroupCreditKeeper(self._put, proofs)
-        pieces, held = bool(self._observer.reader.pieces), self._observer.optimizers
-        values = UntrainedValues(proofs, sharded=pieces, optimizers=held)
-        policy = IdlePolicy(proofs, sharded=pieces, optimizers=held)
+        pieces, steppers = bool(self._observer.reader.pieces), self._observer.optimizers
+        values = UntrainedValues(proofs, sharded=pieces, optimizers=steppers)
+        policy = IdlePolicy(proofs, sharded=pieces, optimizers=steppers)
         forms = (ActorSign(proofs), LossForm(proofs), values, policy)
         readers = (self._rollouts, self._targets, *forms, self._groups)
         credit.on_graph += [each.graph_seen for each in readers]
