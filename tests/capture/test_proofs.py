@@ -391,6 +391,10 @@ TWICE: dict[str, Callable[[], Tensor]] = {
     "of a chosen row": lambda: ACTOR(X).softmax(-1)[ACTIONS].softmax(-1)[:, 0].log().mean(),
     "relu": lambda: Categorical(logits=ACTOR(X).relu()).entropy().mean(),
     "with a temperature": lambda: F.cross_entropy(ACTOR(X).softmax(-1) / 0.5, ACTIONS),
+    "over the samples": lambda: F.cross_entropy(ACTOR(X).log_softmax(0), ACTIONS),
+    "over the samples, categorical": lambda: (
+        Categorical(logits=ACTOR(X).softmax(0)).log_prob(ACTIONS).mean()
+    ),
     "sigmoid": lambda: F.binary_cross_entropy_with_logits(flat().sigmoid(), RETURNS.sigmoid()),
     "bernoulli": lambda: Bernoulli(logits=flat().sigmoid()).log_prob(torch.ones(ROWS)).mean(),
 }
@@ -412,6 +416,9 @@ ONCE: dict[str, Callable[[], Tensor]] = {
     "attention": lambda: F.cross_entropy(
         WIDE(X).softmax(-1) @ torch.ones(ROWS, 3) * CRITIC(X), ACTIONS
     ),
+    "rows and columns of similarities": lambda: F.cross_entropy(
+        (WIDE(X) @ WIDE(X).T).log_softmax(0), torch.arange(ROWS)
+    ),
     "rows and columns": lambda: WIDE(X).softmax(0).softmax(1).square().mean(),
     "a gate": lambda: F.cross_entropy(
         (ACTOR(X).softmax(-1)[..., None] * X[:, None]).sum(1), ACTIONS
@@ -424,17 +431,24 @@ def choice(x: Tensor) -> Tensor:
     return x.gather(1, ACTIONS[:, None])
 
 
+def words(x: Tensor) -> Tensor:
+    return x.gather(-1, ACTIONS.reshape(2, -1, 1))
+
+
 ELSEWHERE: dict[str, Callable[[], Tensor]] = {
     "softmax": lambda: choice(ACTOR(X).softmax(0)).log().mean(),
     "log_softmax": lambda: choice(ACTOR(X).log_softmax(0)).mean(),
     "log of a softmax": lambda: choice(F.softmax(ACTOR(X), dim=-2).log()).mean(),
     "categorical": lambda: Categorical(ACTOR(X).softmax(0)).log_prob(ACTIONS).mean(),
+    "words along the tokens": lambda: words(ACTOR(X).reshape(2, -1, 3).log_softmax(1)).mean(),
+    "words along the rows": lambda: words(ACTOR(X).reshape(2, -1, 3).log_softmax(dim=-3)).mean(),
 }
 OVER_ACTIONS: dict[str, Callable[[], Tensor]] = {
     "softmax": lambda: choice(ACTOR(X).softmax(1)).log().mean(),
     "log_softmax": lambda: choice(ACTOR(X).log_softmax(-1)).mean(),
     "categorical": lambda: Categorical(ACTOR(X).softmax(-1)).log_prob(ACTIONS).mean(),
     "columns of samples": lambda: ACTOR(X).T.softmax(0).gather(0, ACTIONS[None]).log().mean(),
+    "words": lambda: words(ACTOR(X).reshape(2, -1, 3).log_softmax(2)).mean(),
     "rows of a table": lambda: ACTOR(X).softmax(0)[ACTIONS].log().mean(),
 }
 
@@ -766,6 +780,28 @@ def test_one_of_two_critics_that_no_optimizer_holds_is_told(tmp_path: Path, both
     assert facts(run)[1]["not-in-optimizer"] == ("ok" if both else "found")
     told = [each for each in gm.diagnose(run).findings if each.id == "not-in-optimizer"]
     assert [each.basis for each in told] == ([] if both else ["proved"])
+
+
+@pytest.mark.parametrize(("stepped", "state"), [(None, "found"), (50, "ok"), (3, "ok")])
+def test_a_policy_that_only_the_optimizer_of_an_earlier_phase_holds_is_told(
+    tmp_path: Path, stepped: int | None, state: str
+) -> None:
+    """It is held and not stepped. One that is stepped, now and then too, is well."""
+    policy, critic = nn.Linear(4, 3), nn.Linear(4, 1)
+    earlier = torch.optim.Adam(policy.parameters())
+    optimizer = torch.optim.Adam(critic.parameters())
+    with gm.watch(critic, optimizer, run=tmp_path / "run", quiet=True, budget=None):
+        for number in range(60):
+            optimizer.zero_grad()
+            loss = -Categorical(logits=policy(X)).log_prob(ACTIONS).mean()
+            (loss + F.mse_loss(critic(X), COLUMN)).backward()
+            optimizer.step()
+            if stepped and number % stepped == 2:
+                earlier.step()
+    run = Run(tmp_path / "run" / "run.db")
+    assert facts(run)[1]["not-in-optimizer"] == state
+    told = [each for each in gm.diagnose(run).findings if each.id == "not-in-optimizer"]
+    assert [each.severity for each in told] == ([] if state == "ok" else ["critical"])
 
 
 def test_a_replaced_layer_is_in_no_optimizer(tmp_path: Path) -> None:

@@ -14,7 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradiometer.doctor.diagnosis import diagnose
-from gradiometer.doctor.outcome import detectable_rise, length_is_return, outcome_of, slope
+from gradiometer.doctor.outcome import (
+    at_maximum,
+    detectable_rise,
+    length_is_return,
+    outcome_of,
+    slope,
+)
 from gradiometer.doctor.rule import Skipped, rules
 from gradiometer.doctor.rundata import RunData
 from gradiometer.records import Finding, Table
@@ -127,6 +133,16 @@ def test_a_rate_near_one_is_the_maximum_nobody_has_to_write_down(
     rate = np.clip(0.985 + patients.ar1(200, 0.3, 0.01), 0.0, 1.0)
     series = {"reward": 2.0 + patients.ar1(200, 0.3, 0.02, seed=1), name: rate}
     assert silent("reward-plateau", log(series))
+
+
+def test_what_is_known_by_heart_is_no_maximum_of_a_held_out_score(patients: ModuleType) -> None:
+    score = 4.0 + patients.ar1(200, 0.3, 0.02, seed=1)
+    rate = np.clip(0.985 + patients.ar1(200, 0.3, 0.01), 0.0, 1.0)
+    for name, solved in (("val/reward", False), ("reward", True)):
+        run = RunData(log({name: score, "success_rate": rate}))
+        series = run.get(name)
+        assert series is not None
+        assert at_maximum(run, series) == solved
 
 
 def test_cartpole_knows_its_maximum_from_the_longest_episode(patients: ModuleType) -> None:

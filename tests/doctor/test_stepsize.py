@@ -302,6 +302,19 @@ def test_a_kl_summed_over_completions_has_another_limit(patient: Patient) -> Non
     assert "beta" in found.fix[0]
 
 
+def test_a_kl_of_a_script_of_its_own_may_be_summed_over_an_answer(patient: Patient) -> None:
+    kl = np.minimum(np.linspace(0, 40, N), 5.3)
+    series = {"kl_ref": kl, "episode_length": level(10.0), "reward": FLAT}
+    script = {"script": "rlhf.py", "versions": {"torch": "2"}}
+    found = finding("kl-runaway", patient(series, facts=script))
+    assert (found.severity, "summed over an answer" in found.title) == ("warn", True)
+    assert judge("kl-runaway", patient({**series, "reward": RISING}, facts=script)) == []
+    lost = patient({**series, "kl_ref": 8 * kl}, facts=script)
+    assert finding("kl-runaway", lost).severity == "critical"
+    for facts in ({"script": "grpo.py", "versions": {"trl": "1", "torch": "2"}}, {}):
+        assert finding("kl-runaway", patient(series, facts=facts)).severity == "critical"
+
+
 def chained(kl: float, kl_norm: float, reward: Any) -> dict[str, Any]:
     norms = {"grad/all/term/policy/norm": level(1.0), "grad/all/term/kl/norm": level(kl_norm)}
     return {"kl_ref": level(kl), "reward": reward, **norms}

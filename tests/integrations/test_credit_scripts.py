@@ -92,7 +92,63 @@ for episode in range(30):
 """
 """REINFORCE as PyTorch's examples write it: the graph of a whole episode."""
 
-HEALTHY = {"cleanrl": CLEANRL, "by_hand": BY_HAND, "episodes": EPISODES}
+RECURRENT = """
+import gymnasium as gym, torch
+from torch import nn
+from torch.distributions import Categorical
+torch.manual_seed(0)
+envs = gym.vector.SyncVectorEnv([lambda: gym.make("CartPole-v1")] * 4)
+body, cell = nn.Sequential(nn.Linear(4, 32), nn.Tanh()), nn.LSTM(32, 32)
+actor, critic = nn.Linear(32, 2), nn.Linear(32, 1)
+parts = nn.ModuleList([body, cell, actor, critic])
+optimizer = torch.optim.Adam(parts.parameters(), 1e-3)
+def forward(x, state, begun):
+    hidden = []
+    for h, b in zip(body(x).split(4), begun):
+        state = tuple((1.0 - b)[None, :, None] * each for each in state)
+        h, state = cell(h[None], state)
+        hidden.append(h[0])
+    hidden = torch.cat(hidden)
+    return Categorical(logits=actor(hidden)), critic(hidden).squeeze(-1), state
+state = (torch.zeros(1, 4, 32), torch.zeros(1, 4, 32))
+x, begun = torch.from_numpy(envs.reset(seed=0)[0]), torch.zeros(4)
+for update in range(12):
+    first, held = state, [[] for _ in range(6)]
+    for t in range(48):
+        with torch.no_grad():
+            policy, value, state = forward(x, state, begun[None])
+            a = policy.sample()
+        after, reward, done, cut, _ = envs.step(a.numpy())
+        r, over = torch.from_numpy(reward).float(), torch.from_numpy(done | cut).float()
+        for kept, one in zip(held, (x, begun, a, policy.log_prob(a), r, value)):
+            kept.append(one)
+        x, begun = torch.from_numpy(after), over
+    xs, bs, acts, old, rs, vs = (torch.stack(each) for each in held)
+    ends = torch.cat([bs[1:], begun[None]])
+    paid, ahead = torch.zeros(48, 4), vs[-1]
+    for t in reversed(range(48)):
+        paid[t] = ahead = rs[t] + 0.98 * ahead * (1 - ends[t])
+    advantage = (paid - vs).reshape(-1)
+    advantage = (advantage - advantage.mean()) / advantage.std()
+    for epoch in range(3):
+        policy, value, _ = forward(xs.reshape(-1, 4), first, bs)
+        new = policy.log_prob(acts.reshape(-1))
+        ratio = (new - old.reshape(-1)).exp()
+        surrogate = torch.min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
+        wrong = nn.functional.mse_loss(value, paid.reshape(-1))
+        loss = -surrogate.mean() + 0.01 * wrong - 0.01 * policy.entropy().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+"""
+"""PPO with an LSTM as CleanRL writes it: a graph of many nodes over few weights."""
+
+HEALTHY = {
+    "cleanrl": CLEANRL,
+    "by_hand": BY_HAND,
+    "episodes": EPISODES,
+    "recurrent": RECURRENT,
+}
 
 BROKEN: list[tuple[str, str, str, str]] = [
     (
@@ -139,6 +195,8 @@ BROKEN: list[tuple[str, str, str, str]] = [
         "actions[step], logprobs[step] = value.flatten(), action, 1.3 * logprob",
     ),
     ("sampler-mismatch", "by_hand", "float(p[a]))", "float(p[1 - a]) + 0.2)"),
+    ("ratio-always-one", "recurrent", "new - old.reshape(-1)", "new - new.detach()"),
+    ("sampler-mismatch", "recurrent", "old.reshape(-1)).exp", "old.T.reshape(-1)).exp"),
 ]
 
 

@@ -52,9 +52,10 @@ MOST_NODES = 20_000
 MOST_LAYERS = 64
 MOST_STACKED = 16
 """Networks in one layer; more is another dimension."""
-MOST_BELOW = 400
-"""Nodes between a log-probability and its observations; a larger model is no policy of a few
-layers, and is not searched."""
+MOST_BELOW, MOST_WEIGHTS = 400, 40
+"""Nodes between a log-probability and its observations, and the weights on them from which on a
+model with more nodes is not searched: it is no policy of a few layers. A recurrent network has few
+weights and many nodes, its own ones anew at each step: it is searched up to `MOST_NODES`."""
 is_layer = named(
     r"(Addmm|Mm|Bmm|Baddbmm|Convolution|NativeLayerNorm|NativeBatchNorm|NativeGroupNorm|Embedding"
     r"|Linear|MkldnnLinear|MkldnnRnnLayer|CudnnRnn|Lstm\w*|Gru\w*|ThnnFused\w*"
@@ -618,12 +619,14 @@ def observations(node: Any, rows: int, width: int | None = None) -> Tensor | Non
     found: list[Tensor] = []
     done: set[Any] = set()
     waiting = [node]
+    weights = 0
     while waiting:
         one = waiting.pop()
         if one in done:
             continue
         done.add(one)
-        if len(done) > MOST_BELOW:
+        weights += _is(one, "AccumulateGrad")
+        if len(done) > (MOST_NODES if weights <= MOST_WEIGHTS else MOST_BELOW):
             return None
         place, name = INPUTS.get(type(one).__name__, (None, ""))
         if place is not None and one.next_functions[place][0] is None:

@@ -48,7 +48,7 @@ from gradiometer.capture.temperature import TemperatureSign
 from gradiometer.capture.termgradients import TermNotices, nonfinite_terms
 from gradiometer.capture.terms import Term
 from gradiometer.capture.toldreturns import ToldReturns
-from gradiometer.capture.untrained import UntrainedValues
+from gradiometer.capture.untrained import IdlePolicy, UntrainedValues
 from gradiometer.capture.wiring import WiringNotices
 from gradiometer.errors import GradiometerError, GradiometerWarning, UnknownName, UsageError
 from gradiometer.maths.pairs import PairReading
@@ -152,12 +152,10 @@ class Meter:
         self._told_returns = ToldReturns(proofs, self._environment)
         self._targets = TargetReader(proofs, self._environment, batches, self._choices)
         self._groups = GroupCreditKeeper(self._put, proofs)
-        values = UntrainedValues(
-            proofs,
-            sharded=bool(self._observer.reader.pieces),
-            optimizers=self._observer.optimizers,
-        )
-        forms = (ActorSign(proofs), LossForm(proofs), values)
+        pieces, steppers = bool(self._observer.reader.pieces), self._observer.optimizers
+        values = UntrainedValues(proofs, sharded=pieces, optimizers=steppers)
+        policy = IdlePolicy(proofs, sharded=pieces, optimizers=steppers)
+        forms = (ActorSign(proofs), LossForm(proofs), values, policy)
         readers = (self._rollouts, self._targets, *forms, self._groups)
         credit.on_graph += [each.graph_seen for each in readers]
         credit.on_graph.append(TemperatureSign(proofs, answers).graph_seen)

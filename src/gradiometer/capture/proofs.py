@@ -410,8 +410,9 @@ def _plain(node: Any) -> str:
 def normalised_twice(roots: Iterable[Any]) -> Iterator[Twice]:
     """Places where softmax comes after softmax, or a sigmoid before a loss that takes logits.
 
-    A softmax of log-probabilities changes nothing, and is not told. A ReLU between a layer and the
-    softmax of what it gave is.
+    A softmax of log-probabilities changes nothing, and is not told, but where the first one is
+    along the samples that a layer gave and the second along the classes. A ReLU between a layer and
+    the softmax of what it gave is.
     """
     for node in every_node(roots):
         name = node.name()
@@ -419,6 +420,9 @@ def normalised_twice(roots: Iterable[Any]) -> Iterator[Twice]:
             below = _handed_on(node, PROBABILITIES)
             if below is not None and _same_dimension(node, below):
                 yield Twice(node=node, below=below)
+            over_samples = _handed_on(node, SOFTMAX)
+            if over_samples is not None and _is_along_samples(over_samples, node):
+                yield Twice(node=node, below=over_samples)
             # of a layer alone: some attention has a ReLU of its scores
             cut = _handed_on(node, RELU)
             if cut is not None and _handed_on(cut, LAYER) is not None:
@@ -444,18 +448,20 @@ class OtherAxis:
 
 def normalised_elsewhere(roots: Iterable[Any]) -> Iterator[OtherAxis]:
     """Places where a table of rows by actions goes through softmax along its rows, and an action of
-    each row is chosen: softmax(dim=0) where dim=1 is meant."""
+    each row is chosen: softmax(dim=0) where dim=1 is meant. Of sequences, [rows, tokens, words],
+    the last dimension is chosen from, and the softmax may be along either of the others."""
     for node in every_node(roots):
         if not CHOOSES.fullmatch(node.name()):
             continue
         index = saved(node, "index")
-        if index is None or index.ndim != 2 or index.shape[1] != 1:
+        if index is None or index.ndim not in (2, 3) or index.shape[-1] != 1:
             continue
         below = _chosen_from(node)
-        if below is None or _of_two(_place(node)) != 1 or _of_two(_place(below)) != 0:
+        shape = None if below is None else shape_of(below)
+        if shape is None or len(shape) != index.ndim or shape[-1] < 2:
             continue
-        shape = shape_of(below)
-        if shape is not None and len(shape) == 2 and shape[1] > 1:
+        chosen, normalised = (_counted(_place(each), index.ndim) for each in (node, below))
+        if chosen == index.ndim - 1 and normalised is not None and normalised != chosen:
             yield OtherAxis(node=node, below=below)
 
 
@@ -480,9 +486,15 @@ def _place(node: Any) -> int | None:
     return given - 2**64 if given >= 2**63 else given
 
 
-def _of_two(place: int | None) -> int | None:
-    """Of two dimensions, counted from the first."""
-    return None if place is None else place % 2
+def _counted(place: int | None, dimensions: int) -> int | None:
+    """Of so many dimensions, counted from the first."""
+    return None if place is None else place % dimensions
+
+
+def dimension_of(node: Any) -> int | None:
+    """The one that a softmax normalises, counted from the first."""
+    shape = shape_of(node)
+    return None if shape is None else _counted(_place(node), len(shape))
 
 
 def every_node(roots: Iterable[Any]) -> Iterator[Any]:
@@ -510,6 +522,21 @@ def _handed_on(node: Any, wanted: re.Pattern[str]) -> Any:
             return None
         below = children(child)
     return None
+
+
+def _is_along_samples(below: Any, node: Any) -> bool:
+    """Whether a table straight from a layer is normalised along its rows, and then along its
+    columns by what takes logits (a cross entropy, Categorical): two softmaxes, or those of a matrix
+    of similarities, are on purpose."""
+    shape = shape_of(below)
+    return (
+        shape is not None
+        and len(shape) == 2
+        and not PROBABILITIES.fullmatch(node.name())
+        and (dimension_of(below), _dimension(node)) == (0, -1)
+        and shape_of(node) in (shape, shape[:1], (shape[0], 1))
+        and _handed_on(below, LAYER) is not None
+    )
 
 
 def _same_dimension(node: Any, below: Any) -> bool:

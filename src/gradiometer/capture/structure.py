@@ -26,6 +26,7 @@ from gradiometer.capture.proofs import (
     Twice,
     broadcast_shape,
     broadcasts,
+    dimension_of,
     is_mixed,
     normalised_elsewhere,
     normalised_twice,
@@ -253,18 +254,23 @@ def tell_twice(found: Twice) -> tuple[str, dict[str, Any]]:
     first, second = found.words
     line = line_of_node([found.node, found.below])
     message = f"what {first} gave goes through {second} as if it were logits{_at(line)}"
+    shape = shape_of(found.below)
+    if dimension_of(found.below) == 0 and shape is not None and len(shape) > 1:
+        message += f": {first} is along dimension 0, the {shape[0]} samples"
     return message, {"node": found.node.name(), "below": found.below.name(), **_detail(line)}
 
 
 def tell_other_axis(found: OtherAxis) -> tuple[str, dict[str, Any]]:
     """A message and the details of probabilities that add up to 1 over the samples."""
     line = line_of_node([found.node, found.below])
-    rows, actions = shape_of(found.below) or (0, 0)
+    shape, along = shape_of(found.below) or (0, 0), dimension_of(found.below) or 0
+    rows, actions = shape[along], shape[-1]
+    over = "samples" if along == 0 else "places of a sequence"
     message = (
-        f"{rows} × {actions} probabilities add up to 1 over the {rows} samples, not over the"
-        f" {actions} actions of each{_at(line)}: softmax along dimension 0"
+        f"{' × '.join(map(str, shape))} probabilities add up to 1 over the {rows} {over}, not over"
+        f" the {actions} actions of each{_at(line)}: softmax along dimension {along}"
     )
-    return message, {"how": "axis", "shape": [rows, actions], **_detail(line)}
+    return message, {"how": "axis", "shape": list(shape), **_detail(line)}
 
 
 def _at(line: SourceLine | None) -> str:

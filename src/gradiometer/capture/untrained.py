@@ -28,6 +28,7 @@ from gradiometer.words import some
 __all__ = [
     "HandMoved",
     "IdleOptimizers",
+    "IdlePolicy",
     "UnreachedOptimizers",
     "UntrainedParameters",
     "UntrainedValues",
@@ -49,6 +50,8 @@ EMPTY_STEPS = 3
 MOST_BACKWARDS = 12
 LAST_LOSS = 8
 """Errors of values until the second look."""
+LAST_POLICY_LOSS = 40
+"""The same of losses with log-probs: an optimizer may step once for many of them."""
 MOVED = "moved-by-hand"
 MANY_STEPS = 100
 """Steps of the others, in which one that waits for its turn has had it."""
@@ -334,6 +337,47 @@ class UntrainedValues:
                 " optimizer of this process holds them",
                 subject="values",
                 parameters=len(lost),
+                blocks=[],
+            )
+
+
+class IdlePolicy:
+    """Whether what the log-probabilities of a loss reach is stepped by anybody. The optimizer of an
+    earlier phase of a script (pretraining) may hold it still, and steps no more: then the search
+    for what no optimizer holds finds nothing."""
+
+    def __init__(
+        self, log: ProofLog, *, sharded: bool = False, optimizers: Sequence[Optimizer] = ()
+    ) -> None:
+        self._log, self._optimizers = log, optimizers
+        self._marks: list[tuple[Tensor, Tensor]] = []
+        self._held = self._losses = 0
+        self._is_over = sharded
+
+    def graph_seen(self, seen: SeenGraph) -> None:
+        """A loss is about to go backward in a measured step."""
+        if self._is_over or not seen.log_probs:
+            return
+        self._losses += 1
+        if self._losses in (1, LAST_POLICY_LOSS):
+            reached = leaf_tensors([each.node for each in seen.log_probs])
+            watched = held_by(self._optimizers)
+            self._is_over = not reached or not watched.isdisjoint(reached)
+            if self._losses == 1:
+                self._held = len(reached)
+                self._marks = [(p, mark_of(p)) for p in list(reached.values())[:MOST_MARKS]]
+            elif not self._is_over:
+                self._judge()
+
+    def _judge(self) -> None:
+        self._is_over = True
+        if all(torch.equal(then, mark_of(p)) for p, then in self._marks):
+            self._log.found(
+                ID,
+                f"{self._held} parameters below the log-probs of {self._losses} losses get a"
+                " gradient and never moved: no optimizer that steps holds them",
+                subject="policy",
+                parameters=self._held,
                 blocks=[],
             )
 

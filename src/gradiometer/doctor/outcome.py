@@ -671,13 +671,16 @@ def known_maximum(run: RunData, reward: Series) -> float | None:
 
 
 def at_maximum(run: RunData, reward: Series) -> bool:
-    """Whether the task is solved: the reward at its known maximum, or a score in [0, 1] near 1."""
+    """Whether the task is solved: the reward at its known maximum, or a score in [0, 1] near 1.
+    One of the training tells nothing of a held-out score: data may be known by heart."""
     best = known_maximum(run, reward)
     if best is not None and near_best(level(reward.last(0.2)), best, level(reward.first(0.1))):
         return True
     if told_best(run) is not None:
         return False
-    scores = (reward, run.get("success_rate"), run.get("val/success_rate"), run.get("val/reward"))
+    held_out = (reward, run.get("val/success_rate"), run.get("val/reward"))
+    trained = () if reward.metric.name.startswith("val/") else (run.get("success_rate"),)
+    scores = (*held_out, *trained)
     return any(score is not None and _near_one(score) for score in scores)
 
 

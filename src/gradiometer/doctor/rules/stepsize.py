@@ -353,6 +353,7 @@ def kl_runaway(run: RunData) -> Sign | Verdict:
     runaway = limits.runaway_sequence if summed else limits.runaway_kl
     bound = "stepsize/far_sequence" if summed else "stepsize/far_from_reference"
     sign, last = Stays(above=(bound,), first="present")(kl), level(kl.last(0.2))
+    tokens = 1.0 if summed else _tokens_of_a_sum(run)
     apart = _apart_at_once(run, kl, limits.apart * far)
     if apart is not None and last < runaway:
         title = f"The policy is {{level}} {unit} from its reference at the first step already"
@@ -365,10 +366,28 @@ def kl_runaway(run: RunData) -> Sign | Verdict:
         sign = Stays(above=(bound,), first="present")(kl.finite.last(1 / 3))
     if sign is None or not (grows or last >= runaway):
         return None
-    if last >= runaway or took_off:
-        sign = replace(sign, strength="total" if last >= limits.lost_kl * runaway else "strong")
+    # of a script's own KL nobody knows whether it is of a token or of a whole answer
+    if last >= runaway * tokens or (took_off and tokens == 1.0):
+        lost = last >= limits.lost_kl * runaway * tokens
+        sign = replace(sign, strength="total" if lost else "strong")
+    elif tokens > 1.0:
+        unit = "nats (of a token, or summed over an answer)"
     said = {"last": fmt(last), "unit": unit, "still": " and growing" if grows else ""}
     return replace(sign, said=said, basis="statistical" if grows else "heuristic")
+
+
+KNOWN_UNITS = ("versions.trl", "versions.verl", "versions.openrlhf", "versions.ragen")
+"""Trainers whose KL is known to be of a token, by their packages."""
+
+
+def _tokens_of_a_sum(run: RunData) -> float:
+    """The length of an answer where a script of its own wrote the KL down: it may be the sum over
+    an answer, as RLHF in one file has it. 1 where a trainer tells the unit, or no length is known.
+    """
+    length = run.get("episode_length")
+    if run.fact("script") is None or run.fact(*KNOWN_UNITS) is not None or length is None:
+        return 1.0
+    return max(1.0, level(length.finite.last(0.2))) if len(length.finite) else 1.0
 
 
 def _apart_at_once(run: RunData, kl: Series, bound: float) -> Sign | None:

@@ -571,6 +571,8 @@ def _untrained(run: RunData, event: Event) -> Way:
         return Way(
             title="The loss reaches nothing that an optimizer steps: no step has had a gradient"
         )
+    if event.detail.get("subject") == "policy":
+        return Way(title="The policy's loss trains nothing: no optimizer that steps holds it")
     given = event.detail.get("blocks")
     blocks = [str(block) for block in given] if isinstance(given, list) else []
     if heads := [block for block in blocks if block in HEADS]:
