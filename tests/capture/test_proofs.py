@@ -782,14 +782,21 @@ def test_one_of_two_critics_that_no_optimizer_holds_is_told(tmp_path: Path, both
     assert [each.basis for each in told] == ([] if both else ["proved"])
 
 
-@pytest.mark.parametrize(("stepped", "state"), [(None, "found"), (50, "ok"), (3, "ok")])
+@pytest.mark.parametrize(
+    ("pretrained", "stepped", "state"),
+    [(True, None, "found"), (True, 50, "ok"), (True, 3, "ok"), (False, None, "ok")],
+)
 def test_a_policy_that_only_the_optimizer_of_an_earlier_phase_holds_is_told(
-    tmp_path: Path, stepped: int | None, state: str
+    tmp_path: Path, *, pretrained: bool, stepped: int | None, state: str
 ) -> None:
-    """It is held and not stepped. One that is stepped, now and then too, is well."""
+    """It is held and not stepped. One that is stepped, now and then too, is well; the turn of one
+    that never stepped at all may come."""
     policy, critic = nn.Linear(4, 3), nn.Linear(4, 1)
     earlier = torch.optim.Adam(policy.parameters())
     optimizer = torch.optim.Adam(critic.parameters())
+    if pretrained:
+        policy(X).square().mean().backward()
+        earlier.step()
     with gm.watch(critic, optimizer, run=tmp_path / "run", quiet=True, budget=None):
         for number in range(60):
             optimizer.zero_grad()

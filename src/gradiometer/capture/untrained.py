@@ -367,10 +367,13 @@ class IdlePolicy:
                 self._held = len(reached)
                 self._marks = [(p, mark_of(p)) for p in list(reached.values())[:MOST_MARKS]]
             elif not self._is_over:
-                self._judge()
+                self._judge(reached)
 
-    def _judge(self) -> None:
+    def _judge(self, reached: Collection[int]) -> None:
         self._is_over = True
+        holders = (one for one in all_optimizers() if not held_by([one]).isdisjoint(reached))
+        if any(not one.state for one in holders):
+            return  # it has not stepped, and its turn may come
         if all(torch.equal(then, mark_of(p)) for p, then in self._marks):
             self._log.found(
                 ID,
