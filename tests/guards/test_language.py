@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 from typer.core import TyperGroup
-from typer.main import get_command
 
-from gradiometer.cli.app import app
+from gradiometer.cli.main import verbs
 from gradiometer.doctor.rule import rules
 
 ROOT = Path(__file__).parents[2]
@@ -101,9 +100,8 @@ def banned_in(text: str) -> list[str]:
 
 
 def help_texts() -> Iterator[str]:
-    importlib.import_module("gradiometer.cli.commands")
     importlib.import_module("gradiometer_labs.cli.commands")
-    group = get_command(app)
+    group = verbs()
     assert isinstance(group, TyperGroup)
     for command in group.commands.values():
         yield command.help or ""

@@ -19,7 +19,7 @@ import torch
 import gradiometer as gm
 
 pytestmark = pytest.mark.slow
-SCRIPT = Path(__file__).parent / "scripts" / "verl_workers.py"
+SCRIPT = Path(__file__).parent / "verl_workers.py"
 OURS = "gradiometer.integrations.verl"
 
 
