@@ -8,7 +8,6 @@ from types import ModuleType
 
 import pytest
 
-from gradiometer.capture import pools
 from gradiometer.maths import stats
 
 
@@ -27,5 +26,4 @@ def ranked() -> ModuleType:
 @pytest.fixture
 def as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is the host's own, whose memory numpy may read without waiting for anybody."""
-    monkeypatch.setattr(pools, "HOST", ())
     monkeypatch.setattr(stats, "HOST", ())

@@ -199,7 +199,7 @@ def test_every_place_of_an_observation_is_found_however_many_there_are(size: int
     table = generator.integers(0, 3, (60, size)).astype(np.float32)
     rows = [row.tobytes() for row in table]
     numbers = list(range(100, 160))
-    places = environment.Places(rows, numbers)
+    places = environment.ObservationIndex(rows, numbers)
     wanted = np.unique(np.concatenate([table, np.full((1, size), 7.0, np.float32)]), axis=0)
     expected = [
         [n for n, x in zip(numbers, table, strict=True) if (x == row).all()] for row in wanted

@@ -13,6 +13,7 @@ from torch.nn.utils import clip_grad_norm_
 
 import gradiometer as gm
 from gradiometer.capture import pools
+from gradiometer.maths import stats
 
 
 @pytest.fixture(autouse=True)
@@ -91,7 +92,7 @@ def test_reading_together_gives_the_numbers_of_reading_one_by_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if reads == "torch":
-        monkeypatch.setattr(pools, "HOST", ())
+        monkeypatch.setattr(stats, "HOST", ())
     together = train(tmp_path / "together", 9, clip=clip, **options)
     monkeypatch.setattr(pools, "SMALL", 0)
     single = train(tmp_path / "single", 9, clip=clip, **options)

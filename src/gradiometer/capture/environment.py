@@ -565,11 +565,11 @@ class Collection:
         return len(self._transitions) * (self._num or 1)
 
     @cached_property
-    def _places(self) -> Places:
+    def _places(self) -> ObservationIndex:
         parts = self._num or 1
         known = [t for t, (seen, *_) in enumerate(self._transitions) if seen is not None]
         rows = _by_row([self._transitions[t][0] for t in known], parts)
-        return Places(rows, [t * parts + part for t in known for part in range(parts)])
+        return ObservationIndex(rows, [t * parts + part for t in known for part in range(parts)])
 
     def places(self, observations: Floats) -> list[list[int]]:
         """Of each row, which transitions began with that observation."""
@@ -581,8 +581,8 @@ class Collection:
         return 2 * len(self._places) > len(self)
 
     @cached_property
-    def _places_after(self) -> Places:
-        return Places(self.following, range(len(self.following)))
+    def _places_after(self) -> ObservationIndex:
+        return ObservationIndex(self.following, range(len(self.following)))
 
     def places_after(self, observations: Floats) -> list[list[int]]:
         """Of each row, which transitions led to that observation."""
@@ -666,7 +666,7 @@ class Collection:
         return _by_row(seen, self._num or 1)
 
 
-class Places:
+class ObservationIndex:
     """Where each observation is found among rows. Most are found once, and a list for each of ten
     thousand would bring the garbage collector, which takes longer than the index."""
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from gradiometer.capture.statistics import (
     EVERYONE,
+    OF_NUMPY,
     SAMPLE_SIZE,
     Column,
     Mask,
@@ -30,6 +31,7 @@ from gradiometer.capture.statistics import (
     When,
     passes,
 )
+from gradiometer.maths import stats
 from gradiometer.maths.segments import SEGMENTED, HostSegments, Segments, silent
 from gradiometer.maths.stats import stride_of
 
@@ -51,7 +53,6 @@ __all__ = [
 SMALL = 4096  # elements: beyond, a pass over the tensor costs what it takes to ask for it
 FEWEST = 24  # tensors that are worth a pool: a dozen is read as fast one by one
 FEWEST_ON_HOST = 3  # the same where numpy reads them
-HOST = (torch.float32, torch.float64)  # what numpy knows
 MARK_BITS = 32  # a mark of a gradient is its address and, in these bits, its change counter
 NEVER = -2  # a step that comes before none
 
@@ -318,7 +319,7 @@ def pools_of(parameters: Sequence[Tensor]) -> list[Pool]:
 
 
 def _on_host(x: Tensor) -> bool:
-    return x.device.type == "cpu" and x.dtype in HOST
+    return x.device.type in stats.HOST and x.dtype in OF_NUMPY
 
 
 def _sign(x: Column) -> Any:

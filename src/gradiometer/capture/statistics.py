@@ -34,6 +34,7 @@ __all__ = [
     "LOCAL",
     "LOW",
     "NONZEROS",
+    "OF_NUMPY",
     "POSITIVES",
     "PREVIOUS_DOT",
     "PREVIOUS_NORM",

@@ -146,10 +146,12 @@ class ExactVectors:
         """Products [2, 2] of the sum of named vectors and a gradient, over its parameters."""
         rows = [self._rows[name] for name in names]
         out = torch.zeros(2, 2, dtype=_wide(self._device), device=self._device)
+        width = min(self._chunk, self._starts[-1])
+        scratch = torch.empty(2, width, dtype=out.dtype, device=self._device)
         for flat, start, stop in self._joined(gradients):
             for at in range(start, stop, self._chunk):
                 end = min(at + self._chunk, stop)
-                pair = torch.empty(2, end - at, dtype=out.dtype, device=self._device)
+                pair = scratch[:, : end - at]
                 pair[0] = rows[0][at:end]
                 for row in rows[1:]:
                     pair[0] += row[at:end]
